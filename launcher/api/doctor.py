@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher.api.command_job import job_of_command
-from launcher.api.job_source import given
+from launcher.api.job_source import JobLike, given
 from launcher.api.prepare import named_cluster, prepared, with_hardware
+from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.options import Options
 from launcher.doctor.profile_change import changed, difference, own_file
 from launcher.doctor.results import Results, results_of
@@ -17,6 +19,7 @@ from launcher.render.shipped import clusters_dir
 from launcher.rundir.files import replace_text
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import Request
 from launcher.schedulers.of_run import scheduler_of
 from launcher.spec.errors import UsageError
 from launcher.spec.find import cluster_folders, find_cluster
@@ -31,27 +34,60 @@ POLL_SECONDS = 0.5
 
 
 def submit_doctor(
-    cluster: str, nodes: int | None = None, options: Options | None = None, sets: Sequence[str] = ()
+    cluster: str,
+    nodes: int | None = None,
+    options: Options | None = None,
+    sets: Sequence[str] = (),
+    job: JobLike | None = None,
 ) -> tuple[RunDir, tuple[str, ...]]:
     """Submit the doctor's run. Return it with warnings of the cluster.
 
-    `sets` overrides fields of the run's job, and of the profile as `cluster.A.B=C`. Raises SpecError,
+    `sets` overrides fields of the run's job, and of the profile as `cluster.A.B=C`. With `job` they are
+    fields of that job, and the doctor also examines whether it can start. Raises SpecError,
     PlanRefusedError, SchedulerError, UnclearError.
     """
     options = options or Options()
     own = [
-        f"resources.nodes={nodes or 1}",
         f"resources.time={TIME[options.level]}",
         "retries={lower: 0, same: 0, preemptions: 0, time_limits: 0}",
         "requeue=false",
         "cluster.checks=doctor",
     ]
-    own += [] if _has_gpus(cluster, sets) else [f"resources.ranks_per_node={CPU_RANKS}"]
-    chosen = [*own, *sets]
-    job = {**job_of_command(options.command, cluster, chosen), "name": TAG, "tags": [TAG]}
-    scheduler, ready = prepared(job, cluster, chosen)
+    if job is not None:
+        wanted = [*([f"resources.nodes={nodes}"] if nodes is not None else []), *sets]
+        scheduler, ready = prepared(job, cluster, wanted)
+        options = replace(
+            options, job=JobNeeds.of(ready.request.job, ready.request.plan, ready.request.cluster.setup)
+        )
+        own += [text for text in wanted if text.startswith("cluster.")]
+        scheduler, ready = prepared(_in_place_of(ready.request, options), cluster, own)
+    else:
+        own += [f"resources.nodes={nodes or 1}"]
+        own += [] if _has_gpus(cluster, sets) else [f"resources.ranks_per_node={CPU_RANKS}"]
+        chosen = [*own, *sets]
+        fields = {**job_of_command(options.command, cluster, chosen), "name": TAG, "tags": [TAG]}
+        scheduler, ready = prepared(fields, cluster, chosen)
     warnings = scheduler.check(ready)
     return scheduler.submit(ready), warnings
+
+
+def _in_place_of(request: Request, options: Options) -> dict[str, Any]:
+    """The doctor's job with the nodes, image, environment and secrets of another job."""
+    layout = request.plan.layout
+    fields = request.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    kept: dict[str, Any] = {
+        name: fields[name] for name in ("env", "secrets", "send", "image") if name in fields
+    }
+    places = {"nodes": layout.nodes, "ranks_per_node": layout.ranks_per_node}
+    return {
+        **kept,
+        "name": TAG,
+        "tags": [TAG],
+        "command": options.command,
+        "workdir": str(request.workdir),
+        "batch": {"global": layout.ranks},
+        "resources": {**fields.get("resources", {}), **places, "gpus_per_node": layout.gpus_per_node},
+    }
 
 
 def _has_gpus(cluster: str, sets: Sequence[str]) -> bool:

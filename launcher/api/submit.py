@@ -9,10 +9,10 @@ from typing import Any, overload
 
 from launcher.api.job_source import JobLike, Values, as_text, overrides_of
 from launcher.api.listing import Filter, listed
-from launcher.api.missing import check_there
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
 from launcher.schedulers.base import Prepared, Scheduler
+from launcher.schedulers.missing import check_there
 from launcher.spec.errors import UsageError
 
 Sweep = Mapping[str, Sequence[Any]]

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.api.job_source import JobLike, given
-from launcher.api.missing import check_there
 from launcher.api.prepare import named_cluster, prepared, runs_root
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
+from launcher.schedulers.missing import check_there
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.command import environment_name, reads, seen_as, uses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -20,6 +21,10 @@ def doctor(
     nodes: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--nodes", "-N", metavar="N", min=1, help="number of nodes to examine; 1 if left out"),
+    ] = None,
+    job: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--job", metavar="JOB", help="also examine whether this job can start there"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="nodes and the ways between them: seconds")] = False,
     thorough: Annotated[
@@ -60,7 +65,7 @@ def doctor(
         results = collected(run)
     else:
         options = Options("quick" if quick else "thorough" if thorough else "standard", tune)
-        run, warnings = submit_doctor(cluster, nodes, options, set_ or [])
+        run, warnings = submit_doctor(cluster, nodes, options, set_ or [], job)
         for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; it can be seen again: "
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)

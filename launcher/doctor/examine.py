@@ -56,9 +56,10 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _judged(value: Measured, check: Check, expected: Expected) -> Finding:
-    if value.error:
+    if value.error or value.value is None:
         opinion = check.unmeasured
-        opinion = opinion._replace(cause=f"{opinion.cause} {_sentence(value.error)}".strip())
+        if value.error:
+            opinion = opinion._replace(cause=f"{opinion.cause} {_sentence(value.error)}".strip())
         return _finding(value, check, opinion, "-" if value.value is None else check.show(value.value))
     return _finding(value, check, check.judge(value, expected), check.show(value.value))
 

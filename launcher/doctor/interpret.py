@@ -21,6 +21,8 @@ TESTS = "tests"
 "What an order with tests of ranks says that the nodes do."
 TRAIN = "train"
 "An order to train the tiny model."
+TRAININGS = {"model-alone": "none", "model-ddp": "ddp", "model-fsdp": "fsdp"}
+"The checks of that order, and the sharding of each training. The first is in one process."
 NOTE = "note"
 "An order to do nothing, which has conclusions of node 0 as its `values`."
 PAIRS = "pairs"
@@ -32,14 +34,11 @@ def values_of(history: Iterable[tuple[Order, Answers]]) -> list[Measured]:
     found: list[Measured] = []
     pairs: dict[tuple[int, int], Outcome] = {}
     slow, per_node = False, 1
-    alone: Steps = []  # of the tiny model in one process, which trains first
     for order, answers in history:
         found += [Measured(**value) for value in order.get("values", ())]
         found += [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
         if order.get("do") == TRAIN:
-            value, steps = _trained(order, answers, alone)
-            alone = alone or steps
-            found.append(Measured(order["check"], 0, value))
+            found += _trained(order, answers)
         if order.get("do") != TESTS:
             continue
         ended = outcomes(order, answers)
@@ -49,17 +48,25 @@ def values_of(history: Iterable[tuple[Order, Answers]]) -> list[Measured]:
                 (one.ranks[0], one.ranks[1]): end for one, end in zip(tests_of(order), ended, strict=True)
             }
         else:
-            found += [Measured(order["check"], 0, plain(one), order.get("subject", "")) for one in ended]
+            checks = [order["check"]] * len(ended) if isinstance(order["check"], str) else order["check"]
+            found += [
+                Measured(check, 0, plain(one), order.get("subject", ""))
+                for check, one in zip(checks, ended, strict=True)
+            ]
     return [*found, *([_pairs(pairs, slow, per_node)] if pairs else [])]
 
 
-def _trained(order: Order, answers: Answers, alone: Steps) -> tuple[dict[str, Any], Steps]:
-    """Return how the tiny model trained, and its steps."""
-    [one] = outcomes(order, answers)
-    steps: Steps = answers.get(0, {}).get("steps", [])
-    said = next((answer["exception"] for answer in answers.values() if answer.get("exception")), "")
-    value = {**plain(one), "steps": steps, "exception": said}
-    return {**value, "difference": _difference(steps, alone) if alone else None}, steps
+def _trained(order: Order, answers: Answers) -> list[Measured]:
+    """Return how the tiny model trained: in one process, and in several compared with that."""
+    found = []
+    all_steps: Sequence[Steps] = answers.get(0, {}).get("steps") or [[] for _ in TRAININGS]
+    for number, (check, one) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
+        steps, said = all_steps[number], [answer.get("exceptions", ()) for answer in answers.values()]
+        exception = next((texts[number] for texts in said if texts and texts[number]), "")
+        difference = _difference(steps, all_steps[0]) if number and all_steps[0] else None
+        value = {**plain(one), "steps": steps, "exception": exception, "difference": difference}
+        found.append(Measured(check, 0, value))
+    return found
 
 
 def _difference(steps: Steps, alone: Steps) -> float | None:

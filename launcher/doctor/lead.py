@@ -10,6 +10,7 @@ from typing import Any
 from launcher.doctor.board import Board
 from launcher.doctor.checks.collectives import LARGE, least_bandwidth, rate
 from launcher.doctor.checks.search import WORDS
+from launcher.doctor.examine import examine, worst
 from launcher.doctor.interpret import NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes
 from launcher.doctor.measure.network import common_adapters, common_interfaces
 from launcher.doctor.on_node import END, REACH, OnNode
@@ -34,8 +35,10 @@ CONNECT_SECONDS_PER_RANK = 0.05
 PAIR_SECONDS, PAIR_BYTES = 10.0, 2**20
 TRAIN_SECONDS = 40.0
 "Time limit of a training of the tiny model."
-HURRIED_SECONDS = 6.0
-"Time limit of a collective after another one has hung."
+SLOW_SIZES = (8, 2**20)
+"Bytes of the collectives after a slow one."
+BROKEN_SECONDS, BROKEN_SIZES = 8.0, (8, 2**16)
+"Time limit and bytes of the collectives if the network is broken, or after one has hung."
 REACH_SECONDS = 60.0
 "How much later than node 0 another node may have examined its ways to the others."
 LATE_SECONDS = 15.0
@@ -54,6 +57,7 @@ class Lead:
         assert self.options is not None
         self.env: dict[str, str] = {}
         "Settings without which the collectives fail."
+        self._network_is_broken = False
         self._number = 0
         self._everyone = tuple(range(self.expected.ranks))
         self._identities: dict[int, Mapping[str, Any]] = {}
@@ -64,7 +68,9 @@ class Lead:
         self._identities = peers
         assert self.options is not None
         if self.expected.nodes > 1:
-            self.give({"do": REACH, "peers": peers}, REACH_SECONDS)
+            ways = self.give({"do": REACH, "peers": peers}, REACH_SECONDS)
+            values = [Measured(**value) for answer in ways.values() for value in answer.get("values", ())]
+            self._network_is_broken = worst(examine(values, self.expected)) == "broken"
         several = self.options.level != "quick" and self.expected.ranks > 1
         if several and self._collectives(first):  # otherwise training is known to fail
             self._tiny_model()
@@ -77,8 +83,8 @@ class Lead:
         self.board.answer(self._number, self.on_node.carry_out(order))
         return self.board.wait_for_answers(self._number, seconds)
 
-    def test(self, check: str, tests: Sequence[RankTest], **more: Any) -> list[Outcome]:
-        """Run tests at the same time, and return how each ended."""
+    def test(self, check: str | Sequence[str], tests: Sequence[RankTest], **more: Any) -> list[Outcome]:
+        """Run tests at the same time, and return how each ended. `check`: of all, or of each of them."""
         order = {"do": TESTS, "check": check, "tests": [asdict(one) for one in tests], **more}
         return outcomes(order, self.give(order, LATE_SECONDS))
 
@@ -103,12 +109,17 @@ class Lead:
         [joined] = self.test("joined", [self.new_test("connect", self._everyone, self._connect_seconds)])
         found: dict[str, Outcome] = {}
         assert self.options is not None
+        broken, slow = self._network_is_broken, False
         seconds = THOROUGH_SECONDS if self.options.thorough else COLLECTIVE_SECONDS
-        for name in BUS if joined.ok else ():
-            hurried = any(one.kind == "hang" for one in found.values())
-            [found[name]] = self.test(
-                name, [self._collective(name, HURRIED_SECONDS if hurried else seconds, sizes)]
-            )
+        left = [*BUS] if joined.ok else []
+        while left and not broken:
+            name = left.pop(0)
+            [end] = self.test(name, [self._collective(name, seconds, SLOW_SIZES if slow else sizes)])
+            found[name] = end
+            broken, slow = end.kind == "hang", slow or self._slow(end)
+        if left:  # all at the same time: only whether they work is of interest now
+            tests = [self._collective(name, BROKEN_SECONDS, BROKEN_SIZES) for name in left]
+            found |= zip(left, self.test(left, tests), strict=True)
         failed = [name for name, one in found.items() if not one.ok]
         if not joined.ok or failed:
             self._pairs(slow=False)
@@ -182,22 +193,22 @@ class Lead:
         self.give({"do": NOTE, "values": [Measured(check, 0, value).as_json()]}, LATE_SECONDS)
 
     def _tiny_model(self) -> None:
-        """Train a tiny model: in one process, under DDP and under FSDP2, with the setting that was chosen."""
-        for check, sharding, members in (
-            ("model-alone", "none", (0,)),
-            ("model-ddp", "ddp", self._everyone),
-            ("model-fsdp", "fsdp", self._everyone),
-        ):
-            options = {"run_dir": "", "per_node": self.expected.ranks_per_node}
-            test = self.new_test("train", members, TRAIN_SECONDS, self.env, **options)
-            order = {"do": TRAIN, "check": check, "sharding": sharding, "tests": [asdict(test)]}
-            answers = self.give(order, LATE_SECONDS)
-            if not outcomes(order, answers)[0].ok:
-                return
+        """Train a tiny model as TRAININGS says, all at the same time, with the setting that was chosen."""
+        options = {"run_dir": "", "per_node": self.expected.ranks_per_node}
+        tests = [
+            self.new_test("train", members, TRAIN_SECONDS, self.env, **options)
+            for members in ((0,), self._everyone, self._everyone)
+        ]
+        self.give({"do": TRAIN, "tests": [asdict(one) for one in tests]}, LATE_SECONDS)
 
     def _slow(self, one: Outcome) -> bool:
         least = least_bandwidth(self.expected)
-        return least is not None and one.sizes[-1]["bytes"] >= LARGE and one.sizes[-1]["bus"] < least
+        return (
+            least is not None
+            and bool(one.sizes)
+            and one.sizes[-1]["bytes"] >= LARGE
+            and one.sizes[-1]["bus"] < least
+        )
 
     def _pairs(self, *, slow: bool) -> None:
         """Test pairs of ranks, many at a time: all in one node, and one rank of each of two nodes."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.doctor.board import Board
-from launcher.doctor.interpret import NOTE, TESTS, TRAIN, tests_of
+from launcher.doctor.interpret import NOTE, TESTS, TRAIN, TRAININGS, tests_of
 from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.guarded import reason_of
 from launcher.doctor.measure.host import measure_host
+from launcher.doctor.measure.job import measure_job
 from launcher.doctor.measure.network import measure_way, partners, send_answer
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.place import Place
@@ -35,6 +37,8 @@ def measure_node(place: Place) -> list[Measured]:
     thorough = place.options is not None and place.options.thorough
     for name, folder in folders_of_run(place.run.path, place.expected.nvme_dir).items():
         values += measure_folder(place.node, name, folder, THOROUGH_BYTES if thorough else QUICK_BYTES)
+    if place.options is not None and place.options.job is not None:
+        values += measure_job(place.node, place.options.job, place.run.path)
     return values
 
 
@@ -90,13 +94,16 @@ class OnNode:
         return {"values": [value.as_json() for way in ways for value in way]}
 
     def _train(self, order: Mapping[str, Any]) -> Answer:
-        [test] = tests_of(order)
         expected = self.place.expected
-        with tiny_run(
-            order["sharding"], len(test.ranks), expected.ranks, expected.gpus_per_node,
-            expected.nodes if len(test.ranks) > 1 else 1,
-        ) as run:  # fmt: skip
-            options = {**test.options, "run_dir": str(run.path)}
-            told = self.group.run([replace(test, options=options)], self.place.local_ranks)
+        with ExitStack() as stack:
+            runs, tests = [], []
+            for test, sharding in zip(tests_of(order), TRAININGS.values(), strict=True):
+                nodes = expected.nodes if len(test.ranks) > 1 else 1
+                run = stack.enter_context(
+                    tiny_run(sharding, len(test.ranks), expected.ranks, expected.gpus_per_node, nodes)
+                )
+                runs.append(run)
+                tests.append(replace(test, options={**test.options, "run_dir": str(run.path)}))
+            told = self.group.run(tests, self.place.local_ranks)
             answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in told]}
-            return {**answer, "steps": steps_of(run), "exception": error_of(run)}
+            return {**answer, "steps": [*map(steps_of, runs)], "exceptions": [*map(error_of, runs)]}

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
+from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.values import START, Level
+
+PROGRAM = ("python", "-m", START)
+TUNE = "--tune"
 
 
 @dataclass(frozen=True)
@@ -13,6 +18,8 @@ class Options:
     level: Level = "standard"
     tune: bool = False
     "Search for faster settings even if nothing is broken."
+    job: JobNeeds | None = None
+    "The job that should start there."
 
     @property
     def thorough(self) -> bool:
@@ -21,14 +28,15 @@ class Options:
     @property
     def command(self) -> list[str]:
         """Return the command of a run with these options."""
-        return ["python", "-m", START, f"--{self.level}", *(["--tune"] if self.tune else [])]
+        more = [*([TUNE] if self.tune else []), *([self.job.argument] if self.job is not None else [])]
+        return [*PROGRAM, f"--{self.level}", *more]
 
     @classmethod
     def of_command(cls, command: Sequence[str]) -> Options | None:
         """Return the options of a run from its job's command; None if it is not a doctor's run."""
-        levels: tuple[Level, ...] = ("quick", "standard", "thorough")
-        for level in levels:
-            for tune in (False, True):
-                if list(command) == (options := cls(level, tune)).command:
-                    return options
-        return None
+        program, given = tuple(command[:3]), list(command[3:])
+        level = next((level for level in get_args(Level) if f"--{level}" in given), None)
+        if program != PROGRAM or level is None:
+            return None
+        job = next((one for one in given if one.startswith("--job=")), None)
+        return cls(level, TUNE in given, JobNeeds.of_argument(job) if job is not None else None)

@@ -69,21 +69,32 @@ def results_of(run: RunDir) -> Results | None:
     options = Options.of_command(about.get("job", {}).get("command") or ())
     if options is None:
         return None
-    expected = Expected.of(about, plan)
+    expected = Expected.of(about, plan, options.job)
     folder = run.attempt(0).path / "doctor"
     board = Board(folder, 0, expected.nodes)
-    values = [*_of_run(folder, board, expected), *values_of(board.history())]
+    values = [*_of_run(run, folder, board, expected), *values_of(board.history())]
     return Results(run, str(about.get("cluster", {}).get("name", "")), options, expected, tuple(values))
 
 
-def _of_run(folder: Path, board: Board, expected: Expected) -> Sequence[Measured]:
+def _of_run(run: RunDir, folder: Path, board: Board, expected: Expected) -> Sequence[Measured]:
     """Values of the run as a whole: which nodes answered, and how its ranks connected."""
-    answers = board.answers(0)
-    found = [Measured("answers", node, node in answers) for node in range(expected.nodes)]
+    answers, said = board.answers(0), _why_ended(run)
+    found = [
+        Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=said)
+        for node in range(expected.nodes)
+    ]
     told = [read_record(file) for file in sorted(folder.glob("rank-*.json"))]
     found.append(Measured("ranks", 0, len(told)))
     slowest = max((one.get("connect_seconds", 0.0) for one in told), default=None)
     return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]
+
+
+def _why_ended(run: RunDir) -> str:
+    """Return why the run ended without success, such as an image that does not exist."""
+    judged, state = run.attempt(0).read_verdict(), run.read_state()
+    if judged is not None and not judged.verdict.ok:
+        return judged.verdict.reason
+    return state.reason if state.failure else ""
 
 
 def _count(number: int, noun: str) -> str:

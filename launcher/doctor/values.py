@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from launcher.doctor.job_needs import JobNeeds
 
 Verdict = Literal["good", "poor", "broken"]
 "`poor`: training works, but slowly or at a risk. `broken`: it fails, or computes wrong values."
@@ -61,9 +64,11 @@ class Expected:
     nvme_dir: str | None = None
     command: bool = False
     "Whether the job is a command of the user's, which may not use torch."
+    job: JobNeeds | None = None
+    "What the job of `launcher doctor --job` needs."
 
     @classmethod
-    def of(cls, about: Mapping[str, Any], plan: Mapping[str, Any]) -> Expected:
+    def of(cls, about: Mapping[str, Any], plan: Mapping[str, Any], needs: JobNeeds | None = None) -> Expected:
         """Read run.json and plan.json."""
         layout, cluster, job = plan.get("layout", {}), about.get("cluster", {}), about.get("job", {})
         node, network = cluster.get("node") or {}, cluster.get("network") or {}
@@ -81,6 +86,7 @@ class Expected:
             interface=network.get("interface"),
             env=network.get("env") or {},
             command=job.get("command") is not None,
+            job=needs,
             nvme_dir=(job.get("train") or {}).get("nvme_dir"),
         )
 

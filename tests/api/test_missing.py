@@ -54,8 +54,8 @@ def project(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(**fields: Any) -> None:
-    from launcher.api.missing import check_there
     from launcher.api.prepare import prepared
+    from launcher.schedulers.missing import check_there
 
     base = {"name": "x", "batch": {"global": 2}, "resources": {"gpus_per_node": 0}}
     more = {"steps": 2} if "task" in fields else {}

@@ -5,9 +5,9 @@ Judging is pure: a measured value and what is expected give an opinion. `launche
 
 from __future__ import annotations
 
-from launcher.doctor.checks import collectives, folders, gpus, host, model, network, run, search
+from launcher.doctor.checks import collectives, folders, gpus, host, job, model, network, run, search
 from launcher.doctor.checks.row import Check
 
-PARTS = (run, host, gpus, folders, network, collectives, search, model)
+PARTS = (run, host, gpus, folders, network, collectives, search, model, job)
 CHECKS: dict[str, Check] = {row.name: row for part in PARTS for row in part.ROWS}
 "In the order of the page."

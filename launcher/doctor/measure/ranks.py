@@ -28,6 +28,8 @@ SWEEP_BYTES = {"cuda": 2**31, "cpu": 2**26}
 "More than any cache holds."
 SMALL = 60_000
 "Bytes below which a message takes as long as an empty one."
+BUSY = 4
+"On a busy machine a message may take so many times as long as the size before it suggests."
 TIMED_SECONDS = 1.0
 "Repetitions end after about this time."
 
@@ -85,7 +87,7 @@ def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[in
         tell(done=True, result=result)
         del operation
         # A slow network would look like a hang. The time of a small message tells nothing of a large one.
-        if size >= SMALL and first * (repeat + 3 * after / size) > -left:
+        if size >= SMALL and BUSY * first * (1 + 3 * after / size) > -left:
             break
     if gpus:
         torch.cuda.synchronize(device)

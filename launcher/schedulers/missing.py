@@ -1,4 +1,7 @@
-"""Find what a job names and does not exist, before anything is sent and without running the user's code."""
+"""Find what a job names and does not exist, without running the user's code.
+
+It is asked here before anything is sent, and on a node by the doctor.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def check_there(request: Request) -> None:
     Raises SpecError if a script, a module, a class or an argument of the task is missing.
     """
     where = str(request.job_file) if request.job_file.exists() else "the job"
-    problems = [Problem(where, field, message) for field, message in _problems(request)]
+    cluster, workdir = request.cluster, request.workdir
+    runs_here, sees = _runs_here(request), _sees_these_files(request)
+    found = missing(request.job, workdir, cluster.setup, python=runs_here, files=sees)
+    problems = [Problem(where, field, message) for field, message in found]
     if said := _syntax_error(request.cluster.setup):
         problems.append(Problem(f"profile {request.cluster.name}", "setup", said))
     if problems:
@@ -50,27 +56,32 @@ def _runs_here(request: Request) -> bool:
     return here and own_python and not any("PYTHONPATH" in setting for setting in settings)
 
 
-def _problems(request: Request) -> Iterator[tuple[str, str]]:
-    job, workdir = request.job, request.workdir
+def missing(
+    job: Job, workdir: Path, setup: Sequence[str], *, python: bool, files: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (field, message) for what the job names and does not exist.
+
+    What lines of `setup` mention is skipped, because they may create it. `python`: this Python runs the job.
+    `files`: paths mean the same files for the job.
+    """
     if not workdir.is_dir():
         return
     if job.command is not None:
-        script = _script(job.command)
-        made = script is not None and any(PurePath(script).name in line for line in request.cluster.setup)
+        script = script_of(job.command)
+        made = script is not None and any(PurePath(script).name in line for line in setup)
         if script is not None and not made and not (workdir / script).exists():
             yield "command", f"there is no {script} in {workdir}{_near(script, workdir)}"
         return
     module, _, name = (job.task or "").partition(":")
-    here = _runs_here(request)
     file = _file_of(module, workdir)
     if file is None:
-        if here and not _may_be_elsewhere(module):
+        if python and not _may_be_elsewhere(module):
             yield "task", f"there is no module {module}: neither in {workdir} nor installed"
         return
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        if here:  # another Python may support newer syntax
+        if python:  # another Python may support newer syntax
             yield "task", f"{file}:{error.lineno}: {error.msg}"
         return
     except (OSError, ValueError, RecursionError, MemoryError):
@@ -79,8 +90,8 @@ def _problems(request: Request) -> Iterator[tuple[str, str]]:
     if name in classes:
         if not _is_assigned(tree, name):
             yield from _arguments(classes[name], job, file)
-            if _sees_these_files(request):
-                yield from _data(classes[name], request)
+            if files:
+                yield from _data(classes[name], job, workdir, setup)
     elif not _may_have(tree, name):
         others = f"; it has {', '.join(classes)}" if classes else ""
         yield "task", f"{file} has no class {name}{others}"
@@ -93,24 +104,24 @@ def _sees_these_files(request: Request) -> bool:
     return not inside and scheduler_class(request.cluster.scheduler).place(record) is None
 
 
-def _data(task: ast.ClassDef, request: Request) -> Iterator[tuple[str, str]]:
+def _data(task: ast.ClassDef, job: Job, workdir: Path, setup: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Check the files that the arguments name: those annotated as `Path`, and `data` of launcher's own tasks.
 
     `data` may be a pattern. Files that `setup:` mentions are skipped, because it may create them.
     """
-    own = (request.job.task or "").startswith("launcher.tasks.")
+    own = (job.task or "").startswith("launcher.tasks.")
     inits = [node for node in task.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     arguments = [argument for init in inits for argument in (*init.args.args, *init.args.kwonlyargs)]
     for argument in arguments:
-        value = request.job.args.get(argument.arg)
+        value = job.args.get(argument.arg)
         annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
         is_path = re.search(r"\bPath\b", annotation) or (own and argument.arg == "data")
         if not isinstance(value, str) or not is_path:
             continue
-        made = any(PurePath(value).name in line for line in request.cluster.setup)
-        pattern = str(request.workdir / Path(value).expanduser())
+        made = any(PurePath(value).name in line for line in setup)
+        pattern = str(workdir / Path(value).expanduser())
         if not made and not glob.glob(pattern, recursive=True):  # noqa: PTH207 (an absolute pattern)
-            yield f"args.{argument.arg}", f"there is no {value} (looked from {request.workdir})"
+            yield f"args.{argument.arg}", f"there is no {value} (looked from {workdir})"
 
 
 _FLAGS = re.compile("-[bBdEiIOPqsSuvx]+")
@@ -118,7 +129,7 @@ _FLAGS = re.compile("-[bBdEiIOPqsSuvx]+")
 _SHELLS = ("sh", "bash", "zsh", "dash")
 
 
-def _script(command: tuple[str, ...]) -> str | None:
+def script_of(command: tuple[str, ...]) -> str | None:
     """The file that a command needs in the working directory: `python -u train.py`, `./train.sh`."""
     first, rest = command[0], list(command[1:])
     program = PurePath(first).name

@@ -1,0 +1,83 @@
+"""Checks of whether a job can start: what it names exists, and there is room for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.doctor.checks.row import Check
+from launcher.doctor.values import Expected, Measured, Opinion
+from launcher.spec.base import format_bytes
+
+
+def _nothing(cause: str, cure: str) -> Any:
+    """Return a judge of a list that must be empty."""
+
+    def judge(measured: Measured, expected: Expected) -> Opinion:
+        if not measured.value:
+            return Opinion("good", "all")
+        return Opinion("broken", "all", f"{cause}: {'; '.join(measured.value)}.", cure)
+
+    return judge
+
+
+def _room(cause: str, cure: str, need: str) -> Any:
+    """Return a judge of free bytes. `need` names what JobNeeds says."""
+
+    def judge(measured: Measured, expected: Expected) -> Opinion:
+        least = getattr(expected.job, need)
+        told = f"at least {format_bytes(least)}"
+        return Opinion("good", told) if measured.value >= least else Opinion("broken", told, cause, cure)
+
+    return judge
+
+
+def _show(value: list[str]) -> str:
+    return f"{len(value)} missing" if value else "all"
+
+
+ROWS = (
+    Check(
+        "job-files", "job's files", "job",
+        _nothing(
+            "The job names what is not on this node",
+            "Correct the job file, or put the files where every node sees them.",
+        ),
+        _show,
+    ),
+    Check(
+        "job-imports", "job's programs and imports", "job",
+        _nothing(
+            "The job's code cannot be started here",
+            "Install it for the Python of the job: paths.python, the image, or `setup:` of the profile.",
+        ),
+        _show,
+    ),
+    Check(
+        "job-secrets", "job's secrets", "job",
+        _nothing("Secrets are empty on this node", "Set them as `secrets:` of the job says."), _show,
+    ),
+    Check(
+        "job-disk", "room for checkpoints", "job",
+        _room(
+            "The checkpoints that are kept do not fit on the disk.",
+            "Free space, set paths.runs to another folder, or lower train.keep_checkpoints.", "checkpoints",
+        ),
+        format_bytes,
+    ),
+    Check(
+        "job-host-memory", "host memory for the job", "job",
+        _room(
+            "The plan needs more host memory than is free now.",
+            "End other processes there, ask for the node alone, or offload less.", "host",
+        ),
+        format_bytes,
+    ),
+    Check(
+        "job-gpu-memory", "GPU memory for the job", "job",
+        _room(
+            "The plan needs more memory than a GPU has free now.",
+            "End the other process (nvidia-smi), or plan for less: `launcher plan`.", "gpu",
+        ),
+        format_bytes,
+    ),
+)  # fmt: skip

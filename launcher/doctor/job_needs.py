@@ -1,0 +1,72 @@
+"""What a job needs on every node before it can start. It travels to the nodes in the doctor's command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.planning.plan import Plan
+from launcher.spec.job import Job
+from launcher.spec.optimizers import OPTIMIZERS, State
+from launcher.spec.recipe import Recipe
+
+FIELDS = ("name", "task", "args", "command", "batch", "steps", "epochs")
+"Fields of the job that name what it needs."
+SAVED_BYTES: Mapping[State, int] = {"bf16": 2, "8-bit": 1, "fp32-per-row": 0}
+"Bytes of an optimizer state for each parameter, in a checkpoint. The others are as large as the parameter."
+
+
+@dataclass(frozen=True)
+class JobNeeds:
+    job: Mapping[str, Any]
+    "FIELDS of the job file."
+    secrets: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    "`setup:` of the profile, which may create files."
+    gpu: int | None = None
+    "Bytes of each GPU; None without a plan by memory."
+    host: int | None = None
+    "Bytes of host memory of each node."
+    checkpoints: int | None = None
+    "Bytes of all checkpoints that exist at the same time."
+
+    @classmethod
+    def of(cls, job: Job, plan: Plan, setup: tuple[str, ...] = ()) -> JobNeeds:
+        fields = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        estimate = plan.estimate
+        return cls(
+            {name: fields[name] for name in FIELDS if name in fields},
+            tuple(secret.name for secret in job.secrets),
+            setup,
+            estimate.needed if estimate is not None else None,
+            estimate.host_per_node if estimate is not None else None,
+            _checkpoints(job, plan),
+        )
+
+    @property
+    def argument(self) -> str:
+        """The needs as an argument of the doctor's command."""
+        return f"--job={json.dumps(asdict(self))}"
+
+    @classmethod
+    def of_argument(cls, argument: str) -> JobNeeds:
+        """Read the argument. Raises ValueError, TypeError."""
+        given = json.loads(argument.removeprefix("--job="))
+        return cls(**{**given, "secrets": tuple(given["secrets"]), "setup": tuple(given["setup"])})
+
+
+def checkpoint_bytes(parameters: int, recipe: Recipe) -> int:
+    """Bytes of one checkpoint: parameters and optimizer states."""
+    width = 2 if recipe.precision == "bf16" else 4
+    states = OPTIMIZERS[recipe.optimizer].states
+    return parameters * (width + sum(SAVED_BYTES.get(state, width) for state in states))
+
+
+def _checkpoints(job: Job, plan: Plan) -> int | None:
+    if plan.parameters is None or job.adapter is not None or job.task is None:
+        return None
+    # The newest is complete before the oldest is deleted.
+    kept = job.train.keep_checkpoints + 1 + job.train.keep_best
+    return kept * checkpoint_bytes(plan.parameters, plan.recipe)

@@ -1,0 +1,121 @@
+"""Measure whether a job can start on this node: its files, programs, imports, secrets and memory."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.doctor.job_needs import JobNeeds
+from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.measure.host import free_memory
+from launcher.doctor.values import Measured
+from launcher.schedulers.missing import missing, script_of
+from launcher.spec.job import Job
+
+IMPORT_SECONDS = 120.0
+"Time limit of importing a task's module. torch alone takes a second, and half a minute from a cold disk."
+FIND = (
+    "import importlib.util, json, sys; sys.path.insert(0, sys.argv[1]); "
+    "print(json.dumps([name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]))"
+)
+"Prints those of the named modules that this Python does not find. It imports none of them."
+IMPORT = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])"
+
+
+def measure_job(node: int, needs: JobNeeds, run: Path) -> Iterator[Measured]:
+    """Yield whether this node has what the job needs. The current directory is the job's `workdir`."""
+    job = Job.model_validate(needs.job)
+    environ = _environ()
+    named = missing(job, Path.cwd(), needs.setup, python=True, files=True)
+    yield guarded("job-files", node, lambda: [f"{field}: {message}" for field, message in named])
+    yield guarded("job-imports", node, lambda: _imports(job, environ))
+    if needs.secrets:
+        lacking = [name for name in needs.secrets if not os.environ.get(name)]
+        yield guarded("job-secrets", node, lambda: lacking)
+    if needs.checkpoints is not None:
+        yield guarded("job-disk", node, lambda: _free_bytes(run / "checkpoints"))
+    if needs.host is not None:
+        yield guarded("job-host-memory", node, lambda: free_memory()["free"])
+    if needs.gpu is not None:
+        yield guarded("job-gpu-memory", node, lambda: min(_free_on_gpus()))
+
+
+def _environ() -> dict[str, str]:
+    """Return the environment of a rank: there `python` is launcher's own, unless the job sets PATH."""
+    own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**os.environ, "PATH": own}
+
+
+def _imports(job: Job, environ: Mapping[str, str]) -> list[str]:
+    """Return what cannot be started or imported. A task's module is imported, of a script what it names."""
+    if job.task is not None:
+        module, _, name = job.task.partition(":")
+        said = _run([sys.executable, "-c", IMPORT, module, name], environ)
+        return [f"{job.task}: {said.stderr.strip().splitlines()[-1]}"] if said.returncode else []
+    command = job.command or ()
+    if (program := shutil.which(command[0], path=environ["PATH"])) is None:
+        return [f"{command[0]}: no such program"]
+    script = script_of(command)
+    if script is None or not script.endswith(".py") or not Path(script).exists():
+        return []
+    python = program if "python" in Path(program).name else sys.executable
+    said = _run([python, "-c", FIND, str(Path(script).parent), *sorted(_named(Path(script)))], environ)
+    if said.returncode:
+        return [f"{command[0]}: {(said.stderr.strip().splitlines() or ['it fails'])[-1]}"]
+    return [f"no module {name}" for name in json.loads(said.stdout)]
+
+
+def _named(script: Path) -> set[str]:
+    """Return the packages that a script imports unconditionally, when it starts."""
+    found: set[str] = set()
+    for node in ast.parse(script.read_bytes()).body:
+        if isinstance(node, ast.Import):
+            found |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def _run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=IMPORT_SECONDS
+    )
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize
+
+
+def _free_on_gpus() -> list[int]:
+    """Return the free bytes of each GPU that this process may use. Not yet run on a GPU."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [nvml.nvmlDeviceGetMemoryInfo(handle).free for handle in _visible(nvml, handles)]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by index or UUID; all if it is not set."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if not names:
+        return handles
+    uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    return [
+        handle
+        for index, (handle, uuid) in enumerate(zip(handles, uuids, strict=True))
+        if any(name == str(index) or str(uuid).startswith(name) for name in names)
+    ]
