@@ -56,6 +56,7 @@ def main() -> int:
         if place.options.level != "quick":
             group.start()  # it imports torch while this process measures
         on_node = OnNode(place, group)
+        stack.callback(on_node.remove_marks)
         answer: dict[str, Any] = {}
         if place.expected.nodes > 1:
             listener = stack.enter_context(Listener(place.port, board.take if place.leads else None))

@@ -13,7 +13,7 @@ from launcher.doctor.checks.search import WORDS
 from launcher.doctor.examine import examine, worst
 from launcher.doctor.interpret import NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes
 from launcher.doctor.measure.network import common_adapters, common_interfaces
-from launcher.doctor.on_node import END, REACH, OnNode
+from launcher.doctor.on_node import END, LOOK, MARK, REACH, OnNode
 from launcher.doctor.outcome import BUS, STOPPED, Outcome, rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import Setting, candidates, fastest
@@ -70,11 +70,20 @@ class Lead:
         if self.expected.nodes > 1:
             ways = self.give({"do": REACH, "peers": peers}, REACH_SECONDS)
             values = [Measured(**value) for answer in ways.values() for value in answer.get("values", ())]
+            if self.expected.shared:
+                self._files()
             self._network_is_broken = worst(examine(values, self.expected)) == "broken"
         several = self.options.level != "quick" and self.expected.ranks > 1
         if several and self._collectives(first):  # otherwise training is known to fail
             self._tiny_model()
         self.board.order(self._number + 1, {"do": END})
+
+    def _files(self) -> None:
+        """Have every node make a file, and look for those of the others."""
+        answers = self.give({"do": MARK}, LATE_SECONDS)
+        self.give(
+            {"do": LOOK, "marks": {node: one.get("marks", {}) for node, one in answers.items()}}, LATE_SECONDS
+        )
 
     def give(self, order: Mapping[str, Any], seconds: float) -> Answers:
         """Give an order, carry it out here as well, and return the answers of all nodes that answer."""

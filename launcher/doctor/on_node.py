@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from launcher.doctor.board import Board
@@ -12,10 +13,11 @@ from launcher.doctor.interpret import NOTE, TESTS, TRAIN, TRAININGS, tests_of
 from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
-from launcher.doctor.measure.guarded import reason_of
+from launcher.doctor.measure.guarded import guarded, reason_of
 from launcher.doctor.measure.host import measure_host
 from launcher.doctor.measure.job import measure_job
 from launcher.doctor.measure.network import measure_way, partners, send_answer
+from launcher.doctor.measure.shared_files import Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
@@ -23,6 +25,10 @@ from launcher.doctor.values import Measured
 ORDER_SECONDS = 300.0
 "How long a node waits for the next order. Longer than any order takes on another node."
 END = "end"
+MARK = "mark"
+"The order to make files that other nodes look for."
+LOOK = "look"
+"The order to look for the files of other nodes."
 REACH = "reach"
 "The order to measure the ways to other nodes."
 
@@ -37,6 +43,8 @@ def measure_node(place: Place) -> list[Measured]:
     thorough = place.options is not None and place.options.thorough
     for name, folder in folders_of_run(place.run.path, place.expected.nvme_dir).items():
         values += measure_folder(place.node, name, folder, THOROUGH_BYTES if thorough else QUICK_BYTES)
+    if place.options is not None and place.expected.nodes > 1:
+        values.append(guarded("workdir", place.node, lambda: code_files(Path.cwd())))
     if place.options is not None and place.options.job is not None:
         values += measure_job(place.node, place.options.job, place.run.path)
     return values
@@ -47,10 +55,13 @@ class OnNode:
 
     def __init__(self, place: Place, group: Group) -> None:
         self.place, self.group = place, group
+        self._mark: Mark | None = None
         self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             TESTS: self._tests,
             TRAIN: self._train,
             REACH: self._reach,
+            MARK: self._mark_files,
+            LOOK: self._look,
             NOTE: lambda _: {},
         }
 
@@ -92,6 +103,20 @@ class OnNode:
             if other in peers
         ]
         return {"values": [value.as_json() for way in ways for value in way]}
+
+    def _mark_files(self, order: Mapping[str, Any]) -> Answer:
+        self._mark = Mark(self.place.node, self.place.run.path)
+        return {"marks": self._mark.content}
+
+    def _look(self, order: Mapping[str, Any]) -> Answer:
+        node, marks = self.place.node, {int(other): told for other, told in order["marks"].items()}
+        others = [other for other in partners(node, self.place.expected.nodes) if other in marks]
+        return {"values": [one.as_json() for other in others for one in look(node, other, marks[other])]}
+
+    def remove_marks(self) -> None:
+        """Remove the files that MARK made. Call it when all nodes have looked."""
+        if self._mark is not None:
+            self._mark.remove()
 
     def _train(self, order: Mapping[str, Any]) -> Answer:
         expected = self.place.expected

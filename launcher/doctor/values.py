@@ -64,6 +64,8 @@ class Expected:
     nvme_dir: str | None = None
     command: bool = False
     "Whether the job is a command of the user's, which may not use torch."
+    shared: bool = True
+    "Whether all nodes see the run folder."
     job: JobNeeds | None = None
     "What the job of `launcher doctor --job` needs."
 
@@ -86,6 +88,7 @@ class Expected:
             interface=network.get("interface"),
             env=network.get("env") or {},
             command=job.get("command") is not None,
+            shared=not about.get("apart", False),
             job=needs,
             nvme_dir=(job.get("train") or {}).get("nvme_dir"),
         )

@@ -33,6 +33,8 @@ def test_two_healthy_nodes(nodes: Nodes) -> None:
     } <= set(by_check)
     assert by_check["mtu"].measured == by_check["mtu"].expected
     assert by_check["interfaces"].measured == "eth0 to eth0"
+    assert by_check["same-files"].measured == "seen" and by_check["shared-locks"].measured == "excludes"
+    assert not list(nodes.folder.rglob(".doctor*"))
 
 
 def drop_rendezvous_port(nodes: Nodes) -> None:
@@ -99,6 +101,24 @@ def test_a_node_that_cannot_write_the_run_folder_answers_over_the_network(nodes:
     )
     finding = sick(found)["run-folder"]
     assert (finding.verdict, finding.nodes) == ("broken", (1,)) and "Read-only" in finding.cause
+
+
+def test_nodes_with_different_folders_for_checkpoints(nodes: Nodes) -> None:
+    other = "mkdir $LAUNCHER_RUN_DIR/checkpoints; mount -t tmpfs tmpfs $LAUNCHER_RUN_DIR/checkpoints"
+    finding = sick(nodes.doctor("quick", scripts={1: other}))["same-files"]
+    assert (finding.verdict, finding.subjects) == ("broken", ("0 to 1, checkpoints",))
+    assert finding.measured == "missing" and not list(nodes.folder.rglob(".doctor*"))
+
+
+def test_locks_that_only_one_node_sees(nodes: Nodes) -> None:
+    (nodes.folder / "locks").mkdir()
+    library = stub("local_locks_stub", nodes.folder)
+    env = {"LD_PRELOAD": str(library), "LOCKS": str(nodes.folder / "locks")}
+    found = nodes.doctor("quick", env={1: env})
+    assert "flock" not in sick(found), "on one node they exclude"
+    finding = sick(found)["shared-locks"]
+    assert (finding.verdict, finding.measured) == ("poor", "excludes nobody")
+    assert len(finding.subjects) == 2
 
 
 PATCH = """
@@ -172,6 +192,8 @@ def test_the_slow_node_of_three_is_named(tmp_path: Path) -> None:
 RANK_FAULTS = [
     ("A clock that is 30 s ahead of the other node's", "clocks", "poor"),
     ("A run folder that one node cannot write (read-only mount)", "run-folder", "broken"),
+    ("Checkpoints in another folder on one node (tmpfs)", "same-files", "broken"),
+    ("Locks that only one node sees (by a preloaded library)", "shared-locks", "poor"),
     ("A rank that stops (SIGSTOP)", "all-reduce", "broken"),
     ("A rank that adds wrong values", "pairs", "broken"),
     ("A slow node of three (tc)", "pairs", "poor"),

@@ -67,6 +67,30 @@ def flock(measured: Measured, expected: Expected) -> Opinion:
     )
 
 
+def same_files(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value == "seen":
+        return Opinion("good", "seen")
+    return Opinion(
+        "broken",
+        "seen",
+        "A node does not see the files that another one writes there: it has another folder of that name, or "
+        "an old copy. Checkpoints of several nodes are then incomplete.",
+        "Mount the same file system on every node, and set paths.runs to a folder in it.",
+    )
+
+
+def shared_locks(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value == "excludes":
+        return Opinion("good", "excludes")
+    return Opinion(
+        "poor",
+        "excludes",
+        "A file lock (flock) of one node is not seen on another one. launcher then learns up to three "
+        "minutes late that a supervisor has died.",
+        "Mount NFS without `nolock` or `local_lock`, and Lustre with `flock` instead of `localflock`.",
+    )
+
+
 _UNWRITABLE = Opinion(
     "broken",
     "writable",
@@ -85,5 +109,15 @@ ROWS = (
     Check("write", "write and sync", "node", write, _speed, unmeasured=_UNWRITABLE),
     Check("read", "read", "node", write, _speed, unmeasured=_UNWRITABLE),
     Check("rename", "rename", "node", rename, unmeasured=_UNWRITABLE),
+    Check("workdir", "working directory", "node", alike="broken"),
+    Check("same-files", "files of other nodes", "network", same_files, of_node=False),
+    Check(
+        "shared-locks",
+        "file locks of other nodes",
+        "network",
+        shared_locks,
+        of_node=False,
+        unmeasured=shared_locks(Measured("", 0, ""), Expected()),
+    ),
     Check("flock", "file locks", "node", flock, unmeasured=flock(Measured("", 0, ""), Expected())),
 )

@@ -1,0 +1,109 @@
+"""Measure whether nodes see each other's files and locks: each makes a file, and the others look for it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.values import Measured
+
+SEEN_SECONDS = 10.0
+"Time until one node sees what another wrote. A network file system may show it late."
+CODE_FILES = 2000
+"Files of the working directory that are compared at most."
+
+Marks = Mapping[str, str]
+"Content of the file that a node has made, by the path of the folder."
+
+
+def folders_to_share(run: Path) -> list[Path]:
+    """Return the folders that all nodes should see: of the run, and of its checkpoints if that is another."""
+    checkpoints = run / "checkpoints"
+    shared = [run, *([checkpoints] if checkpoints.exists() else [])]
+    return list({os.stat(folder).st_dev: folder for folder in reversed(shared)}.values())
+
+
+class Mark:
+    """The files of this node, locked until they are removed."""
+
+    def __init__(self, node: int, run: Path) -> None:
+        """Make a file in every folder that can be written."""
+        self.content: dict[str, str] = {}
+        self._files: list[tuple[Path, int]] = []
+        for folder in folders_to_share(run):
+            text, path = os.urandom(8).hex(), _path(folder, node)
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            except OSError:  # another check tells
+                continue
+            self._files.append((path, file))
+            os.write(file, text.encode())
+            os.fsync(file)
+            self.content[str(folder)] = text
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # those who look find no lock
+                continue
+
+    def remove(self) -> None:
+        for path, file in self._files:
+            os.close(file)
+            path.unlink(missing_ok=True)
+        self._files = []
+
+
+def _path(folder: Path, node: int) -> Path:
+    return folder / f".doctor-node-{node:02d}"
+
+
+def look(node: int, other: int, marks: Marks) -> Iterator[Measured]:
+    """Yield whether this node sees the files of another one, and is kept out by its locks."""
+    for folder, text in marks.items():
+        way, path = f"{node} to {other}, {Path(folder).name}", _path(Path(folder), other)
+        seen = guarded("same-files", node, partial(_sees, path, text), way)
+        yield seen
+        if seen.value == "seen":
+            yield guarded("shared-locks", node, partial(_locked, path), way)
+
+
+def _sees(path: Path, text: str) -> str:
+    deadline = time.monotonic() + SEEN_SECONDS
+    while True:
+        try:
+            found = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            found = "missing"
+        if found == text:
+            return "seen"
+        if time.monotonic() > deadline:
+            return "missing" if found == "missing" else "another file"
+        time.sleep(0.2)
+        os.listdir(path.parent)  # makes a network file system ask its server again
+
+
+def _locked(path: Path) -> str:
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "excludes"
+    return "excludes nobody"
+
+
+def code_files(workdir: Path) -> str:
+    """Return the number of Python files in the working directory, and a digest of their names and content."""
+    files = sorted(
+        islice((one for pattern in ("*.py", "*/*.py") for one in workdir.glob(pattern)), CODE_FILES)
+    )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(workdir)}\0".encode())
+        digest.update(file.read_bytes())
+    return f"{len(files)} files, {digest.hexdigest()[:8]}"
