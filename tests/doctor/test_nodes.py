@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.doctor.outcome import BUS
 from tests.doctor.nodes import Nodes, sick
 from tests.doctor.sick import stub
 
@@ -187,6 +188,17 @@ def test_the_slow_node_of_three_is_named(tmp_path: Path) -> None:
         found = sick(nodes.doctor())
         assert "Every pair with rank 2 (node 2) is slow" in found["pairs"].cause
         assert found["pairs"].verdict == "poor"
+
+
+@pytest.mark.slow
+def test_two_healthy_nodes_are_examined_thoroughly(nodes: Nodes) -> None:
+    found = nodes.doctor("thorough")
+    ends = {one.check: one.value for one in found.values if one.check in BUS}
+    assert {name: end["kind"] for name, end in ends.items()} == dict.fromkeys(BUS, "ok")
+    for end in ends.values():
+        assert end["sizes"][0]["bytes"] == 8 and end["sizes"][-1]["bytes"] >= 2**24
+    assert sick(found, *BUS, "bandwidth", "pairs") == {}
+    assert nodes.seconds < 300, "the goal for two nodes"
 
 
 RANK_FAULTS = [

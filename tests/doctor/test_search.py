@@ -97,3 +97,20 @@ def test_an_interface_that_leads_nowhere_is_replaced(tmp_path: Path, monkeypatch
     assert "interface: eth1   # as the data sheet says" in written.read_text()
     assert load_cluster(written).network.env == {"GLOO_SOCKET_IFNAME": "eth0"}
     assert [file.name for file in (tmp_path / "clusters").iterdir()] == ["spaces.yaml"]
+
+
+@pytest.mark.slow
+def test_the_faster_of_two_networks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is broken: eth0 reaches 400 Mb/s, and eth1 is not limited."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters/spaces.yaml").write_text(PROFILE)
+    with Nodes(tmp_path) as nodes:
+        nodes.fast_network()
+        nodes.on(1, "tc qdisc add dev eth0 root tbf rate 400mbit burst 256kbit latency 400ms")
+        results = nodes.doctor(tune=True)
+    assert sick(results)["chosen"].measured == "GLOO_SOCKET_IFNAME=eth1"
+    tried = {one.subject for one in results.values if one.check == "setting"}
+    assert tried == {"GLOO_SOCKET_IFNAME=eth0", "GLOO_SOCKET_IFNAME=eth1"}
+    change = changed_profile(results, "spaces")
+    assert change is not None and "+    GLOO_SOCKET_IFNAME: eth1" in change.difference
