@@ -11,6 +11,7 @@ from typing import Any
 from launcher.doctor.board import Board
 from launcher.doctor.interpret import NOTE, TESTS, TRAIN, TRAININGS, tests_of
 from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
+from launcher.doctor.measure.gdr import measure_gdr
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.guarded import guarded, reason_of
@@ -39,7 +40,7 @@ def measure_node(place: Place) -> list[Measured]:
     """Measure this node without its neighbours."""
     values = list(measure_host(place.node, place.run.path))
     if place.expected.gpus_per_node:
-        values += measure_gpus(place.node)
+        values += [*measure_gpus(place.node), *measure_gdr(place.node)]
     thorough = place.options is not None and place.options.thorough
     for name, folder in folders_of_run(place.run.path, place.expected.nvme_dir).items():
         values += measure_folder(place.node, name, folder, THOROUGH_BYTES if thorough else QUICK_BYTES)

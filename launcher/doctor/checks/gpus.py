@@ -102,6 +102,28 @@ def p2p(measured: Measured, expected: Expected) -> Opinion:
     return Opinion("poor", "ok", cause, "Disable ACS in the BIOS and IOMMU translation on bare metal.")
 
 
+def gdr(measured: Measured, expected: Expected) -> Opinion:
+    if measured.value["peermem"] or measured.value["dmabuf"]:
+        return Opinion("good", "supported")
+    cause = "Network adapters cannot reach the GPUs' memory (GPUDirect RDMA): NCCL copies through the host."
+    cure = "modprobe nvidia-peermem, or use NVIDIA's open kernel modules with Linux 5.12 or newer (dma-buf)."
+    return Opinion("poor", "supported", cause, cure)
+
+
+def gdr_adapters(measured: Measured, expected: Expected) -> Opinion:
+    """NCCL uses GPUDirect RDMA within a host bridge unless NCCL_NET_GDR_LEVEL allows more."""
+    near = [name for name, distance in measured.value.items() if distance in ("switch", "host bridge")]
+    if near:
+        return Opinion("good", "one is near")
+    cause = "No network adapter is near this GPU: NCCL copies through the host."
+    return Opinion("poor", "one is near", cause, "Compare `nvidia-smi topo -m`; ask for other GPUs.")
+
+
+def _support(value: Any) -> str:
+    words = {"peermem": "nvidia_peermem", "dmabuf": "dma-buf"}
+    return ", ".join(word for name, word in words.items() if value[name]) or "no"
+
+
 ROWS = (
     Check(
         "gpus", "GPUs", "node", count,
@@ -147,4 +169,9 @@ ROWS = (
         ),
     ),
     Check("gpu-p2p", "GPU to GPU", "node", p2p),
+    Check("gdr", "GPUDirect RDMA", "node", gdr, _support),
+    Check(
+        "gdr-adapters", "adapters", "node", gdr_adapters,
+        lambda v: ", ".join(f"{name}: {distance}" for name, distance in v.items()),
+    ),
 )  # fmt: skip
