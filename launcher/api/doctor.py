@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.api.command_job import job_of_command
-from launcher.api.job_source import JobLike, given
+from launcher.api.job_source import Given, JobLike, given
 from launcher.api.prepare import named_cluster, prepared, with_hardware
+from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.options import Options
 from launcher.doctor.profile_change import changed, difference, own_file
 from launcher.doctor.results import Results, results_of
 from launcher.render.shipped import clusters_dir
-from launcher.rundir.files import replace_text
+from launcher.rundir.files import read_record, replace_text
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Request
@@ -71,23 +72,22 @@ def submit_doctor(
     return scheduler.submit(ready), warnings
 
 
-def _in_place_of(request: Request, options: Options) -> dict[str, Any]:
+def _in_place_of(request: Request, options: Options) -> Given:
     """The doctor's job with the nodes, image, environment and secrets of another job."""
     layout = request.plan.layout
     fields = request.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kept: dict[str, Any] = {
-        name: fields[name] for name in ("env", "secrets", "send", "image") if name in fields
+        name: fields[name] for name in ("env", "secrets", "send", "image", "workdir") if name in fields
     }
     places = {"nodes": layout.nodes, "ranks_per_node": layout.ranks_per_node}
-    return {
-        **kept,
+    own = {
         "name": TAG,
         "tags": [TAG],
         "command": options.command,
-        "workdir": str(request.workdir),
         "batch": {"global": layout.ranks},
         "resources": {**fields.get("resources", {}), **places, "gpus_per_node": layout.gpus_per_node},
     }
+    return Given(request.job_file, {**kept, **own})  # paths begin in the folder of the job file
 
 
 def _has_gpus(cluster: str, sets: Sequence[str]) -> bool:
@@ -127,24 +127,42 @@ class Change:
 
 
 def changed_profile(results: Results, cluster: str) -> Change | None:
-    """Return the profile with the setting that was chosen; None if there is none.
+    """Return the profile with the setting that was chosen, and the GPUs that were found instead of others.
+
+    None if nothing is to be changed.
 
     `cluster` is the profile's name or file. Raises SpecError if it does not exist, UsageError if it is of
     another cluster.
     """
-    chosen = next((one.value for one in results.values if one.check == "chosen"), None)
-    if not chosen or not chosen["env"]:
-        return None
+    facts = facts_of(results)
     shipped = clusters_dir()
     file = find_cluster(cluster, cluster_folders(shipped))
     if (name := load_cluster(file).name) != results.cluster:
         raise UsageError(f"the run is of {results.cluster}, not of {name}: give -c {results.cluster}")
     before = file.read_text(encoding="utf-8")
-    day = str(results.run.read_about().created or "")[:10]
-    reason = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}: {chosen['before']} without it"
-    after = changed(before, chosen["env"], reason)
+    if not _corrects_gpu(results):
+        facts = replace(facts, gpu_type="")
+    if not facts:
+        return None
+    after = changed(before, facts)
     target = own_file(file, shipped)
     return Change(target, after, difference(before, after, str(target)))
+
+
+def _corrects_gpu(results: Results) -> bool:
+    """Whether the GPUs are not those of the profile."""
+    return any(one.check in ("gpu-name", "gpu-memory") and one.verdict != "good" for one in results.findings)
+
+
+def found_earlier(login: str | None, partition: str) -> Facts:
+    """Return what runs of the doctor on this machine found out about a Slurm partition, the newest first."""
+    found = Facts()
+    for run in runs_in():
+        cluster = read_record(run.run).get("cluster") or {}
+        slurm = cluster.get("slurm") or {}
+        if cluster.get("login") == login and slurm.get("partition") == partition:
+            found = found.or_else(facts_of(results)) if (results := results_of(run)) is not None else found
+    return found
 
 
 def write_profile(change: Change) -> None:

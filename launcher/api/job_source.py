@@ -54,8 +54,13 @@ class Given:
         return validate(Job, self.document(overrides))
 
 
-def given(job: JobLike) -> Given:
-    """Wrap a job. Relative paths of a mapping or a Job start in the current directory. Raises UsageError."""
+def given(job: JobLike | Given) -> Given:
+    """Wrap a job, unless it is wrapped already.
+
+    Relative paths of a mapping or a Job start in the current directory. Raises UsageError.
+    """
+    if isinstance(job, Given):
+        return job
     nowhere = Path.cwd() / NO_FILE
     if isinstance(job, Job):
         return Given(nowhere, job.model_dump(mode="json", by_alias=True, exclude_unset=True))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.api.job_source import JobLike, given
+from launcher.api.job_source import Given, JobLike, given
 from launcher.api.planned import planned
 from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir
@@ -57,7 +57,7 @@ def runs_root(cluster: Cluster) -> Path:
 
 
 def prepared(
-    job_like: JobLike,
+    job_like: JobLike | Given,
     cluster_name: str,
     sets: Sequence[str],
     run_dir: Path | None = None,

@@ -124,10 +124,15 @@ def detect(
         typer.Option(metavar="TYPE", help="of several GPU types, this one; as Slurm writes it"),
     ] = None,
 ) -> None:
-    """Print a profile of a Slurm cluster from what it reports: `... > clusters/NAME.yaml`."""
+    """Print a profile of a Slurm cluster from what it reports: `... > clusters/NAME.yaml`.
+
+    What `launcher doctor` has found out there since is part of it.
+    """
     import sys
 
+    from launcher.api.doctor import found_earlier
     from launcher.cli.output import fail
+    from launcher.doctor.profile_change import changed
     from launcher.schedulers.slurm import detect as slurm
     from launcher.schedulers.slurm.login import login_to
 
@@ -140,7 +145,10 @@ def detect(
     ]
     if choice is None:
         fail("\n".join(["there is no such partition with such GPUs; there are", *others]))
-    print(slurm.as_yaml(found, choice), end="")
+    text = slurm.as_yaml(found, choice)
+    if facts := found_earlier(login, choice.partition.name):
+        text = changed(text, facts)
+    print(text, end="")
     if others:
         print("\n".join(["There are others:", *others]), file=sys.stderr)
     print(

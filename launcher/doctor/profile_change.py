@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import io
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import platformdirs
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+
+from launcher.doctor.facts import Facts
 
 INDENTED_LIST = r"^( *)[\w-]+:[^\n]*\n(?: *#[^\n]*\n)*\1  +- "
 "A list that is indented more than its key."
@@ -18,20 +19,25 @@ WIDE = 4096
 "Longer lines than any profile has, so that none is wrapped."
 
 
-def changed(text: str, env: Mapping[str, str], reason: str) -> str:
-    """Return a profile with `network.env` extended by `env`, and a comment with the reason above it."""
+def changed(text: str, facts: Facts) -> str:
+    """Return a profile with the facts in `network.env` and `node.gpu`, and a comment with each reason."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = WIDE
     if re.search(INDENTED_LIST, text, re.M):
         yaml.indent(mapping=2, sequence=4, offset=2)
     profile = yaml.load(text) or CommentedMap()
-    network = _mapping(profile, "network")
-    inside = _mapping(network, "env")
-    for name, value in env.items():
-        inside[name] = value
-    first = next(iter(env))
-    inside.yaml_set_comment_before_after_key(first, before=reason, indent=inside.lc.col or 4)
+    if facts.env:
+        inside = _mapping(_mapping(profile, "network"), "env")
+        inside.update(facts.env)
+        first = next(iter(facts.env))
+        inside.yaml_set_comment_before_after_key(first, before=facts.why_env, indent=inside.lc.col or 4)
+    if facts.gpu_type and isinstance(node := profile.get("node"), CommentedMap) and "gpu" in node:
+        gpu = _mapping(node, "gpu")
+        gpu |= {"type": facts.gpu_type, "memory": facts.gpu_memory}
+        for name in ("type", "memory"):
+            gpu.ca.items.pop(name, None)  # a guess, and why
+        gpu.yaml_add_eol_comment(facts.why_gpu, "type")
     out = io.StringIO()
     yaml.dump(profile, out)
     return out.getvalue()

@@ -28,4 +28,4 @@ def test_a_pod_is_examined(tmp_path: Path) -> None:
         run = lab.newest()
         again = lab.cli("doctor", "--show", run.id)
         assert again.returncode == 1 and max(map(len, again.stdout.splitlines())) <= 80
-        assert not list(place.there(run).rglob(".doctor*"))
+        assert not list(place.there(run).path.rglob(".doctor*"))

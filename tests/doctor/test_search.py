@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.api.doctor import changed_profile, write_profile
+from launcher.api.doctor import changed_profile, found_earlier, write_profile
+from launcher.doctor.board import Board
+from launcher.doctor.facts import Facts, facts_of
+from launcher.doctor.options import Options
 from launcher.doctor.outcome import Outcome
 from launcher.doctor.profile_change import changed, own_file
+from launcher.doctor.results import Results, results_of
 from launcher.doctor.settings import NCCL, Setting, candidates, fastest
+from launcher.doctor.values import Measured
 from launcher.render.shipped import clusters_dir
+from launcher.rundir.layout import RunDir
 from launcher.spec.load import load_cluster
 from tests.doctor.nodes import Nodes, sick
 
@@ -53,7 +60,7 @@ def test_the_fastest_setting_must_be_clearly_faster() -> None:
 @pytest.mark.parametrize("name", [file.stem for file in sorted(clusters_dir().glob("*.yaml"))])
 def test_a_profile_keeps_its_comments_and_values(name: str, tmp_path: Path) -> None:
     before = (clusters_dir() / f"{name}.yaml").read_text()
-    text = changed(before, {"NCCL_IB_DISABLE": "1"}, "launcher doctor: all-reduce hangs without it")
+    text = changed(before, Facts({"NCCL_IB_DISABLE": "1"}, "launcher doctor: all-reduce hangs without it"))
     assert [line for line in before.splitlines() if "#" in line and line not in text.splitlines()] == []
     assert "    # launcher doctor: all-reduce hangs without it\n    NCCL_IB_DISABLE: '1'" in text
     (tmp_path / f"{name}.yaml").write_text(text)
@@ -61,6 +68,63 @@ def test_a_profile_keeps_its_comments_and_values(name: str, tmp_path: Path) -> N
     assert found.network.env == {**old.network.env, "NCCL_IB_DISABLE": "1"}
     same: dict[str, Any] = {"network": old.network}
     assert found.model_copy(update=same) == old
+
+
+GUESSED = """\
+name: mine   # as Slurm calls it
+scheduler: slurm
+node:
+  gpu:
+    type: A100   # Slurm calls it `a100`; CHECK, it may also be A100 40GB (39.4 GiB)
+    memory: 79.1GiB   # what a process can use
+    count: 4
+  cpus: 64
+slurm: {partition: gpu}
+"""
+
+
+def results_with(folder: Path, **cluster: Any) -> Results:
+    """A doctor's run that found other GPUs than the profile names, and a setting that helps."""
+    run = RunDir(folder / "runs/doctor-1")
+    run.path.mkdir(parents=True)
+    about = {"id": run.id, "job": {"command": Options().command}, "cluster": cluster}
+    run.run.write_text(json.dumps({**about, "created": "2026-11-25T12:00:00.000000Z"}))
+    run.plan.write_text(json.dumps({"layout": {"nodes": 1, "ranks_per_node": 4, "gpus_per_node": 4}}))
+    board = Board(run.attempt(0).path / "doctor", 0, 1)
+    names = [Measured("gpu-name", 0, "NVIDIA A100-SXM4-40GB", f"GPU {index}") for index in range(4)]
+    names += [Measured("gpu-memory", 0, 42_298_834_944, f"GPU {index}") for index in range(4)]
+    chosen = {"env": {"NCCL_SHM_DISABLE": "1"}, "explains": "", "before": "all-reduce hangs", "after": ""}
+    values = [*names, Measured("chosen", 0, chosen)]
+    board.answer(0, {"values": [one.as_json() for one in values]})
+    found = results_of(run)
+    assert found is not None
+    return found
+
+
+def test_gpus_that_nvml_names_replace_a_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(GUESSED)
+    gpu = {"type": "A100", "memory": 84_934_656_000, "count": 4}
+    results = results_with(tmp_path, name="mine", node={"gpu": gpu})
+    change = changed_profile(results, "mine.yaml")
+    assert change is not None
+    why = "# by NVML, launcher doctor, 2026-11-25, run doctor-1"
+    assert f"type: NVIDIA A100-SXM4-40GB  {why}\n    memory: 39.3GiB\n    count: 4\n" in change.text
+    assert "CHECK" not in change.text and "name: mine   # as Slurm calls it" in change.text
+    write_profile(change)
+    assert load_cluster(tmp_path / "mine.yaml").node.gpu is not None
+
+
+def test_detect_uses_what_the_doctor_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+    slurm = {"slurm": {"partition": "gpu"}, "scheduler": "slurm"}
+    results = results_with(tmp_path, name="mine", login="della", **slurm)
+    assert found_earlier("della", "gpu") == facts_of(results)
+    assert not found_earlier("della", "cpu") and not found_earlier(None, "gpu")
+    text = changed(GUESSED, found_earlier("della", "gpu"))
+    assert "# launcher doctor, 2026-11-25, run doctor-1: all-reduce hangs without it" in text
+    (tmp_path / "mine.yaml").write_text(text)
+    assert load_cluster(tmp_path / "mine.yaml").network.env == {"NCCL_SHM_DISABLE": "1"}
 
 
 def test_a_shipped_profile_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
