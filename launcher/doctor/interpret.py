@@ -48,12 +48,16 @@ def values_of(history: Iterable[tuple[Order, Answers]]) -> list[Measured]:
                 (one.ranks[0], one.ranks[1]): end for one, end in zip(tests_of(order), ended, strict=True)
             }
         else:
-            checks = [order["check"]] * len(ended) if isinstance(order["check"], str) else order["check"]
-            found += [
-                Measured(check, 0, plain(one), order.get("subject", ""))
-                for check, one in zip(checks, ended, strict=True)
-            ]
+            named = zip(
+                _each(order["check"], ended), _each(order.get("subject", ""), ended), ended, strict=True
+            )
+            found += [Measured(check, 0, plain(one), subject) for check, subject, one in named]
     return [*found, *([_pairs(pairs, slow, per_node)] if pairs else [])]
+
+
+def _each(words: str | Sequence[str], ended: Sequence[Outcome]) -> Sequence[str]:
+    """Return a word for each test of an order: the same for all, or the order's own ones."""
+    return [words] * len(ended) if isinstance(words, str) else words
 
 
 def _trained(order: Order, answers: Answers) -> list[Measured]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.planning.plan import Plan
-from launcher.spec.job import Job
 from launcher.spec.optimizers import OPTIMIZERS, State
-from launcher.spec.recipe import Recipe
+
+if TYPE_CHECKING:  # `launcher why` reads the doctor's options, and needs none of these
+    from launcher.planning.plan import Plan
+    from launcher.spec.job import Job
+    from launcher.spec.recipe import Recipe
 
 FIELDS = ("name", "task", "args", "command", "batch", "steps", "epochs")
 "Fields of the job that name what it needs."

@@ -31,6 +31,8 @@ CONNECT_SECONDS, COLLECTIVE_SECONDS, THOROUGH_SECONDS = 10.0, 12.0, 60.0
 "Time limits of one test. A rank that hangs costs that much."
 TRY_SECONDS = 8.0
 "Time limit of a test with a setting that is tried."
+AT_ONCE = 4
+"Settings with which the ranks connect at the same time. A hang costs TRY_SECONDS, and each takes GPU memory."
 CONNECT_SECONDS_PER_RANK = 0.05
 PAIR_SECONDS, PAIR_BYTES = 10.0, 2**20
 TRAIN_SECONDS = 40.0
@@ -152,19 +154,23 @@ class Lead:
 
     def _search(self, failed: Sequence[str], before: Outcome, sizes: Sequence[int]) -> None:
         """Try settings until one makes everything work that failed."""
-        for setting in self._candidates():
+        settings = self._candidates()
+        for first in range(0, len(settings), AT_ONCE):
+            some = settings[first : first + AT_ONCE]
             # What takes least comes first: most settings do not help.
-            ends = self.test("setting", [self._try("connect", setting)], subject=setting.text)
-            for name in failed if ends[0].ok else ():
-                test = self._try("collective", setting, name=name, sizes=list(sizes))
-                ends += self.test("setting", [test], subject=f"{setting.text}, {name}")
-                if not ends[-1].ok:
-                    break
-            if all(one.ok for one in ends):
-                what = failed[0]
-                self._choose(setting, f"{what} {WORDS[before.kind]}", "works")
-                return
+            connects = self.test(
+                "setting", [self._try("connect", one) for one in some], subject=[one.text for one in some]
+            )
+            for setting in [one for one, end in zip(some, connects, strict=True) if end.ok]:
+                if all(self._works_with(setting, name, sizes) for name in failed):
+                    self._choose(setting, f"{failed[0]} {WORDS[before.kind]}", "works")
+                    return
         self._note("chosen", {"env": None})
+
+    def _works_with(self, setting: Setting, name: str, sizes: Sequence[int]) -> bool:
+        test = self._try("collective", setting, name=name, sizes=list(sizes))
+        [end] = self.test("setting", [test], subject=f"{setting.text}, {name}")
+        return end.ok
 
     def _tune(self, base: Outcome, sizes: Sequence[int]) -> None:
         """Measure all settings, and choose the fastest if it is faster than none."""

@@ -16,7 +16,6 @@ from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.guarded import guarded, reason_of
 from launcher.doctor.measure.host import measure_host
-from launcher.doctor.measure.job import measure_job
 from launcher.doctor.measure.network import measure_way, partners, send_answer
 from launcher.doctor.measure.shared_files import Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
@@ -47,6 +46,8 @@ def measure_node(place: Place) -> list[Measured]:
     if place.options is not None and place.expected.nodes > 1:
         values.append(guarded("workdir", place.node, lambda: code_files(Path.cwd())))
     if place.options is not None and place.options.job is not None:
+        from launcher.doctor.measure.job import measure_job  # its imports take a while, and few runs need it
+
         values += measure_job(place.node, place.options.job, place.run.path)
     return values
 

@@ -70,3 +70,20 @@ def test_a_run_leaves_a_node_that_turned_out_sick(slurm_lab: SlurmLab, cluster: 
     assert judged is not None
     assert "fails the doctor's checks: /dev/shm 1 MiB" in judged.then
     assert judged.then.endswith(": going on without it")
+
+
+def test_a_run_on_two_nodes_leaves_the_sick_one(slurm_lab: SlurmLab, cluster: Cluster) -> None:
+    """The supervisors of both nodes have them examined; node 0 decides."""
+    slurm_lab.script(
+        "import os, socket, sys\nnode = socket.gethostname()\nprint('began on', node, flush=True)\n"
+        "if node == 'n2': sys.exit('DistBackendError: NCCL error: unhandled system error')\n"
+    )
+    job = slurm_lab.job(command="python train.py", resources={"nodes": 2, "ranks_per_node": 1})
+    with tiny_shm(cluster, "n2"):
+        run = slurm_lab.submit(str(job), "-c", "lab.yaml")
+        ended = slurm_lab.wait(run)
+    assert ended["state"] == "succeeded", slurm_lab.all_logs(run)
+    assert (run.path / "slurm-excluded").read_text().split() == ["n2"]
+    assert (run.path / "attempts/000/nodes/node-01.checked.json").exists()
+    judged = run.attempt(0).read_verdict()
+    assert judged is not None and "/dev/shm 1 MiB" in judged.then

@@ -15,6 +15,9 @@ from launcher.doctor.values import Measured
 
 QUICK_BYTES = 64 * 2**20
 THOROUGH_BYTES = 1024 * 2**20
+PART_BYTES = 8 * 2**20
+LEAST = 16 * 2**20
+"Bytes/s. A slower folder gets a smaller file, so that the check of a node takes seconds."
 FREE_SHARE = 0.25
 "Part of the free space that the test may fill."
 
@@ -49,27 +52,25 @@ def measure_folder(node: int, name: str, folder: Path, most: int = QUICK_BYTES) 
         if written.error:
             yield written
             return
-        file, speed = written.value
+        file, speed, done = written.value
         yield Measured("write", node, round(speed), name)
-        yield guarded("read", node, lambda: round(_read(file, size)), name)
+        yield guarded("read", node, lambda: round(_read(file, done)), name)
         yield guarded("rename", node, lambda: _rename(folder), name)
         yield guarded("flock", node, lambda: _flock(file), name)
 
 
 @contextmanager
-def _written(folder: Path, size: int) -> Iterator[tuple[Path, float]]:
-    """Write a file and sync it; give its path and the bytes/s."""
+def _written(folder: Path, size: int) -> Iterator[tuple[Path, float, int]]:
+    """Write a file and sync it, a part at a time; give its path, the bytes/s and its size."""
     descriptor, name = tempfile.mkstemp(prefix=".doctor-", dir=folder)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            block = os.urandom(2**20)
-            began = time.perf_counter()
-            left = size
-            while left > 0:
-                left -= file.write(block[: min(left, len(block))])
-            file.flush()
-            os.fsync(file.fileno())
-        yield Path(name), size / (time.perf_counter() - began)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            block, done = os.urandom(min(size, PART_BYTES)), 0
+            began, until = time.perf_counter(), time.perf_counter() + size / LEAST
+            while done < size and time.perf_counter() < until:
+                done += file.write(block[: size - done])
+                os.fdatasync(file.fileno())
+        yield Path(name), done / (time.perf_counter() - began), done
     finally:
         Path(name).unlink(missing_ok=True)
 
