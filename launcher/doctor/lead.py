@@ -154,9 +154,11 @@ class Lead:
 
     def _search(self, failed: Sequence[str], before: Outcome, sizes: Sequence[int]) -> None:
         """Try settings until one makes everything work that failed."""
-        settings = self._candidates()
-        for first in range(0, len(settings), AT_ONCE):
-            some = settings[first : first + AT_ONCE]
+        settings, at_once = self._candidates(), 1
+        while settings:
+            # The first one alone: it often helps, and takes no time then.
+            some, settings = settings[:at_once], settings[at_once:]
+            at_once = AT_ONCE
             # What takes least comes first: most settings do not help.
             connects = self.test(
                 "setting", [self._try("connect", one) for one in some], subject=[one.text for one in some]
