@@ -11,6 +11,7 @@ from typing import Any
 from launcher.api.command_job import job_of_command
 from launcher.api.job_source import Given, JobLike, given
 from launcher.api.prepare import named_cluster, prepared, with_hardware
+from launcher.doctor.examine import worst
 from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.options import Options
@@ -179,11 +180,13 @@ def write_profile(change: Change) -> None:
 
 def last_healthy(results: Results) -> Results | None:
     """Return the newest earlier results of the same cluster in which nothing was broken; None if there are
-    none. Levels may differ."""
+    none. Levels may differ, and what a job lacked does not count."""
     for run in runs_in():
         if run.id == results.run.id or run.read_about().created > results.run.read_about().created:
             continue
         found = results_of(run)
-        if found is not None and found.cluster == results.cluster and found.verdict != "broken":
+        if found is None or found.cluster != results.cluster:
+            continue
+        if worst(one for one in found.findings if one.part != "job") != "broken":
             return found
     return None

@@ -51,8 +51,9 @@ def doctor(
     """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken."""
     import sys
 
-    from launcher.api.doctor import collected, submit_doctor, wait_for_results
+    from launcher.api.doctor import collected, last_healthy, submit_doctor, wait_for_results
     from launcher.cli.output import fail, print_json, working
+    from launcher.doctor.compare import changes, lines
     from launcher.doctor.options import Options
     from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import scheduler_of
@@ -71,12 +72,17 @@ def doctor(
             print(line, file=sys.stderr)
         with working("examining"):
             results = wait_for_results(run)
+    before = last_healthy(results) if compare else None
+    changed = changes(before.findings, results.findings) if before is not None else []
     if json:
-        print_json(results.as_json())
+        more = {"healthy": before.run.id if before is not None else None, "changes": changed}
+        print_json({**results.as_json(), **(more if compare else {})})
     else:
         print("\n".join(results.page()))
-    if compare:
-        _compare(results)
+    if before is not None:
+        print("\n".join(lines(before.run.id, changed)), file=sys.stderr)
+    elif compare:
+        print(f"no earlier run of the doctor found {results.cluster} healthy", file=sys.stderr)
     if write:
         _write(results, cluster)
     if results.verdict == "broken":
@@ -91,22 +97,8 @@ def _write(results: Results, cluster: str) -> None:
 
     change = changed_profile(results, cluster)
     if change is None:
-        print("no setting was chosen: the profile stays as it is", file=sys.stderr)
+        print("nothing to change was found: the profile stays as it is", file=sys.stderr)
         return
     print(change.difference, end="", file=sys.stderr)
     write_profile(change)
     print(f"written: {change.file}", file=sys.stderr)
-
-
-def _compare(results: Results) -> None:
-    """Print what changed since the cluster was healthy."""
-    import sys
-
-    from launcher.api.doctor import last_healthy
-    from launcher.doctor.compare import changes, lines
-
-    before = last_healthy(results)
-    if before is None:
-        print(f"no earlier run of the doctor found {results.cluster} healthy", file=sys.stderr)
-        return
-    print("\n".join(lines(before.run.id, changes(before.findings, results.findings))), file=sys.stderr)

@@ -20,7 +20,8 @@ def test_the_quick_check_of_this_machine(lab: Lab) -> None:
     run = lab.newest()
     again = lab.cli("doctor", "--show", run.id, "--compare")
     assert again.stdout == done.stdout and "no earlier run of the doctor" in again.stderr
-    told = lab.told("doctor", "--show", run.id, code=done.returncode)
+    told = lab.told("doctor", "--show", run.id, "--compare", code=done.returncode)
+    assert (told["healthy"], told["changes"]) == (None, [])
     assert (told["backend"], told["ranks"], told["level"]) == ("gloo", 2, "quick")
     assert (told["verdict"] == "broken") is bool(done.returncode)
     assert {"shm", "torch", "write"} <= {one["check"] for one in told["measured"]}
