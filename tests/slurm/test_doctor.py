@@ -87,3 +87,15 @@ def test_a_run_on_two_nodes_leaves_the_sick_one(slurm_lab: SlurmLab, cluster: Cl
     assert (run.path / "attempts/000/nodes/node-01.checked.json").exists()
     judged = run.attempt(0).read_verdict()
     assert judged is not None and "/dev/shm 1 MiB" in judged.then
+
+
+def test_the_doctor_answers_for_a_job(slurm_lab: SlurmLab) -> None:
+    slurm_lab.script("import nosuchmodule\n")
+    job = slurm_lab.job(command="python train.py", resources={"nodes": 2, "ranks_per_node": 1})
+    told = slurm_lab.told("doctor", "-c", "lab.yaml", "--quick", "--job", str(job), code=1)
+    assert (told["nodes"], told["ranks"]) == (2, 2)
+    lacks = [one for one in told["findings"] if one["part"] == "job" and one["verdict"] == "broken"]
+    assert [(one["check"], one["nodes"]) for one in lacks] == [("job-imports", [0, 1])]
+    seen = {one["check"]: one["measured"] for one in told["findings"] if one["verdict"] == "good"}
+    assert (seen["same-files"], seen["shared-locks"]) == ("seen", "excludes")
+    assert seen["workdir"].startswith("1 files, ")
