@@ -110,7 +110,7 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     environment.filters |= {name: _strict(function) for name, function in own.items()}
     environment.globals.clear()
     environment.globals["events"] = {kind: quote.Written(kind) for kind in KINDS}
-    environment.globals["exit_sick"] = quote.Written(EXIT_SICK)
+    environment.globals["exit_sick"] = EXIT_SICK
     environment.globals["exit_codes"] = {name: quote.Written(code) for name, code in EXIT_CODES.items()}
     return environment
 

@@ -327,8 +327,9 @@ leave_dead_nodes() {
 }
 # Of state.json: nodes that failed the doctor's checks, by their numbers. Without a new job the run goes on as it can.
 leave_unfit() {
-  local _node _left=()
-  for _node in $(sed -n 's/.*"leaves": "\([0-9 ]*\)".*/\1/p' "$_run_dir/state.json"); do _left+=("${_hosts[_node]}"); done
+  local _node _numbers=() _left=()
+  read -ra _numbers < <(sed -n 's/.*"leaves": "\([0-9 ]*\)".*/\1/p' "$_run_dir/state.json")
+  for _node in ${_numbers[@]+"${_numbers[@]}"}; do _left+=("${_hosts[_node]}"); done
   if ((${#_left[@]} == 0)) || [[ -e $_run_dir/cancel ]]; then return 0; fi
   say "unfit: ${_left[*]}"
   go_on_without node-failed "${_left[@]}"
