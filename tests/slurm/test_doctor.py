@@ -99,3 +99,19 @@ def test_the_doctor_answers_for_a_job(slurm_lab: SlurmLab) -> None:
     seen = {one["check"]: one["measured"] for one in told["findings"] if one["verdict"] == "good"}
     assert (seen["same-files"], seen["shared-locks"]) == ("seen", "excludes")
     assert seen["workdir"].startswith("1 files, ")
+
+
+@pytest.mark.slow  # Slurm takes two minutes to start a requeued job
+def test_a_run_stays_where_there_are_too_few_other_nodes(slurm_lab: SlurmLab, cluster: Cluster) -> None:
+    slurm_lab.script(
+        "import os, socket, sys\n"
+        "if os.environ['LAUNCHER_ATTEMPT'] == '0' and socket.gethostname() == 'n11':\n"
+        "    sys.exit('DistBackendError: NCCL error: unhandled system error')\n"
+    )
+    job = slurm_lab.job(command="python train.py", resources={"nodes": 2, "ranks_per_node": 1})
+    with tiny_shm(cluster, "n11"):
+        run = slurm_lab.submit(str(job), "-c", "lab.yaml", "-s", f"cluster.slurm.partition={PARTITION}")
+        ended = slurm_lab.wait(run)
+    assert ended["state"] == "succeeded", slurm_lab.all_logs(run)
+    judged = run.attempt(0).read_verdict()
+    assert judged is not None and "/dev/shm 1 MiB" in judged.then
