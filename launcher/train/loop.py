@@ -100,7 +100,7 @@ class Trainer:
             self.model = arranged(model, self.task, rank, budget)
         self.stage = Stage(self.model, self.task, rank) if rank.recipe.pipeline > 1 else None
         self.optimizer = build_optimizer(self.model, rank, budget)
-        self.copies = Copies(self.model)
+        self.copies = Copies(self.model, self.task, rank.recipe)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
             self.in_backward = StepInBackward(self.model, self.optimizer, self.copies, rank.world)
@@ -257,7 +257,7 @@ class Trainer:
                 self.copies.average(gradients)
                 over_stages = self.stage.add_up if self.stage is not None else None
                 limit = self.rank.job.train.clip_norm
-                grad_norm = divide_and_clip(gradients, factor, limit, over_stages)
+                grad_norm = divide_and_clip([*gradients.values()], factor, limit, over_stages)
                 del gradients
             self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
@@ -419,9 +419,9 @@ class Trainer:
             stage.settle()
         return loss, weight
 
-    def _all_gradients(self) -> list[torch.Tensor]:
-        found = (gradient_of(p, self.optimizer) for p in self.model.parameters())
-        return [gradient for gradient in found if gradient is not None]
+    def _all_gradients(self) -> dict[str, torch.Tensor]:
+        found = ((name, gradient_of(p, self.optimizer)) for name, p in self.model.named_parameters())
+        return {name: gradient for name, gradient in found if gradient is not None}
 
     def _outgrown(self, batch: Any, step: int, index: int) -> bool:
         """Return whether a rank has a micro-batch that is larger than any probed one."""

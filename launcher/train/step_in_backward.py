@@ -51,7 +51,7 @@ class StepInBackward:
 
         def update(group: dict[str, Any], p: torch.Tensor) -> None:
             assert p.grad is not None
-            self._copies.average([p.grad])
+            self._copies.average({self._names[p]: p.grad})
             gradient = local(p.grad)
             gradient.mul_(factor)
             norms.add(p, gradient)

@@ -7,6 +7,7 @@ and what a model or a loss needs to work with values that are cut.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
@@ -20,15 +21,22 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 from torch.nn import functional
 
+from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.state import local, offset_of
 from launcher.train.own_numbers import draw_own_numbers
+from launcher.train.precision import compute_type
 from launcher.train.rank import SetupError
-from launcher.train.task import Task
+from launcher.train.task import Task, TaskError
 
 TENSOR = "tensor"
 "Name of the dimension of a mesh; see launcher.train.mesh."
 SHOWN = 12
 "Number of layers that a message names."
+COMPARED = 3
+"Number of steps in which the ranks compare the gradients of whole layers."
+APART = 0.05
+"""Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
+each time differ by about 1e-2."""
 
 
 class HeadsParallel(ColwiseParallel):
@@ -193,19 +201,65 @@ class Copies:
     would let the copies of a parameter drift apart.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, task: Task, recipe: Recipe) -> None:
         mesh = mesh_of(model)
         self._group = mesh.get_group() if mesh is not None else None
+        self._plan = f"parallel_plan() of {type(task).__name__}"
+        self._rounding = torch.finfo(compute_type(recipe)).eps
+        self._largest = 0.0
+        "Largest norm of a gradient so far."
+        self._compared: Counter[str] = Counter()
+        "How often the gradients of a parameter have been compared."
 
     @torch.no_grad()
-    def average(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Average the gradients among `gradients` that are not cut. Each rank has the same ones."""
+    def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Average the gradients among `gradients` that are not cut. Each rank has the same ones, by name.
+
+        Raises TaskError on every rank if those of a parameter differ by more than rounding.
+        """
         if self._group is None:
             return
-        for gradient in gradients:
+        new = [name for name in gradients if self._compared[name] < COMPARED]
+        if new:
+            self._compare({name: gradients[name] for name in new})
+        for gradient in gradients.values():
             if not _is_cut(gradient):
                 dist.all_reduce(local(gradient), group=self._group)
                 local(gradient).div_(self._group.size())
+
+    def _compare(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Compare a few sums over each gradient: a copy of the gradient might not fit into memory."""
+        self._compared.update([*gradients])
+        assert self._group is not None
+        found = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
+        everyones = [torch.empty_like(found) for _ in range(self._group.size())]
+        dist.all_gather(everyones, found, group=self._group)
+        sums = torch.stack(everyones)  # (ranks, gradients, sums)
+        self._largest = max(self._largest, float(sums[..., 0].max()))
+        scale = sums.abs().amax(dim=(0, 2))
+        apart = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
+        noise = self._rounding / 10 * self._largest
+        differ = ((apart > APART * scale) & (scale > noise)).tolist()
+        for (name, gradient), differs in zip(gradients.items(), differ, strict=True):
+            if differs and not _is_cut(gradient):
+                raise TaskError(
+                    f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
+                    "on each of them: it is used where a rank has a part of the activations. Cut it as well, "
+                    "name its module in the plan with ReplicatedInCutRegion() of "
+                    "launcher.train.tensor_parallel, or leave the cut layers around it out of the plan"
+                )
+
+
+def _sums(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the norm and two sums in fp32. Parts of one gradient hardly agree in all of them."""
+    half = len(gradient) // 2
+    return torch.stack(
+        [
+            torch.linalg.vector_norm(gradient, dtype=torch.float32),
+            gradient.sum(dtype=torch.float32),
+            gradient[:half].sum(dtype=torch.float32),
+        ]
+    )
 
 
 def _is_cut(tensor: torch.Tensor) -> bool:

@@ -19,13 +19,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
+from launcher.tasks.gpt import PydocGPT
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
-from launcher.train.task import Task
-from launcher.train.tensor_parallel import parallelize, styles_of
+from launcher.train.task import Task, TaskError
+from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of
 from launcher.train.where import Where
 from runs import HERE, recipe
 from saves import bits, different, everywhere
@@ -268,7 +269,47 @@ def refused(rank: Rank, out: Path) -> Any:
     return found
 
 
-MODES = {one.__name__: one for one in (trained, saved, restored, handed, drifting, refused)}
+class Tempered(PydocGPT):
+    """Has a parameter without an entry in the plan, used where a rank has a part of the activations."""
+
+    def model(self) -> nn.Module:
+        model: Any = super().model()
+        for block in model.blocks:
+            block.mlp[1] = Scaled()
+        return model
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(x * self.scale)
+
+
+class Planned(Tempered):
+    def parallel_plan(self, model: nn.Module) -> Any:
+        return super().parallel_plan(model) | {"blocks.*.mlp.1": ReplicatedInCutRegion()}
+
+
+def partly(rank: Rank, out: Path) -> Any:
+    """What ends a step if a parameter in a cut region is not in the plan, and the losses if it is."""
+    results: dict[str, Any] = {}
+    for label, fields in json.loads(os.environ["CASES"]).items():
+        for task in (Tempered, Planned):
+            name = f"{task.__name__} {label}"
+            JOBS[name] = {**JOBS["gpt"], "task": f"tensors:{task.__name__}"}
+            try:
+                made = trainer(rank, name, **fields)
+                results[name] = [made.train_step(step).grad_norm for step in (1, 2)]
+            except TaskError as error:
+                results[name] = str(error)
+    told = everywhere(results)
+    return {name: told[0][name] if told[0][name] == told[-1][name] else "ranks differ" for name in results}
+
+
+MODES = {one.__name__: one for one in (trained, saved, restored, handed, drifting, partly, refused)}
 
 
 def main(out: Path) -> None:

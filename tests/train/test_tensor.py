@@ -254,6 +254,23 @@ def test_copies_of_whole_layers_stay_equal_if_their_gradients_do_not(tmp_path: P
     assert found == {name: {"copies": 21, "same": True} for name in cases}
 
 
+def test_a_gradient_of_a_part_of_the_activations_is_not_taken_for_that_of_a_whole_layer(
+    tmp_path: Path,
+) -> None:
+    backward = {"optimizer_step": "backward", "train": {"clip_norm": None}}
+    meshes = {"after": TENSOR, "backward": {**TENSOR, **backward}}
+    found = run("partly", tmp_path / "partly", 2, meshes)
+    whole = run(
+        "partly", tmp_path / "whole", 1, {name: {**mesh, "tensor": 1} for name, mesh in meshes.items()}
+    )
+    for name in meshes:
+        told = found[f"Tempered {name}"]
+        assert "the ranks of a group have different gradients of blocks." in told
+        assert "mlp.1.scale, which is whole on each of them" in told
+        for task in ("Planned", "Tempered"):
+            assert found[f"Planned {name}"] == pytest.approx(whole[f"{task} {name}"], rel=NORM)
+
+
 def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cut(tmp_path: Path) -> None:
     found = run("refused", tmp_path / "refused", 2)
     assert "Planless does not say how its layers are cut" in found["no plan"]
