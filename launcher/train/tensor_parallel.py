@@ -18,12 +18,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.state import local, offset_of
-from launcher.train.own_numbers import draw_own_numbers
+from launcher.train.own_numbers import LAST, draw_own_numbers
 from launcher.train.precision import compute_type
 from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError
@@ -157,9 +162,11 @@ def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle
     Each rank has the same whole layers, or those on the meta device, and keeps its part: nothing is sent.
     Raises SetupError for layers that cannot be cut.
     """
+    of_modules = {model.get_submodule(name): style for name, style in styles.items()}
+    _check_inputs(model, of_modules, mesh.size())
     ties = _tied(model)
     parallelize_module(model, mesh, dict(styles), src_data_rank=None)
-    draw_own_numbers(model, {model.get_submodule(name): style for name, style in styles.items()}, mesh)
+    draw_own_numbers(model, of_modules, mesh)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for first, *others in ties:
         for other in others:
@@ -169,6 +176,19 @@ def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle
                     "are the same weight: leave both out"
                 )
     _free_the_rest(model)
+
+
+def _check_inputs(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], ranks: int) -> None:
+    """Raise SetupError for a layer whose inputs would come in unequal parts, which torch cannot multiply."""
+    for name, layer in model.named_modules():
+        style = styles.get(layer)
+        if not (isinstance(layer, nn.Linear) and isinstance(style, RowwiseParallel)):
+            continue
+        if style.input_layouts == LAST and layer.in_features % ranks:
+            raise SetupError(
+                f"tensor: {ranks}: {name} has {layer.in_features} inputs, which {ranks} ranks cannot share "
+                f"equally: set tensor to a divisor of {layer.in_features}"
+            )
 
 
 def add_up_gradients(model: nn.Module) -> None:

@@ -250,10 +250,12 @@ def refused(rank: Rank, out: Path) -> Any:
     mesh = init_device_mesh("cpu", (rank.world,), mesh_dim_names=("tensor",))
     heads = {"task": LLAMA, "args": {"model": {"heads": 4, "kv_heads": 1}}}
     JOBS["heads"] = heads
+    JOBS["odd"] = {"task": LLAMA, "args": {"model": {"hidden": 191}}}
     found: dict[str, Any] = {
         "no plan": words(lambda: styles_of(Planless().model(), Planless(), rank.world)),
         "other names": words(lambda: styles_of(Misnamed().model(), Misnamed(), rank.world)),
         "heads": words(lambda: trainer(rank, "heads", sharding="none", tensor=2)),
+        "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "compile": words(lambda: trainer(rank, "gpt", sharding="none", tensor=2, compile=True)),
     }
     torch.manual_seed(0)

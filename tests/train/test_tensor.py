@@ -277,6 +277,7 @@ def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cu
     assert "Its linear and embedding layers are layers.*.up. Return a plan" in found["no plan"]
     assert "names layers.*.upp, which the model does not have" in found["other names"]
     assert "a projection to 1 attention heads" in found["heads"]
+    assert "decoder.blocks.0.feed_forward.down has 191 inputs, which 2 ranks cannot share" in found["inputs"]
     assert "compiled blocks had other gradients" in found["compile"]
     assert found["same masks"] == {"1": False, "3": True}
     assert found["same state"]
