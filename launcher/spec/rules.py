@@ -84,6 +84,8 @@ class Broken:
 
 def as_yaml(value: object) -> str:
     """Return a value as a user writes it in a job file."""
+    if value is None:
+        return "null"
     if isinstance(value, tuple):
         value = list(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

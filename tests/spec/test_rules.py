@@ -79,6 +79,11 @@ def test_a_broken_rule_explains_itself_and_names_the_nearest_valid_recipe(change
     assert valid is not None and names(valid, setting) == []
 
 
+def test_a_field_to_be_left_out_is_written_as_in_yaml():
+    (broken,) = broken_rules(GOOD.model_copy(update={"pipeline": 2, "stages": (3, 4, 5)}), TASK)
+    assert str(broken).endswith("nearest valid: stages: null")
+
+
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "paged-adamw-8bit", "lion-8bit"])
 def test_the_built_in_entrypoint_runs_8_bit_optimizers_on_shards_and_a_foreign_command_does_not(optimizer):
     recipe = GOOD.model_copy(update={"optimizer": optimizer})

@@ -19,6 +19,8 @@ from launcher.tasks.brain import BrainAutoencoder
 from launcher.tasks.gpt import PydocGPT
 from launcher.tasks.llama import LanguageModel
 from launcher.tasks.video import VideoLanguageModel
+from launcher.train.budget import Unlimited
+from launcher.train.optimizers.build import build_optimizer
 from launcher.train.pipeline.cut import Batch, cut
 from launcher.train.pipeline.parts import Pipeline, in_turn
 from launcher.train.rank import Rank, SetupError
@@ -198,3 +200,9 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(
         model = task.model()
     with pytest.raises(SetupError, match=words):
         cut(model, task, rank(0, **fields))
+
+
+def test_a_stage_without_a_trainable_parameter_is_told_by_its_number() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(SetupError, match="stage 1 of the pipeline has no trainable parameter"):
+        build_optimizer(frozen, rank(1), Unlimited())

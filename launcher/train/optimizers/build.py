@@ -31,7 +31,9 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
     groups = parameter_groups(model, rank.job.train)
     wide = embeddings(model) if rank.recipe.embedding_states == "32-bit" else []
     if not groups:
-        raise SetupError("the model has no trainable parameter: all of them have requires_grad=False")
+        stage, staged = rank.coordinates.pipeline, rank.recipe.pipeline > 1
+        who = f"stage {stage} of the pipeline" if staged else "the model"
+        raise SetupError(f"{who} has no trainable parameter: all of them have requires_grad=False")
     if rank.recipe.sharding != "zero1":
         return _placed(groups, wide, rank, budget)
     with budget.host_side():
