@@ -225,7 +225,8 @@ class Copies:
         mesh = mesh_of(model)
         self._group = mesh.get_group() if mesh is not None else None
         self._plan = f"parallel_plan() of {type(task).__name__}"
-        self._rounding = torch.finfo(compute_type(recipe)).eps
+        # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
+        self._rounding = max(torch.finfo(compute_type(recipe)).eps / 10, 1e-5)
         self._largest = 0.0
         "Largest norm of a gradient so far."
         self._compared: Counter[str] = Counter()
@@ -258,7 +259,7 @@ class Copies:
         self._largest = max(self._largest, float(sums[..., 0].max()))
         scale = sums.abs().amax(dim=(0, 2))
         apart = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
-        noise = self._rounding / 10 * self._largest
+        noise = self._rounding * self._largest
         differ = ((apart > APART * scale) & (scale > noise)).tolist()
         for (name, gradient), differs in zip(gradients.items(), differ, strict=True):
             if differs and not _is_cut(gradient):
