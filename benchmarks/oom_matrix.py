@@ -1,9 +1,9 @@
 """Memory runs out everywhere, in three parts.
 
-phases    Each sharding x phase x ranks x nodes, through real supervisors, to the end. A cell is compared with
-          a run that begins with the recipe that fits: the same parameters at the end (fp32, to the rounding
-          of the steps before the failure), every step done, no process left, in time. Several nodes are
-          several supervisors on this machine, which share nothing but the run directory.
+phases    Each sharding or mesh x phase x ranks x nodes, through real supervisors, to the end. A cell is
+          compared with a run that begins with the recipe that fits: the same parameters at the end (fp32, to
+          the rounding of the steps before the failure), every step done, no process left, in time. Several
+          nodes are several supervisors on this machine, which share nothing but the run directory.
 models    Each model of tests/train/zoo x place in its own code x ranks x step x probe x sharding, in groups
           of ranks without a supervisor. A cell is compared bit for bit with the run that changed its recipe
           before the step: parameters, optimizer states, buffers, randomness, attributes, the task's state.
@@ -19,10 +19,12 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,6 +44,10 @@ from launcher.train.checkpoints.export import export
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "train"))
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from memory_tables import between
 
 from cells import FAILING, Cell, cells_of, differences, results, whole_that_knew
 from cells import STEPS as MODEL_STEPS
@@ -63,7 +69,20 @@ SHARDINGS = {
     "hybrid": {"sharding": "hybrid"},
     "cpu offload": {"sharding": "fsdp", "offload": "cpu"},
 }
-ALLOCATIONS = {"probe": 5, "data": 3, "forward": 4, "backward": 5, "optimizer": 6, "evaluation": 2}
+MESHES = {
+    "tensor 2": {"sharding": "none", "tensor": 2},
+    "fsdp 2 x tensor 2": {"sharding": "fsdp", "tensor": 2},
+    "pipeline 2 x fsdp 2": {"sharding": "fsdp", "pipeline": 2},
+}
+"Every failure on them is a restart, and there is no probe."
+ALLOCATIONS = {
+    "probe": 5, "init": 3, "data": 3, "forward": 4, "backward": 5, "optimizer": 6, "evaluation": 2,
+    "checkpoint": 1,
+}  # fmt: skip
+RANKS = {"one device": 1, "hybrid": 4, "fsdp 2 x tensor 2": 4, "pipeline 2 x fsdp 2": 4}
+"Two if left out."
+STEP = {"probe": None, "init": None, "checkpoint": 5}
+"Where memory runs out, if not in step FAILS."
 WHO = ("all", "first", "last")
 
 PhaseCell = tuple[str, str, str, int]
@@ -78,7 +97,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, action="append", choices=(1, 2), help="of `phases`")
     parser.add_argument("--only", default="", help="cells whose names hold this text")
     parser.add_argument("--at-once", type=int, default=2, help="supervised cells that run at the same time")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/oom-matrix.json")
+    parser.add_argument("--save", action="store_true", help="write results and the table in docs/")
     options = parser.parse_args()
     sections = {part: PARTS[part](options) for part in options.part or PARTS}
     for part, rows in sections.items():
@@ -87,9 +106,11 @@ def main() -> int:
     if options.save:
         target = ROOT / "benchmarks" / "results" / "oom-matrix.json"
         report = json.loads(target.read_text()) if target.exists() else {}
-        report |= {part: _section(part, rows) for part, rows in sections.items()}
+        report |= {part: _section(part, rows, report.get(part, {})) for part, rows in sections.items()}
         target.write_text(json.dumps(report, indent=1) + "\n")
         print(f"wrote {target.relative_to(ROOT)}")
+        text = table(report["phases"]["cells"])
+        between(ROOT / "docs" / "out-of-memory.md", "benchmarks/oom_matrix.py", text)
     return 1 if any(row["problems"] for rows in sections.values() for row in rows) else 0
 
 
@@ -97,15 +118,38 @@ def _ways(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {way: sum(row["way"] == way for row in rows) for way in sorted({row["way"] for row in rows})}
 
 
-def _section(part: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def table(cells: list[dict[str, Any]]) -> str:
+    """Return the cells of `phases` by sharding or mesh and number of nodes."""
+    lines = [
+        "| sharding or mesh | nodes | cells | in process | restart from the last step | other restart "
+        "| weights differ by at most |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for sharding, nodes in itertools.product(SHARDINGS | MESHES, (1, 2)):
+        own = [cell for cell in cells if cell["cell"][0] == sharding and cell["cell"][3] == nodes]
+        if not own:
+            continue
+        ways = ["in process", "restart, from shared-memory"]
+        numbers = [sum(cell["way"] == way for cell in own) for way in ways]
+        far = max(cell["distance"] for cell in own)
+        columns = [sharding, nodes, len(own), *numbers, len(own) - sum(numbers), f"{far:.1e}"]
+        lines.append(f"| {' | '.join(map(str, columns))} |")
+    return "\n".join(lines)
+
+
+def _section(part: str, rows: list[dict[str, Any]], before: dict[str, Any]) -> dict[str, Any]:
+    command = shlex.join(["python", "benchmarks/oom_matrix.py", *sys.argv[1:]])
     made = {
-        "command": f"python benchmarks/oom_matrix.py {' '.join(sys.argv[1:])}",
+        "command": command,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "torch": torch.__version__,
         "ways": _ways(rows),
     }
     if part == "phases":
-        return made | {"tolerance": TOLERANCE, "cells": rows}
+        again = [row["cell"] for row in rows]
+        kept = [row for row in before.get("cells", []) if row["cell"] not in again]
+        cells = [*kept, *({**row, "command": command} for row in rows)]
+        return made | {"ways": _ways(cells), "tolerance": TOLERANCE, "cells": cells}
     models = {row["model"]: [one for one in rows if one["model"] == row["model"]] for row in rows}
     summary = {
         model: {"cells": len(own), "problems": sum(bool(one["problems"]) for one in own), "ways": _ways(own)}
@@ -117,7 +161,7 @@ def _section(part: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def phases(options: argparse.Namespace) -> list[dict[str, Any]]:
     cells = [
         cell
-        for cell in itertools.product(SHARDINGS, ALLOCATIONS, WHO, options.nodes or (1, 2))
+        for cell in itertools.product(SHARDINGS | MESHES, ALLOCATIONS, WHO, options.nodes or (1, 2))
         if possible(*cell) and options.only in " ".join(map(str, cell))
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -242,6 +286,10 @@ def said(cell: str, row: dict[str, Any]) -> None:
 
 
 def possible(sharding: str, phase: str, who: str, nodes: int) -> bool:
+    if sharding in MESHES:
+        return phase != "probe" and (nodes == 1 or RANKS.get(sharding) == 4)
+    if phase in ("init", "checkpoint"):
+        return False  # tests/train/test_recovery.py and tests/e2e/test_handover.py have them
     if sharding == "one device":
         return nodes == 1 and who == "all"
     return sharding != "hybrid" or nodes == 2
@@ -255,16 +303,17 @@ def known(folder: Path, sharding: str, nodes: int) -> dict[str, torch.Tensor]:
 
 def tried(folder: Path, cell: PhaseCell, expected: dict[str, torch.Tensor]) -> dict[str, Any]:
     sharding, phase, who, nodes = cell
-    step = "" if phase == "probe" else f"step={FAILS},"
-    # In the optimizer's step no micro-batch helps: what follows is another attempt with another recipe.
-    until = "attempt=0" if phase == "optimizer" else f"micro_batch={MICRO}"
+    at = STEP.get(phase, FAILS)
+    step = "" if at is None else f"step={at},"
+    # Where no micro-batch helps, what follows is another attempt with another recipe.
+    plan = {"init": parameters_to_host, "optimizer": states_to_host, "checkpoint": states_to_host}.get(phase)
+    until = "attempt=0" if plan else f"micro_batch={MICRO}"
     drill = f"rank={who},{step}phase={phase},allocation={ALLOCATIONS[phase]},{until}"
     where = folder / " ".join(map(str, cell))
     began = time.perf_counter()
     problems: list[str] = []
     row: dict[str, Any] = {"cell": list(cell)}
     try:
-        plan = give_another_rung if phase == "optimizer" else None
         run, codes = launched(where, job_of(sharding, nodes, MICRO, drill), nodes, plan)
         if any(codes):
             problems.append(f"exit codes {codes}")
@@ -278,6 +327,8 @@ def tried(folder: Path, cell: PhaseCell, expected: dict[str, torch.Tensor]) -> d
             problems.append(f"steps {row['steps']}")
         if row["way"] == "nothing failed":
             problems.append("nothing failed")
+        if row["done_twice"] and "from shared-memory" in row["way"]:
+            problems.append(f"steps {row['done_twice']} were done twice")
     except (subprocess.TimeoutExpired, OSError, RuntimeError, AssertionError) as error:
         problems.append(f"{type(error).__name__}: {error}")
         row.setdefault("way", "?")
@@ -292,9 +343,11 @@ def told(run: RunDir) -> dict[str, Any]:
     lowered = [one for one in events if one["event"] in ("downgrade", "retry")]
     kinds = ["in process" if one.get("in_process") else "restart" for one in lowered]
     sources = [one.get("from", "checkpoint") for one in events if one["event"] == "resumed"]
+    steps = Counter(line["step"] for line in read_json_lines(run.metrics))
     return {
         "way": ", ".join([*kinds, *(f"from {source}" for source in sources)]) or "nothing failed",
-        "steps": sorted({line["step"] for line in read_json_lines(run.metrics)}),
+        "steps": sorted(steps),
+        "done_twice": [step for step, times in steps.items() if times > 1],
         "seconds_in_process": [
             one["seconds"] for one in lowered if "seconds" in one and one.get("in_process")
         ],
@@ -309,9 +362,9 @@ def left_behind(run: RunDir) -> list[str]:
 
 
 def job_of(sharding: str, nodes: int, micro: int, drill: str) -> dict[str, Any]:
-    ranks = {"one device": 1, "hybrid": 4}.get(sharding, 2)
+    ranks = RANKS.get(sharding, 2)
     return {
-        "task": "ragged:Ragged",
+        "task": "in_parts:InParts" if sharding in MESHES else "ragged:Ragged",
         "batch": {"global": BATCH},
         "steps": STEPS,
         "resources": {"nodes": nodes, "gpus_per_node": 0, "ranks_per_node": ranks // nodes},
@@ -319,7 +372,7 @@ def job_of(sharding: str, nodes: int, micro: int, drill: str) -> dict[str, Any]:
             "precision": "fp32",
             "optimizer": "adamw",
             "micro_batch_size": micro,
-            **SHARDINGS[sharding],
+            **(SHARDINGS | MESHES)[sharding],
         },
         "train": {"checkpoint_every": 5, "eval_every": 2, "probe": "always", "lr": 1e-2},
         "env": {"TRAIN_MEMORY_FAIL": drill},
@@ -342,7 +395,7 @@ def launched(
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "XDG_STATE_HOME": str(folder),
-        "XDG_CACHE_HOME": str(folder),
+        "XDG_CACHE_HOME": str(folder.parent),  # cells of the same recipe share its trace
     }
     render = [sys.executable, "-m", "launcher", "render", "job.yaml", "-c", "here.yaml", "--out", "run"]
     subprocess.run(render, cwd=folder, env=env, check=True, capture_output=True)
@@ -365,15 +418,17 @@ def launched(
     return run, codes
 
 
-def give_another_rung(run: RunDir) -> None:
-    """What an estimate would have found: a smaller micro-batch does not help an optimizer."""
-    plan = json.loads(run.plan.read_text())
-    offload = "cpu-optimizer" if plan["recipe"]["offload"] == "none" else "cpu"
-    rung = {**plan["recipe"], "offload": offload}
-    if rung == plan["recipe"]:  # everything is on the host already
-        rung |= {"offload": "cpu-optimizer"}
-    plan["ladder"] = [rung]
-    run.plan.write_text(json.dumps(plan))
+def states_to_host(run: RunDir) -> None:
+    """Give the rung that an estimate would have found for the optimizer's step."""
+    recipe = json.loads(run.plan.read_text())["recipe"]
+    give_rung(run, Recipe.model_validate({**recipe, "offload": "cpu-optimizer"}))
+
+
+def parameters_to_host(run: RunDir) -> None:
+    """Give a rung with fewer parameters on the device, which only FSDP can do."""
+    recipe = json.loads(run.plan.read_text())["recipe"]
+    sharding = "fsdp" if recipe["sharding"] == "none" else recipe["sharding"]
+    give_rung(run, Recipe.model_validate({**recipe, "sharding": sharding, "offload": "cpu"}))
 
 
 def address() -> str:

@@ -58,6 +58,15 @@ class Ragged(Task):
         }
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.count(model)
+        time.sleep(self.pace)
+        logits = model(batch["inputs"]).float().flatten(0, 1)
+        targets = batch["targets"].flatten()
+        total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+        return total, (targets != IGNORED).sum()
+
+    def count(self, model: nn.Module) -> None:
+        """Count a training loss, at which the fault may happen."""
         if model.training and torch.is_grad_enabled():  # a step, not a comparison before it
             self.calls += 1
             if (
@@ -66,11 +75,6 @@ class Ragged(Task):
                 and os.environ["LAUNCHER_ATTEMPT"] == "0"
             ):
                 _inject(self.fault, model)
-        time.sleep(self.pace)
-        logits = model(batch["inputs"]).float().flatten(0, 1)
-        targets = batch["targets"].flatten()
-        total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-        return total, (targets != IGNORED).sum()
 
 
 class HeadApart(PydocGPT):
@@ -119,6 +123,8 @@ def _inject(fault: str, model: nn.Module) -> None:
             model.register_state_dict_post_hook(_ask_to_stop)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "halt":
+            os.kill(os.getpid(), signal.SIGSTOP)
         case "full disk":  # a real failing write: no file may grow beyond 24 KiB
             resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 2**10, resource.RLIM_INFINITY))
 

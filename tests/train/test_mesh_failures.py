@@ -1,0 +1,41 @@
+"""A rank of a tensor-parallel group or of a pipeline ends or halts: no other one waits for it for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.rundir.layout import RunDir
+from tests.train.runs import Ended, error, job, prepare, recipe, start
+
+MESHES = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}}
+
+
+def after(fault: str, mesh: str, folder: Path, timeout: float) -> tuple[Ended, RunDir]:
+    """Run two ranks until the second one has the fault in its third loss."""
+    chosen: dict[str, Any] = MESHES[mesh]
+    train = {"checkpoint_every": None, "collective_timeout": timeout}
+    run = prepare(folder / "run", job(task="in_parts:InParts", args={"fault": fault, "call": 3}, train=train))
+    ended = start(run, recipe("none", micro=2, accumulation=4, **chosen))
+    assert 0 not in ended.codes.values(), ended.output
+    return ended, run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_an_exception_or_a_signal_ends_both(mesh: str, tmp_path: Path) -> None:
+    _, run = after("raise", mesh, tmp_path / "raise", timeout=600)
+    told = error(run.attempt(0), 1)
+    assert told["failure"] == "user-error" and "no such label" in told["exception"]
+    assert (told["phase"], told["step"]) == ("forward", 1)
+    ended, _ = after("kill", mesh, tmp_path / "kill", timeout=600)
+    assert ended.codes[1] == 137
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_halted_rank_is_a_timeout_of_the_other(mesh: str, tmp_path: Path) -> None:
+    _, run = after("halt", mesh, tmp_path, timeout=5)
+    assert error(run.attempt(0), 0)["failure"] == "nccl-timeout"
