@@ -100,6 +100,11 @@ def _in_backward(because: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe
     return lambda r, s: r.optimizer_step == "backward" and because(r, s)
 
 
+def _has_full_nodes(ranks: int, setting: Setting) -> bool:
+    nodes, rest = divmod(ranks * setting.nodes, setting.ranks)
+    return nodes > 1 and rest == 0
+
+
 def _step_after(recipe: Recipe, _: Setting) -> dict[str, Any]:
     return {"optimizer_step": "after"}
 
@@ -246,8 +251,9 @@ RULES = (
     ),
     Rule(
         "hybrid-needs-nodes",
-        lambda r, s: r.sharding == "hybrid" and s.nodes == 1,
-        "hybrid sharding replicates over nodes and shards within one; there is only one node",
+        lambda r, s: r.sharding == "hybrid" and not _has_full_nodes(s.ranks // r.pipeline, s),
+        "hybrid sharding replicates over nodes and shards within one, so the ranks of the job, or of each "
+        "stage of a pipeline, must be several full nodes",
         "torch.distributed.fsdp.fully_shard, 2-D device mesh",
         lambda r, s: {"sharding": "fsdp"},
     ),

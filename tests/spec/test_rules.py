@@ -41,6 +41,11 @@ def test_a_usual_recipe_breaks_nothing():
         ({"optimizer": "adamw-8bit"}, GPUS, "bitsandbytes-no-dtensor"),
         ({"sharding": "none"}, GPUS, "ranks-need-sharding"),
         ({"sharding": "hybrid"}, GPUS, "hybrid-needs-nodes"),
+        (
+            {"sharding": "hybrid", "pipeline": 2},
+            Setting(8, 2, 4, entrypoint=True),
+            "hybrid-needs-nodes",
+        ),
         ({"pipeline": 3}, TASK, "mesh-divides-ranks"),
         ({"tensor": 4}, Setting(8, 4, 2, entrypoint=True), "tensor-within-node"),
         ({"tensor": 2}, GPUS, "mesh-needs-entrypoint"),
@@ -77,6 +82,12 @@ def test_a_broken_rule_explains_itself_and_names_the_nearest_valid_recipe(change
     assert broken.rule.reason in str(broken) and broken.rule.source in str(broken)
     valid = nearest_valid(recipe, setting)
     assert valid is not None and names(valid, setting) == []
+
+
+def test_each_stage_may_shard_within_nodes_if_it_has_several():
+    recipe = GOOD.model_copy(update={"sharding": "hybrid", "pipeline": 2})
+    assert names(recipe, Setting(16, 4, 4, entrypoint=True)) == []
+    assert names(recipe, Setting(12, 3, 4, entrypoint=True)) == ["hybrid-needs-nodes"]
 
 
 def test_a_field_to_be_left_out_is_written_as_in_yaml():
