@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(PYTHON) -m venv $(VENV); \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0; \
 	fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tasks,float8,track,frameworks,runpod,sandbox,docs,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tasks,float8,track,frameworks,runpod,sandbox,top,docs,dev]"
 	@touch $(STAMP)
 
 demo: venv ## train a small GPT on two ranks, run out of memory once, recover

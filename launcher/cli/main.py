@@ -30,6 +30,7 @@ from launcher.cli import (
     runs,
     snapshot,
     submit,
+    top,
 )
 from launcher.cli.output import (
     EXIT_NOT_FOUND,
@@ -71,6 +72,7 @@ app.command(cls=submit.WithCommand, rich_help_panel=START)(submit.run)
 app.command(rich_help_panel=START)(plan.plan)
 app.command(rich_help_panel=START)(render.render)
 app.command("list", rich_help_panel=WATCH)(runs.list_runs)
+app.command(rich_help_panel=WATCH)(top.top)
 app.command(rich_help_panel=WATCH)(runs.status)
 app.command(rich_help_panel=WATCH)(logs.logs)
 app.command(rich_help_panel=WATCH)(logs.why)

@@ -65,10 +65,9 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
 
 def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
     """Ask a run, or all of a sweep, to write a checkpoint and stop. A second call ends the ranks at once."""
+    from launcher.api.cancel import cancel as cancel_one
     from launcher.cli.output import print_json
     from launcher.rundir.find import SweepRuns, find
-    from launcher.schedulers.of_run import scheduler_of
-    from launcher.spec.events import Finished
 
     found = find(run)
     if isinstance(found, SweepRuns):
@@ -76,22 +75,11 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
 
         cancel_all(found, json)
         return
-    again = found.cancel.exists()
-    task = found.read_about().job.task
-    scheduler_of(found).cancel(found)
-    last = next(reversed(found.read_events()), None)
-    ended_by, reason = (last.by, last.reason) if isinstance(last, Finished) else (None, None)
+    done = cancel_one(found)
     if json:
         print_json({"run_id": found.id, "cancelled": True})
-    elif ended_by == "slurm":
-        print(f"{found.id}: taken out of the queue")
-    elif ended_by == "runpod":
-        print(f"{found.id}: {reason}")
-    elif again:
-        print(f"{found.id}: its ranks are being ended; `launcher status {found.id}` shows when they have")
     else:
-        asked = "asked to write a checkpoint and stop" if task else "its script is asked to stop by SIGTERM"
-        print(f"{found.id}: {asked}; `launcher status {found.id}` shows when it has")
+        print(done)
 
 
 def clean(

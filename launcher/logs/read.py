@@ -79,6 +79,20 @@ def offset_of(path: Path, stamp: bytes) -> int:
         return 0
 
 
+def offset_near_end(path: Path, most: int) -> int:
+    """Offset of the first whole line in the last `most` bytes."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= most:
+                return 0
+            file.seek(size - most - 1)
+            file.readline()
+            return file.tell()
+    except FileNotFoundError:
+        return 0
+
+
 def last_lines(path: Path, count: int = 20, window: int = 2**18) -> list[bytes]:
     """The texts (without stamps) of the last lines, from the last `window` bytes of the file."""
     try:

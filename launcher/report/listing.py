@@ -62,7 +62,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     return Row(
         run=status.run_id,
         state=status.state,
-        step="" if status.step is None else f"{status.step}" + (f"/{status.steps}" if status.steps else ""),
+        step=step_of(status.step, status.steps),
         age="" if created is None else format_duration(max(0.0, now - created)).partition(" ")[0],
         duration="" if seconds is None else format_duration(seconds),
         cluster=about.cluster.name or "",
@@ -73,6 +73,10 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
         attempt="" if status.attempt is None else str(status.attempt),
         reason=status.reason,
     )
+
+
+def step_of(step: int | None, steps: int | None) -> str:
+    return "" if step is None else f"{step}" + (f"/{steps}" if steps else "")
 
 
 def columns(rows: Sequence[Row], width: int) -> list[str]:

@@ -133,7 +133,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
     lines = steps_that_count(metrics)
     turns = turns_of(events, metrics)
     timeline = timeline_of(run, events, metrics, turns, now)
-    capacity = _capacity(about, plan)
+    capacity = capacity_of_rank(about, plan)
     estimate = _estimate(plan)
     return Report(
         run=run.id,
@@ -180,7 +180,8 @@ def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float,
     )
 
 
-def _capacity(about: Any, plan: dict[str, Any]) -> int | None:
+def capacity_of_rank(about: Any, plan: dict[str, Any]) -> int | None:
+    """Return the bytes of a rank's GPU, or its memory budget on a CPU; None if not known."""
     try:
         job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
         return capacity_of(job, cluster, on_gpu=bool(plan["layout"]["gpus_per_node"]))

@@ -179,12 +179,16 @@ def _marks(events: Sequence[Event], times: Sequence[float]) -> list[Span]:
 
 def _told(run: RunDir, events: Sequence[Event], number: int) -> Told:
     event = events[number]
-    text = "; ".join(
+    return Told(number, event.time, event.kind, text_of(event), _lines_around(run, events, number))
+
+
+def text_of(event: Event) -> str:
+    """Return the fields of an event as text."""
+    return "; ".join(
         f"{name}: {_short(value)}"
         for name, value in event.items()
         if name not in _NOT_TOLD and value not in (None, "")
     )
-    return Told(number, event.time, event.kind, text, _lines_around(run, events, number))
 
 
 def _short(value: object, most: int = 300) -> str:

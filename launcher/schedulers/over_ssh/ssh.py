@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.rundir.shared import private_folder
 from launcher.schedulers.over_ssh.login import CutError, LoginError
@@ -46,6 +47,9 @@ class Over:
     also of other processes, reuse the connection. `first` is shell that runs before each script, such as
     `login_environment`.
     """
+
+    may_ask: ClassVar[bool] = True
+    "Whether the terminal is free for such a question."
 
     def __init__(self, host: str, first: str = "") -> None:
         self.name, self._first = host, first
@@ -95,12 +99,13 @@ class Over:
         return subprocess.run([*self._ssh(), "-O", "check", self.name], capture_output=True).returncode == 0
 
     def _log_in(self) -> None:
-        terminal = _has_terminal()
+        terminal = self.may_ask and _has_terminal()
+        never_ask = [] if self.may_ask else ["-o", "BatchMode=yes"]
         patience = None if terminal else CONNECT_SECONDS + 40
         said: list[bytes] = []
         process = subprocess.Popen(
             # Goes to the background after login. ssh itself asks on the terminal.
-            [*self._ssh(), "-M", "-N", "-f", self.name],
+            [*self._ssh(), *never_ask, "-M", "-N", "-f", self.name],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -1,0 +1,79 @@
+"""The runs on the screen: which ones, in which order, their states, and what of them has to be read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.api.listing import Filter
+from launcher.report.listing import Row, row_of
+from launcher.rundir.find import known_roots, runs_in
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import LIVING, Status
+from launcher.schedulers.of_run import states_of
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run as its scheduler described it, and the row of `launcher list` about it."""
+
+    status: Status
+    row: Row
+    mark: int
+    "Time of state.json (ns) when it was asked."
+
+    @property
+    def ended(self) -> bool:
+        return self.status.ended
+
+
+class Board:
+    """Asks schedulers about living runs only, because a run that has ended changes only with its state.json.
+
+    `look` may take long; call it in one thread at a time.
+    """
+
+    def __init__(self, wanted: Filter | None = None, limit: int = 50) -> None:
+        self._wanted, self._limit = wanted or Filter(), limit
+        self._runs: list[RunDir] = []
+        self._roots: dict[Path, int] = {}
+        self.known: dict[RunDir, Known] = {}
+        "Living runs first, each group newest first. Replaced as a whole, so any thread may read it."
+
+    def look(self) -> None:
+        """Find new runs, and ask about those that may have changed. Raises LauncherError, OSError."""
+        if (roots := {root: _changed(root) for root in known_roots()}) != self._roots:
+            self._runs, self._roots = self._chosen(), roots
+        before = self.known
+        marks = {run: mark_of(run) for run in self._runs}
+        asked = [
+            run
+            for run, mark in marks.items()
+            if run not in before or before[run].mark != mark or not before[run].ended
+        ]
+        fresh = {
+            run: Known(status, row_of(status, run), marks[run]) for run, status in states_of(asked).items()
+        }
+        found = {run: fresh.get(run) or before[run] for run in self._runs if run in fresh or run not in asked}
+        order = sorted(found, key=lambda run: found[run].ended)  # stable: each group stays newest first
+        self.known = {run: found[run] for run in order}
+
+    def _chosen(self) -> list[RunDir]:
+        """Living runs and the newest others, `limit` in all."""
+        runs = [run for run in runs_in() if self._wanted == Filter() or self._wanted.allows(run.read_about())]
+        if len(runs) <= self._limit:
+            return runs
+        living = {run for run in runs if run.read_state().state in LIVING}
+        return sorted(runs, key=lambda run: run not in living)[: self._limit]
+
+
+def mark_of(run: RunDir) -> int:
+    """Return the time of state.json in ns; 0 if there is none."""
+    return _changed(run.state)
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

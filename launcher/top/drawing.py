@@ -1,0 +1,68 @@
+"""Rows, curves and ranks as text for the screen."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rich.color import Color
+from rich.console import RenderableType
+from rich.text import Text
+from textual.renderables.sparkline import Sparkline
+
+from launcher.report.listing import step_of
+from launcher.report.terminal import STATE_STYLE
+from launcher.spec.base import format_bytes, format_duration
+from launcher.top.board import Known
+from launcher.top.live import Live
+from launcher.top.plain import plain, shortened
+from launcher.top.rank_lines import Rank
+
+COLUMNS = {"STATE": 12, "STEP": 10, "LOSS": 7, "": 9, "SPEED": 10, "LEFT": 5, "MEM": 6}
+"Head -> width. The column before them, RUN, has the rest."
+LOW, HIGH = Color.parse("cyan"), Color.parse("bright_cyan")
+
+Cells = tuple[object, ...]
+"The values of a row: text, or the losses of a sparkline."
+
+
+def cells_of(known: Known, live: Live, width: int) -> Cells:
+    """Return a row's values, newer than the scheduler's answer where the files tell more."""
+    status, row, progress = known.status, known.row, live.progress
+    step = progress.step if progress.step is not None else status.step
+    left = None if known.ended else progress.left(status.steps)
+    loss = progress.losses[-1] if progress.losses else None
+    first = live.first_rank.ranks.get(0)
+    return (
+        shortened(plain(row.run), width),
+        plain(row.state),
+        step_of(step, status.steps),
+        row.loss if loss is None else f"{loss:.4g}",
+        tuple(progress.losses),
+        "" if known.ended else progress.speed,
+        "" if left is None else format_duration(left).partition(" ")[0],
+        "" if known.ended or first is None else first.short,
+    )
+
+
+def drawn(head: str, cell: object) -> RenderableType:
+    """Return a cell for the table. Text is never a str, which Textual would read as markup."""
+    if isinstance(cell, tuple):
+        return curve(cell, COLUMNS[""] - 1) if len(set(cell)) > 1 else Text()
+    text = str(cell)
+    return Text(text, style=STATE_STYLE.get(text, "") if head == "STATE" else "", no_wrap=True)
+
+
+def curve(values: tuple[float, ...], width: int) -> Sparkline[float]:
+    return Sparkline(values, width=width, height=1, min_color=LOW, max_color=HIGH, summary_function=fmean)
+
+
+def rank_text(number: int, rank: Rank, capacity: int | None) -> str:
+    """Return the memory and utilization of a rank, such as `r003 12.3 GiB 51%  GPU 98%`."""
+    parts = [f"r{number:03d}", "" if rank.bytes is None else format_bytes(int(rank.bytes))]
+    if rank.bytes is not None and rank.on_gpu and capacity:
+        parts.append(f"{rank.bytes / capacity:.0%}")
+    elif rank.bytes is not None and not rank.on_gpu:
+        parts.append("host")
+    if rank.utilization is not None:
+        parts.append(f"GPU {rank.utilization:.0f}%")
+    return " ".join(filter(None, parts))

@@ -1,0 +1,67 @@
+"""The newest memory line of each rank in the last attempt."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.report.metric_curves import number
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.spec.base import GIB
+from launcher.top.new_lines import NewLines
+
+FIRST_BYTES = 8 * 1024
+"Bytes at the end of a rank's file that are read at first."
+MAX_RANKS = 64
+"Number of ranks that are read; of more, the first."
+POINTS = 64
+
+
+@dataclass
+class Rank:
+    """The memory of one rank. `bytes` is of its GPU where that is known, otherwise of its process."""
+
+    bytes: float | None = None
+    on_gpu: bool = False
+    utilization: float | None = None
+    "Percent of the time in which the GPU worked."
+    history: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS))
+
+    def take(self, line: dict[str, Any]) -> None:
+        for name in ("gpu_used", "reserved", "peak", "allocated", "rss"):
+            if (value := number(line.get(name))) is not None:
+                self.bytes, self.on_gpu = value, name != "rss"
+                self.history.append(value)
+                break
+        self.utilization = number(line.get("utilization"))
+
+    @property
+    def short(self) -> str:
+        return "" if self.bytes is None else f"{self.bytes / GIB:.3g}G"
+
+
+class RankLines:
+    """Reads only what was added since the last call."""
+
+    def __init__(self, run: RunDir, most: int = MAX_RANKS) -> None:
+        self._run, self._most = run, most
+        self._attempt: AttemptDir | None = None
+        self._files: dict[int, NewLines] = {}
+        self.ranks: dict[int, Rank] = {}
+
+    def read(self) -> None:
+        attempts = self._run.attempts()
+        if not attempts:
+            return
+        if attempts[-1] != self._attempt:
+            self._attempt, self._files, self.ranks = attempts[-1], {}, {}
+        for rank in range(len(self._files), self._most):  # ranks count from 0; new ones may still appear
+            path = attempts[-1].memory(rank)
+            if not path.exists():
+                break
+            self._files[rank] = NewLines(path, FIRST_BYTES)
+            self.ranks[rank] = Rank()
+        for rank, lines in self._files.items():
+            for line in lines.read():
+                self.ranks[rank].take(line)

@@ -1,0 +1,213 @@
+"""One run on the screen: its logs, the memory of its ranks, its events, and why it failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Footer, RichLog, Static, TabbedContent, TabPane
+
+from launcher.logs.files import RankFile, attempt_files
+from launcher.logs.follow import Follower
+from launcher.logs.merge import Source
+from launcher.logs.read import OffsetReader, offset_near_end
+from launcher.logs.show import tag
+from launcher.report.history import history
+from launcher.report.timeline import text_of
+from launcher.report.why import why
+from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import progress_text
+from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.spec.errors import LauncherError
+from launcher.spec.events import read_event
+from launcher.top.drawing import curve, rank_text
+from launcher.top.live import Live
+from launcher.top.new_lines import NewLines
+from launcher.top.plain import log_line, plain
+
+if TYPE_CHECKING:
+    from launcher.top.screen import Top
+
+READ_SECONDS, FETCH_SECONDS = 0.5, 10.0
+"How often the files are read, and how often those of a run elsewhere are fetched."
+LOG_BYTES, LEAST_LOG_BYTES = 256 * 1024, 2 * 1024
+"Bytes at the end of all log files, and of each, that are shown at first."
+EVENT_BYTES = 256 * 1024
+LINES = 2000
+"Number of lines that can be scrolled back to."
+PARTS = {"logs": "l", "memory": "m", "events": "e", "why": "w"}
+"Part of the screen -> its key."
+
+
+class Explained(Message):
+    """The text of `launcher why`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class RunScreen(Screen[None]):
+    CSS = """
+    #about { height: 2; background: $panel; padding: 0 1; }
+    TabbedContent, ContentSwitcher, TabPane { height: 1fr; padding: 0; }
+    """
+    BINDINGS: ClassVar = [
+        Binding("escape,q", "dismiss", "Back"),
+        *((key, f"part('{part}')", part.capitalize()) for part, key in PARTS.items()),
+        ("f", "follow", "Follow"),
+        ("c", "cancel", "Cancel"),
+        ("s", "snapshot", "Snapshot"),
+    ]
+
+    def __init__(self, run: RunDir, live: Live, part: str, *, timed: bool = True) -> None:
+        super().__init__()
+        self.run, self.live, self.follows = run, live, True
+        self._part, self._timed = part, timed
+        self._follower = Follower(self._log_files, self._source)
+        self._files = 1
+        self._events = NewLines(run.events, EVENT_BYTES)
+        self._explained: object = None
+        "The status for which `why` was asked."
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="about", markup=False)
+        with TabbedContent(initial=self._part):
+            with TabPane("Logs", id="logs"):
+                yield RichLog(id="lines", max_lines=LINES, markup=False, highlight=False)
+            with TabPane("Memory", id="memory"), VerticalScroll():
+                yield Static(id="ranks", markup=False)
+            with TabPane("Events", id="events"):
+                yield RichLog(id="told", max_lines=LINES, markup=False, highlight=False, wrap=True)
+            with TabPane("Why", id="why"), VerticalScroll():
+                yield Static(id="explained", markup=False)
+        yield Footer(show_command_palette=False)
+
+    @property
+    def top(self) -> Top:
+        return cast("Top", self.app)
+
+    def on_mount(self) -> None:
+        self.fetch()
+        self.call_after_refresh(self.read)
+        if self._timed:
+            self.set_interval(READ_SECONDS, self.read)
+            self.set_interval(FETCH_SECONDS, self.fetch)
+
+    def fetch(self) -> None:
+        """Bring the logs of a run elsewhere, in the background."""
+
+        def work() -> None:
+            try:
+                scheduler_of(self.run).fetch(self.run, Wanted(logs=True))
+            except (LauncherError, OSError):
+                return  # `look` meets the same error and tells it
+
+        self.top.background.look(work)
+
+    def read(self) -> None:
+        """Show what was written since the last call, in the part that is open."""
+        self._show_about()
+        part = self.query_one(TabbedContent).active
+        if part == "logs":
+            self._show_logs()
+        elif part == "events":
+            self._show_events()
+        elif part == "memory":
+            self.live.read()
+            self.query_one("#ranks", Static).update(self._memory())
+        elif part == "why":
+            self._explain()
+
+    def _show_about(self) -> None:
+        known = self.top.board.known.get(self.run)
+        self.live.progress.read()
+        first = plain(self.run.id)
+        if known is not None:
+            first += f"  {known.row.state}  {plain(known.row.reason)}"
+        follows = "" if self.follows else "  (not following)"
+        text = Text(f"{first}\n{progress_text(self.live.progress.last)}{follows}", no_wrap=True)
+        self.query_one("#about", Static).update(text)
+
+    # Logs
+
+    def _log_files(self, oldest: int) -> list[list[RankFile]]:
+        found = [attempt_files(start) for start in self.run.starts() if start.number >= oldest]
+        self._files = max(1, sum(map(len, found)))
+        return found
+
+    def _source(self, file: RankFile) -> Source:
+        start = offset_near_end(file.path, max(LEAST_LOG_BYTES, LOG_BYTES // self._files))
+        return Source(OffsetReader(file.path, start), file.rank, tag(file, colour=True))
+
+    def _show_logs(self) -> None:
+        log = self.query_one("#lines", RichLog)
+        for _, lines in self._follower.new_lines():
+            for line in lines[-LINES:]:
+                log.write(log_line(line), scroll_end=self.follows)
+
+    # The other parts
+
+    def _show_events(self) -> None:
+        log = self.query_one("#told", RichLog)
+        for line in self._events.read():
+            if (event := read_event(line)) is not None:
+                text = Text(f"{event.time[11:19]}  {plain(event.kind):<12}  {plain(text_of(event))}")
+                log.write(text, scroll_end=self.follows)
+
+    def _memory(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        ranks = self.live.all_ranks()
+        for number, rank in ranks.items():
+            values = tuple(rank.history)
+            line: RenderableType = curve(values, 24) if len(set(values)) > 1 else Text()
+            table.add_row(Text(rank_text(number, rank, self.live.capacity)), line)
+        return table if ranks else Group(Text("no rank has written its memory yet"))
+
+    def _explain(self) -> None:
+        known = self.top.board.known.get(self.run)
+        if known is None or known == self._explained:
+            return
+        self._explained = known
+
+        def work() -> None:
+            try:
+                lines = [*why(self.run, known.status.state, known.status.reason), *history(self.run)]
+            except (LauncherError, OSError) as error:
+                lines = [str(error)]
+            self.post_message(Explained("\n".join(map(plain, lines))))
+
+        self.top.background.look(work)
+
+    def on_explained(self, message: Explained) -> None:
+        self.query_one("#explained", Static).update(Text(message.text))
+
+    # What the user does
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        self.read()
+
+    def action_part(self, part: str) -> None:
+        self.query_one(TabbedContent).active = part
+
+    def action_follow(self) -> None:
+        """Scroll to new lines as they come, or stop doing so."""
+        self.follows = not self.follows
+        if self.follows:
+            for log in self.query(RichLog):
+                log.scroll_end(animate=False)
+        self._show_about()
+
+    def action_cancel(self) -> None:
+        self.top.ask_cancel(self.run)
+
+    def action_snapshot(self) -> None:
+        self.top.ask_snapshot(self.run)
