@@ -28,7 +28,9 @@ from launcher.top.plain import plain
 from launcher.top.run_screen import RunScreen
 
 READ_SECONDS = 2.0
-"How often the files of visible runs are read."
+"How often the files of visible runs are read, if there are few."
+ROWS_PER_SECOND = 8
+"Of many visible runs, so many are read and drawn in a second: Textual takes about 2 ms for a row."
 LOOK_SECONDS = 10.0
 "How often schedulers are asked about runs that have not ended."
 LEAST_RUN, MOST_RUN = 19, 44
@@ -104,8 +106,13 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.query_one(DataTable).focus()
         if self._timed:
-            self.set_interval(READ_SECONDS, self.read)
+            self.call_after_refresh(self._read_by_the_clock)
             self.set_interval(LOOK_SECONDS, self.look)
+
+    def _read_by_the_clock(self) -> None:
+        if self.screen is self.screen_stack[0]:  # the screen of one run reads that run
+            self.read()
+        self.set_timer(max(READ_SECONDS, len(self._visible()) / ROWS_PER_SECOND), self._read_by_the_clock)
 
     @on(events.Resize)
     def _resized(self) -> None:

@@ -24,7 +24,7 @@ class Living(Log):
         self.event("started", 30.0, host="node-1", pid=1, nodes=1)
         self.event("attempt", attempt=0, recipe=recipe(16))
         self.run.attempt(0).path.mkdir(parents=True)
-        self._lock: IO[str] = open(self.run.supervisor_lock, "w")
+        self._lock: IO[str] = open(self.run.supervisor_lock, "w")  # noqa: SIM115
         self._lock.write(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
         self._lock.flush()
         fcntl.flock(self._lock, fcntl.LOCK_EX)
