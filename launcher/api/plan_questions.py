@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.api.job_source import Given
 from launcher.api.prepare import runs_root
-from launcher.api.sources import During, UsersCode, source_of
+from launcher.api.sources import UsersCode, source_of
 from launcher.memory.ledger import default_folder
 from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice
@@ -42,7 +42,6 @@ class Asker:
     sets: Sequence[str]
     cluster: Cluster
     store: Path
-    during: During
     job: Job = field(init=False)
     _sources: dict[str, Source] = field(default_factory=dict)
 
@@ -58,7 +57,7 @@ class Asker:
         if key not in self._sources:
             like: Like = "cuda" if on_gpu else "cpu"
             self._sources[key] = source_of(
-                job, workdir, self.store, like, lambda: UsersCode(job, workdir, like, self.during)
+                job, workdir, self.store, like, lambda: UsersCode(job, workdir, like)
             )
         return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
 

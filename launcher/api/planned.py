@@ -10,6 +10,7 @@ from launcher.planning.learnt import begun_where_it_fitted, known_of
 from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.long_work import working
 
 ASK = "the recipe is not chosen by memory: run `launcher plan` with this job and cluster once"
 
@@ -37,7 +38,8 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     workdir = (job_file.parent / job.workdir).resolve()
     source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)
     try:
-        return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
+        with working("choosing the recipe by memory"):
+            return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
     except NotPlannedError:
         warning = ASK
     except NotEstimatedError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.api.job_source import JobLike, Values, given, overrides_of
 from launcher.api.plan_questions import Asker, tokens_on
 from launcher.api.prepare import named_cluster, with_hardware
-from launcher.api.sources import During, in_silence, traces_dir
+from launcher.api.sources import traces_dir
 from launcher.planning.cost import Cost, cost_of
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.zero import stages_of
@@ -45,9 +45,7 @@ class Answered:
     "Set if nothing fits. The page still answers the questions."
 
 
-def answer(
-    job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Questions, during: During = in_silence
-) -> Answered:
+def answer(job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Questions) -> Answered:
     """Plan one job on one cluster, or with `tokens` on several.
 
     Raises SpecError, UsageError, UserCodeError, SchedulerError, and PlanRefusedError if the job cannot run
@@ -60,7 +58,7 @@ def answer(
     source = given(job)
     wanted = source.job(sets)
     places = [with_hardware(named_cluster(name, sets), wanted) for name in clusters]
-    askers = [Asker(source, sets, place, traces_dir(), during) for place in places]
+    askers = [Asker(source, sets, place, traces_dir()) for place in places]
     asker = askers[0]
     # Report errors in the questions before anything takes time.
     changed, cards = asker.changed(asked.what_if), asker.with_cards(asked.gpus)

@@ -8,9 +8,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from launcher.memory.peaks import Like
 from launcher.memory.store import TraceStore
@@ -20,6 +19,7 @@ from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.source import NoTraceError
 from launcher.spec.errors import LauncherError, Problem, UsageError
+from launcher.spec.long_work import working
 from launcher.spec.mesh import WHOLE, Part
 
 if TYPE_CHECKING:
@@ -32,15 +32,8 @@ if TYPE_CHECKING:
     from launcher.spec.recipe import Precision, Recipe
 
 
-During: TypeAlias = Callable[[str], AbstractContextManager[object]]
-
-
 class UserCodeError(LauncherError):
     """The code of the task, or of the model that the job declares, raised an exception."""
-
-
-def in_silence(_what: str) -> AbstractContextManager[object]:
-    return contextlib.nullcontext()
 
 
 def traces_dir() -> Path:
@@ -74,18 +67,17 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[
 class UsersCode:
     """Queries the job's task, or the model that it declares, in this process.
 
-    Its code runs in `workdir`, and its output goes to stderr. `during` returns a context for each part of the
-    work, given a description of it.
+    Its code runs in `workdir`, and its output goes to stderr.
 
     Raises UserCodeError for errors in the code, UsageError, and SetupError if it does not fit the cluster.
     """
 
-    def __init__(self, job: Job, workdir: Path, like: Like, during: During = in_silence) -> None:
-        self.job, self.workdir, self._during = job, workdir, during
+    def __init__(self, job: Job, workdir: Path, like: Like) -> None:
+        self.job, self.workdir = job, workdir
         if not workdir.is_dir():
             raise UsageError(f"workdir: {workdir} is no directory here; plan imports the task from it")
         self.name = f"task {job.task}" if job.task is not None else f"plan.model {job.plan.model}"
-        with during(f"importing what {self.name} needs"):
+        with working(f"importing what {self.name} needs"):
             try:
                 import torch  # noqa: F401
             except ImportError as error:
@@ -118,7 +110,7 @@ class UsersCode:
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        with self._during(what), users_code(self.name, self.workdir):
+        with working(what), users_code(self.name, self.workdir):
             yield
 
 

@@ -36,12 +36,14 @@ def compare(
     """Show runs side by side: what differs in job, recipe and environment, then the results."""
     from launcher.api.compare import chosen, compared
     from launcher.cli.output import fail, print_json
+    from launcher.spec.long_work import working
 
     if csv and json:
         fail("give --csv or --json, not both")
     if output is not None and not output.absolute().parent.is_dir():
         fail(f"--output: there is no directory {output.absolute().parent}")
-    found = compared(chosen(runs), by)
+    with working("reading the runs"):
+        found = compared(chosen(runs), by)
     if output is not None:
         from launcher.report.comparison_html import as_html
         from launcher.rundir.files import replace_text

@@ -52,7 +52,7 @@ def doctor(
     import sys
 
     from launcher.api.doctor import collected, last_healthy, submit_doctor, wait_for_results
-    from launcher.cli.output import fail, print_json, working
+    from launcher.cli.output import fail, print_json
     from launcher.doctor.compare import changes, lines
     from launcher.doctor.options import Options
     from launcher.rundir.find import find_run
@@ -70,6 +70,8 @@ def doctor(
         for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; it can be seen again: "
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)
+        from launcher.spec.long_work import working
+
         with working("examining"):
             results = wait_for_results(run)
     before = last_healthy(results) if compare else None

@@ -37,6 +37,7 @@ def export(
     from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import scheduler_of
     from launcher.spec.base import format_bytes
+    from launcher.spec.long_work import working
 
     if dtype not in (None, "fp32", "bf16"):
         fail(f"--dtype {dtype}: there are fp32, bf16")
@@ -48,8 +49,9 @@ def export(
         host, _, path = where.partition(":")
         fail(f"its checkpoints are on {host}: run `launcher export {path} --to DIR` there", EXIT_REFUSED)
     try:
-        import safetensors  # noqa: F401
-        import torch
+        with working("importing torch"):
+            import safetensors  # noqa: F401
+            import torch
     except ImportError as error:
         fail(
             f"{error}; reading a checkpoint needs launcher's extra `train`: "

@@ -19,6 +19,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.spec.long_work import be_silent
 
 
 def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> int:
@@ -27,6 +28,7 @@ def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> i
     Return the run's exit code, or EXIT_DETACHED if the user left it running.
     """
     scheduler.fetch(run, Wanted(logs=True))
+    be_silent()  # the progress bar follows
     while True:
         try:
             _stream(run, lambda: scheduler.status(run), since)

@@ -34,6 +34,7 @@ def logs(
     from launcher.schedulers.base import Streaming
     from launcher.schedulers.of_run import scheduler_of
     from launcher.schedulers.over_ssh.exchange import Wanted
+    from launcher.spec.long_work import be_silent
 
     found = find_run(run, by_job=True)
     scheduler = scheduler_of(found)
@@ -52,6 +53,7 @@ def logs(
         return
     if stdout and stderr:
         fail("give --stdout or --stderr, not both; without them both are shown")
+    be_silent()
     options = LogOptions(
         attempt=attempt, ranks=rank, nodes=node, since=since, grep=grep, follow=follow, fold=fold,
         streams="err" if stderr else "out" if stdout else "both",

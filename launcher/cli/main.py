@@ -32,6 +32,7 @@ from launcher.cli import (
     submit,
     top,
 )
+from launcher.cli.long_work import LongWork
 from launcher.cli.output import (
     EXIT_NOT_FOUND,
     EXIT_REFUSED,
@@ -40,6 +41,7 @@ from launcher.cli.output import (
     fail,
     make_output_harmless,
 )
+from launcher.spec.long_work import listen
 
 app = typer.Typer(
     name="launcher",
@@ -124,6 +126,7 @@ def _leave(code: str | int | None) -> NoReturn:
 def _main() -> None:
     """Run the command. A user's error ends in one message and a documented exit code."""
     make_output_harmless()
+    listen(LongWork())
     try:
         try:
             app()

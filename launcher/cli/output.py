@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -14,8 +13,6 @@ from launcher.logs.clean import harmless
 from launcher.spec.errors import shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
 EXIT_USAGE = 2  # bad input: a file, an option, a name
@@ -70,18 +67,6 @@ def console(without_terminal: int = 240) -> Console:
 
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return Console(width=None if known else without_terminal, highlight=False, soft_wrap=False)
-
-
-@contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a status line meanwhile, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(file=sys.__stderr__).status(what):
-        yield
 
 
 _STEERING = re.compile("[\x7f-\x9f]")

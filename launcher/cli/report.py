@@ -25,16 +25,19 @@ def report(
     from launcher.api.pages import watch_report, write_report
     from launcher.cli.output import fail
     from launcher.rundir.find import find_run
+    from launcher.spec.long_work import be_silent, working
 
     found = find_run(run, by_job=True)
     page = output if output is not None else found.report
     if not page.absolute().parent.is_dir():
         fail(f"--output: there is no directory {page.absolute().parent}")
     if not watch:
-        write_report(found, page)
+        with working(f"reading {found.id}"):
+            write_report(found, page)
         print(page)
         return
     try:
+        be_silent()
         print(f"{page}: written every {every} s until the run ends; Ctrl-C stops")
         watch_report(found, page, every)
     except KeyboardInterrupt:

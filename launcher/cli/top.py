@@ -20,7 +20,7 @@ def top(
     tag: Annotated[_Text, typer.Option(help="only with this tag")] = None,
 ) -> None:
     """Watch all runs live: state, loss, speed, time left, memory. Enter shows one; c cancels it."""
-    from launcher.cli.output import fail, working
+    from launcher.cli.output import fail
 
     if importlib.util.find_spec("textual") is None:
         fail("`launcher top` needs Textual: in launcher's checkout, pip install '.[top]'")
@@ -28,11 +28,13 @@ def top(
         fail("`launcher top` needs a terminal; `launcher list` prints the same once")
     from launcher.api.listing import Filter
     from launcher.schedulers.over_ssh.ssh import Over
+    from launcher.spec.long_work import be_silent, working
     from launcher.top.board import Board
 
     board = Board(Filter(name=name, cluster=cluster, tag=tag), limit)
     with working("asking about the runs"):
         board.look()
+    be_silent()
     Over.may_ask = False  # a question for a password would go across the screen
     from launcher.top.screen import Top
 

@@ -19,6 +19,7 @@ from launcher.images.builders import Builder
 from launcher.images.catalogue import Image
 from launcher.render.render import RenderedFile
 from launcher.rundir.files import replace_text
+from launcher.spec.long_work import working
 
 
 def local_tag(image: Image) -> str:
@@ -133,7 +134,8 @@ def build(
     with tempfile.TemporaryDirectory(prefix="launcher-image-") as name:
         context = Path(name)
         write_context(context, files)
-        epoch = epoch_of(add_wheels(context, wheel, wheels))
+        with working("collecting the wheels"):
+            epoch = epoch_of(add_wheels(context, wheel, wheels))
         done = subprocess.run(builder.build(context, tag, epoch))
     if done.returncode != 0:
         raise ImageError(f"{builder.name} failed with exit code {done.returncode}; its last lines say why")

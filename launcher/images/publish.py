@@ -16,6 +16,7 @@ from launcher.render.shipped import containers_dir
 from launcher.rundir.files import replace_text
 from launcher.spec.base import Value
 from launcher.spec.load import read, validate
+from launcher.spec.long_work import working
 
 RECORD = "published.yaml"
 _REFERENCE = r"^[a-z0-9][A-Za-z0-9.:-]*(/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}$"
@@ -77,7 +78,7 @@ def push(
     repository = f"{to.rstrip('/')}/{image.name}"
     if re.fullmatch(_REFERENCE, f"{repository}@sha256:{'0' * 64}") is None:
         raise ImageError(f"--to {to}: write REGISTRY/PATH, in lower case, e.g. ghcr.io/my-team/launcher")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, working(f"pushing {repository}:{version}"):
         digest = builder.push(tag, f"{repository}:{version}", Path(folder) / "digest")
     reference = f"{repository}@{digest}"
     return reference, record(image.name, reference, project_dir)

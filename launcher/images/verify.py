@@ -9,6 +9,7 @@ from typing import Any
 from launcher.images import ImageError
 from launcher.images.builders import Builder
 from launcher.images.catalogue import Image
+from launcher.spec.long_work import working
 
 _MODULES = {
     "launcher": "launcher.train.loop",
@@ -28,7 +29,8 @@ def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) 
     """Every difference from the catalogue; empty if there is none. Raises ImageError."""
     config = builder.config(tag)
     modules = [module for package, module in _MODULES.items() if package in locked or package == "launcher"]
-    done = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
+    with working(f"starting {tag} and looking inside"):
+        done = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
     if done.returncode != 0:
         raise ImageError(f"{tag} does not start, or launcher is not in it: {done.stderr.strip()}")
     try:

@@ -28,6 +28,7 @@ from launcher.schedulers.base import (
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
 from launcher.schedulers.store import Folder
 from launcher.spec.events import Resubmitted, Starting, Submitted
+from launcher.spec.long_work import working
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
@@ -108,7 +109,8 @@ class LocalScheduler(Scheduler):
         remember_root(run.path.parent)
         try:
             run.append(Submitted(handle=self.handle(run), command=list(prepared.command)))
-            self._start(run, prepared.command)
+            with working("starting the supervisor"):
+                self._start(run, prepared.command)
         except OSError as error:  # there is no supervisor
             shutil.rmtree(run.path, ignore_errors=True)
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None

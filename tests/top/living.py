@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 from pathlib import Path
 from typing import IO, Any
@@ -12,6 +11,9 @@ from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.time import now
 from launcher.spec.base import GIB
 from tests.report.written_run import Log, recipe
+
+NOBODY = 2**22 + 1
+"A process id that Linux never gives. Tests kill the supervisors of runs that they leave behind."
 
 
 class Living(Log):
@@ -25,7 +27,7 @@ class Living(Log):
         self.event("attempt", attempt=0, recipe=recipe(16))
         self.run.attempt(0).path.mkdir(parents=True)
         self._lock: IO[str] = open(self.run.supervisor_lock, "w")  # noqa: SIM115
-        self._lock.write(f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}}}')
+        self._lock.write(f'{{"host": "{socket.gethostname()}", "pid": {NOBODY}}}')
         self._lock.flush()
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.state("running", attempt=0)

@@ -31,7 +31,8 @@ class Terminal:
 
     def __call__(self, *arguments: str) -> str:
         environ = {**self._lab.environ, "TERM": "xterm-256color"}
-        environ.pop("TMUX", None)
+        for name in ("TMUX", "COLUMNS"):  # the terminal says how wide it is
+            environ.pop(name, None)
         done = subprocess.run(
             [*self._tmux, *arguments], env=environ, cwd=self._lab.folder, capture_output=True, text=True
         )

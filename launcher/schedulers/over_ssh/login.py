@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from launcher.schedulers.base import MaybeDoneError, SchedulerError
+from launcher.spec.long_work import working
 
 NOT_FOUND = 127
 "A shell's exit code for a command that does not exist."
@@ -63,7 +64,8 @@ class Here:
         try:
             text = (self.first + script).encode()  # on stdin: an argument has at most 128 KiB
             command = ["sh", "-c", f'eval "$(head -c {len(text)})"']
-            return subprocess.run(command, input=text + stdin, capture_output=True, timeout=timeout)
+            with working("waiting for commands on this host"):
+                return subprocess.run(command, input=text + stdin, capture_output=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
 

@@ -16,6 +16,7 @@ from launcher.schedulers.over_ssh import rsh
 from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
+from launcher.spec.long_work import working
 
 LIMIT = 256 * 2**20
 "Maximum bytes of a working directory. Code is far smaller; data belongs on the cluster's own disks."
@@ -75,7 +76,8 @@ def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
         for item in request.job.secrets
         if item.file is not None
     ]
-    return take(request.workdir, leave_out, request.job.send, secret)
+    with working(f"reading the job's code in {request.workdir}"):
+        return take(request.workdir, leave_out, request.job.send, secret)
 
 
 def take(
@@ -135,9 +137,10 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
     names = b"".join(os.fsencode(entry.path) + b"\0" for entry in snapshot.entries)
     environment = rsh.environment(login.command(), prepare)
     try:
-        done = subprocess.run(
-            command, input=names, capture_output=True, env=environment, timeout=SEND_SECONDS
-        )
+        with working(f"sending the job's code ({format_bytes(snapshot.size)}) to {login.name}"):
+            done = subprocess.run(
+                command, input=names, capture_output=True, env=environment, timeout=SEND_SECONDS
+            )
     except FileNotFoundError:
         raise SnapshotError("there is no `rsync` here; install it: it sends the job's code") from None
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from launcher.rundir.shared import private_folder
 from launcher.schedulers.over_ssh.login import CutError, LoginError
+from launcher.spec.long_work import working
 
 STAYS_OPEN = "1h"
 "An unused connection stays open this long (ControlPersist), unless the user's ssh config says otherwise."
@@ -66,10 +67,10 @@ class Over:
         text = (self._first + script).encode()
         # This form works in sh, csh and fish. `head` reads exactly the script and leaves the rest to it.
         command = f"sh -c 'echo {mark}; (eval \"$(head -c {len(text)})\"); echo {mark} $?'"
+        argv = [*self.command(), command]  # this may ask for a password
         try:
-            done = subprocess.run(
-                [*self.command(), command], input=text + stdin, capture_output=True, timeout=timeout
-            )
+            with working(f"waiting for {self.name}"):
+                done = subprocess.run(argv, input=text + stdin, capture_output=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
         _, began, rest = done.stdout.partition(f"{mark}\n".encode())

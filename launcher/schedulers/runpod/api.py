@@ -25,6 +25,7 @@ from launcher.schedulers.runpod.errors import (
     fate_of,
 )
 from launcher.schedulers.runpod.settings import api_key, pause_seconds
+from launcher.spec.long_work import working
 from launcher.spec.variables import RUNPOD_API, RUNPOD_GRAPHQL
 
 BASE = "https://api.runpod.io/v2"
@@ -150,12 +151,14 @@ class Client:
                 return isinstance(error, NotReachedError) or _fate(error) is Fate.WAIT
             return _fate(error) in (Fate.RETRY, Fate.WAIT)
 
-        return tenacity.Retrying(
+        tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_it),
             stop=tenacity.stop_after_attempt(TRIES),
             wait=self._wait,
             reraise=True,
-        )(self._once, method, path, params, body)
+        )
+        with working("waiting for RunPod"):
+            return tries(self._once, method, path, params, body)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None

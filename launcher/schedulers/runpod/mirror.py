@@ -16,6 +16,7 @@ from launcher.schedulers.copied import is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
+from launcher.spec.long_work import Advance, working
 
 INDEX = ".volume.json"
 "In the copy, of each file: the bytes that were read, its mark there, the time (ns) of what was sent."
@@ -34,7 +35,7 @@ class Copy:
     def fetch(self, wanted: Wanted) -> str | None:
         """Bring what is new on the volume, and send requests that were written here. Returns why the state on
         the volume was not taken. Raises VolumeError."""
-        with self._index() as index:
+        with working(f"reading what {self.run.id} has written"), self._index() as index:
             self._send_requests(index)
             state = self._state()  # first: once it tells of an end, everything that is read later is final
             for item in self._listed("", wanted, index):
@@ -73,20 +74,24 @@ class Copy:
         same already stay. Raises VolumeError, OSError."""
         came, marks = 0, read_record(to / MARKS)
         try:
-            for item in self.volume.all(self.prefix):
-                name = item.key.removeprefix(self.prefix)
-                file = to / name
-                here = file.stat().st_size if is_below(name) and file.is_file() else None
-                if is_below(name) and (here != item.size or marks.get(name) != item.mark):
+            items = list(self.volume.all(self.prefix))
+            with working(f"downloading {self.run.id}", sum(item.size for item in items)) as advance:
+                for item in items:
+                    name = item.key.removeprefix(self.prefix)
+                    file = to / name
+                    here = file.stat().st_size if is_below(name) and file.is_file() else None
+                    if not is_below(name) or (here == item.size and marks.get(name) == item.mark):
+                        advance(item.size)
+                        continue
                     with contextlib.suppress(GoneError):  # since it was listed
-                        came += self._save(item.key, file)
+                        came += self._save(item.key, file, advance)
                         marks[name] = item.mark
         finally:
             if marks:
                 replace_bytes(to / MARKS, json.dumps(marks).encode())
         return came
 
-    def _save(self, key: str, file: Path) -> int:
+    def _save(self, key: str, file: Path, advance: Advance) -> int:
         """One whole version, while the run may go on writing; of what only grows, what is there by now."""
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.partial")
@@ -97,6 +102,7 @@ class Copy:
                     while start < there.size and (data := self.volume.read(key, start, there.size)):
                         out.write(data)
                         start += len(data)
+                        advance(len(data))
                 if start == there.size and (file.suffix in GROWING or self.volume.look(key) == there):
                     partial.replace(file)
                     return start

@@ -24,6 +24,7 @@ from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
 from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
 from launcher.schedulers.runpod.settings import has_api_key, pace
+from launcher.spec.long_work import working
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -165,7 +166,8 @@ class RunPodScheduler(Scheduler):
 
         try:
             with renting(run):
-                self._send_code(prepared, copy.volume)
+                with working("sending the job's code"):
+                    self._send_code(prepared, copy.volume)
                 lease(self.client, copy, "submitted", market, planned_for)
                 return run
         except NotRentedError:

@@ -16,6 +16,7 @@ import torch
 
 from launcher.rundir.files import beside, read_record
 from launcher.spec.base import format_bytes
+from launcher.spec.long_work import working
 from launcher.train.adapter import CONFIG
 from launcher.train.checkpoints.content import AdapterAlone, Content, Weight, content_of
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync_directory
@@ -52,7 +53,8 @@ def export(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ExportError(f"{to} is not an empty directory; give another one")
     try:
-        content = content_of(checkpoint, dtype, frozen)
+        with working("reading the checkpoint"):
+            content = content_of(checkpoint, dtype, frozen)
     except CheckpointError as error:
         raise ExportError(str(error)) from None
     alone = isinstance(content, AdapterAlone)
@@ -105,16 +107,18 @@ def _write(content: Content, into: Path, stem: str, file_bytes: int) -> list[str
         f"{stem}-{number:05d}-of-{len(files):05d}.safetensors" if many else f"{stem}.safetensors"
         for number in range(1, len(files) + 1)
     ]
-    for name, group in zip(names, files, strict=True):
-        try:
-            save_file(content.read(group), into / name, metadata={"format": "pt"})
-        except CheckpointError as error:
-            raise ExportError(str(error)) from error
-        except SafetensorError as error:
-            raise ExportError(f"{name} could not be written: {error}") from error
-        # safetensors restricts the file to its owner; give it the permissions of the directory.
-        (into / name).chmod(into.stat().st_mode & 0o666)
-        _sync_file(into / name)
+    with working("writing the weights", sum(weight.bytes for weight in content.weights)) as advance:
+        for name, group in zip(names, files, strict=True):
+            try:
+                save_file(content.read(group), into / name, metadata={"format": "pt"})
+            except CheckpointError as error:
+                raise ExportError(str(error)) from error
+            except SafetensorError as error:
+                raise ExportError(f"{name} could not be written: {error}") from error
+            # safetensors restricts the file to its owner; give it the permissions of the directory.
+            (into / name).chmod(into.stat().st_mode & 0o666)
+            _sync_file(into / name)
+            advance(sum(weight.bytes for weight in group))
     if many:
         index = {
             "metadata": {"total_size": sum(weight.bytes for weight in content.weights)},

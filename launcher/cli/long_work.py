@@ -1,0 +1,101 @@
+"""Show work that takes longer than a second: a line that moves on a terminal, otherwise one plain line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.output import harmless_text
+from launcher.spec.base import format_bytes
+from launcher.spec.long_work import Advance
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+PATIENCE = 1.0
+"Seconds of silence before anything is shown."
+
+
+class _Work:
+    """A piece of work. Pieces may lie inside of others; the innermost is shown."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what, self._total, self._done = what, total, 0
+
+    def advance(self, count: int) -> None:
+        self._done += count
+
+    def __str__(self) -> str:
+        if not self._total:
+            return self._what
+        return f"{self._what}: {format_bytes(self._done)} of {format_bytes(self._total)}"
+
+
+class LongWork:
+    """A listener of `launcher.spec.long_work`. With --json it is silent."""
+
+    def __init__(self) -> None:
+        self._works: list[_Work] = []
+        self._said: set[str] = set()
+        self._status: Status | None = None
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def __call__(self, what: str, total: int | None) -> Iterator[Advance]:
+        context = click.get_current_context(silent=True)
+        if context is not None and context.params.get("json"):
+            yield lambda _: None
+            return
+        work = _Work(what, total)
+        later = threading.Timer(PATIENCE, self._show, [work])
+        later.daemon = True
+        with self._lock:
+            self._works.append(work)
+        later.start()
+
+        def advance(count: int) -> None:
+            work.advance(count)
+            self._draw()
+
+        try:
+            yield advance
+        finally:
+            later.cancel()
+            with self._lock:
+                self._works.remove(work)
+                self._draw()
+
+    def _show(self, work: _Work) -> None:
+        with self._lock:
+            if work not in self._works:
+                return
+            if not sys.stderr.isatty():
+                line = harmless_text(str(work))
+                if line not in self._said:
+                    self._said.add(line)
+                    print(f"launcher: {line}", file=sys.stderr, flush=True)
+                return
+            if self._status is None:
+                from rich.console import Console
+
+                self._status = Console(file=sys.__stderr__).status("")
+                self._status.start()
+            self._draw()
+
+    def _draw(self) -> None:
+        """Show the innermost work, or nothing once all is done."""
+        with self._lock:
+            if self._status is None:
+                return
+            if self._works:
+                from rich.text import Text
+
+                self._status.update(Text(harmless_text(str(self._works[-1]))))
+            else:
+                self._status.stop()
+                self._status = None
