@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,8 @@ def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
         "code": about.get("code"),
         "versions": about.get("versions"),
     }
+    if isinstance(command := told.get("command"), list):
+        told["command"] = shlex.join(map(str, command))
     return {name: value for name, value in _flat(told).items() if value is not None}
 
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from launcher.report.thin import ends, parts_of, thinned
+from launcher.rundir.progress import same_step
 from launcher.rundir.time import seconds_of
 
 PARTS = 1000
@@ -82,16 +83,12 @@ def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     kept: list[dict[str, Any]] = []
     for line in metrics:
-        if kept and _same_step(kept[-1], line):
+        if kept and same_step(kept[-1], line):
             line = {**kept[-1], **line, "seconds": kept[-1]["seconds"] + line["seconds"]}
         while kept and kept[-1]["step"] >= line["step"]:
             kept.pop()
         kept.append(line)
     return kept
-
-
-def _same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return (one["attempt"], one["step"]) == (other["attempt"], other["step"])
 
 
 def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) -> Curves:

@@ -273,7 +273,8 @@ def _failures(run: RunDir) -> tuple[Failure, ...]:
         if verdict.exception and not any(verdict.exception[:60] in line for line in lines):
             lines = (*lines, verdict.exception)
         memory = told_memory(verdict.memory)
-        found.append(Failure(attempt, verdict.failure, verdict.reason, memory, lines, then))
+        done = "" if then == verdict.reason else then
+        found.append(Failure(attempt, verdict.failure, verdict.reason, memory, lines, done))
     return tuple(found)
 
 

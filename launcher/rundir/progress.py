@@ -13,17 +13,29 @@ _TAIL_BYTES = 16 * 1024
 
 
 def last_metrics(run: RunDir) -> dict[str, Any]:
-    """The newest complete line, or {}. Reads at most 16 KiB."""
+    """What the newest complete lines tell of one step, such as training and evaluation, or {}.
+
+    Reads at most 16 KiB.
+    """
     try:
         with open_regular(run.metrics) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return {}
+    found: dict[str, Any] = {}
     for line in reversed(lines):
-        if isinstance(value := parsed(line), dict):
-            return value
-    return {}
+        if not isinstance(value := parsed(line), dict):
+            continue
+        if found and not same_step(value, found):
+            break
+        found = {**value, **found}
+    return found
+
+
+def same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two lines tell of one step of one attempt."""
+    return (one.get("attempt"), one.get("step")) == (other.get("attempt"), other.get("step"))
 
 
 def last_step(run: RunDir) -> int | None:

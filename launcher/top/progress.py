@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.report.metric_curves import number
 from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import same_step
 from launcher.rundir.time import seconds_of
 from launcher.top.new_lines import NewLines
 
@@ -36,7 +37,7 @@ class Progress:
             step, time = line.get("step"), line.get("time")
             if type(step) is not int:
                 continue
-            self.last = line
+            self.last = {**self.last, **line} if same_step(self.last, line) else line
             if (loss := number(line.get("loss"))) is not None:
                 self.losses.append(loss)
             if line.get("attempt") != self._attempt or (self._times and step < self._times[-1][0]):
