@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from launcher.api.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
@@ -26,18 +27,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         os.environ |= {f"XDG_{name}_HOME": f"{folder}/{name}" for name in ("STATE", "CACHE", "CONFIG")}
-        demo, held_out = str(EXAMPLES / "demo.yaml"), ("-s", "train.eval_every=10")
+        demo, held_out = str(EXAMPLES / "demo.yaml"), ("-s", "train.eval_every=5")
         launcher("run", str(EXAMPLES / "demo-oom.yaml"), "-s", "steps=80", *held_out)
         launcher("report", "-o", "run.html")
         picture(Path("run.html"), DOCS / "report.png", height=1700)
         for lr in ("3e-4", "1e-3", "3e-3"):
-            launcher("run", demo, "-s", "steps=60", "-s", f"train.lr={lr}", "-s", "tags=[rates]", *held_out)
+            launcher("run", demo, "-s", "steps=30", "-s", f"train.lr={lr}", "-s", "tags=[rates]", *held_out)
         launcher("compare", "rates", "--by", "eval_loss", "-o", "runs.html")
         picture(Path("runs.html"), DOCS / "compare.png", height=1500)
         launcher("submit", demo, "-s", "steps=5000")
         asyncio.run(record_top())
         launcher("cancel")
-        wait_for_the_end()
+        Run().wait()
     return 0
 
 
@@ -77,11 +78,6 @@ async def record_top() -> None:
         app.read()
         await pilot.pause()
         app.save_screenshot(str(DOCS / "top.svg"))
-
-
-def wait_for_the_end() -> None:
-    while subprocess.run([sys.executable, "-m", "launcher", "status"], stdout=subprocess.DEVNULL).returncode == 0:
-        time.sleep(1.0)
 
 
 if __name__ == "__main__":

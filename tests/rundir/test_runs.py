@@ -181,6 +181,14 @@ def test_progress_is_read_from_the_end_of_a_long_file(home):
     assert last_metrics(run)["step"] == 1999
 
 
+def test_an_evaluation_after_a_step_hides_neither_its_loss_nor_the_number_of_steps(home):
+    run = make(home, "r")
+    append_json(run.metrics, {"attempt": 0, "step": 1, "loss": 3.0, "steps": 9})
+    append_json(run.metrics, {"attempt": 0, "step": 2, "loss": 2.0, "steps": 9})
+    append_json(run.metrics, {"attempt": 0, "step": 2, "eval_loss": 2.5})
+    assert last_metrics(run) == {"attempt": 0, "step": 2, "loss": 2.0, "steps": 9, "eval_loss": 2.5}
+
+
 def test_a_line_torn_on_a_full_disk_does_not_spoil_the_next_one(tmp_path):
     path = tmp_path / "events.jsonl"
     append_json(path, {"n": 1})
