@@ -15,7 +15,7 @@ from launcher.schedulers.base import Prepared, Scheduler
 from launcher.schedulers.missing import check_there
 from launcher.spec.errors import UsageError
 
-Sweep = Mapping[str, Sequence[Any]]
+Sweep = Mapping[str, Sequence[Any] | str]
 
 
 @overload
@@ -36,6 +36,8 @@ def submit(
     set: Values | Sequence[str] | None = ...,
     sweep: Sweep,
     at_once: int | None = ...,
+    samples: int | None = ...,
+    seed: int = ...,
 ) -> Runs: ...
 def submit(
     job: JobLike,
@@ -44,6 +46,8 @@ def submit(
     set: Values | Sequence[str] | None = None,
     sweep: Sweep | None = None,
     at_once: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
     max_price: float | None = None,
     budget: float | None = None,
     max_hours: float | None = None,
@@ -53,7 +57,8 @@ def submit(
     `job` is a file, a mapping with the fields of one, or a Job. `cluster` is the name or the file of a
     profile. `set` overrides fields, such as `{"train.lr": 1e-4}`; the profile's fields begin with `cluster.`.
     `sweep` holds lists of values, such as `{"train.lr": [1e-4, 3e-4]}`, and starts a run for each
-    combination, `at_once` of them at the same time. `max_price` (USD per hour), `budget` (USD) and
+    combination, `at_once` of them at the same time. A text such as `"loguniform(1e-5,1e-3)"` in place of a
+    list is drawn `samples` times from `seed`. `max_price` (USD per hour), `budget` (USD) and
     `max_hours` limit what is rented.
 
     Each warning of the plan and the cluster is a UserWarning. Raises SpecError for errors in a file,
@@ -62,10 +67,12 @@ def submit(
     """
     sets = overrides_of(set)
     limits = Limits(max_price, budget, max_hours)
-    if at_once is not None and sweep is None:
-        raise UsageError("at_once says how many runs of a sweep go on at the same time: give sweep as well")
+    if (at_once is not None or samples is not None) and sweep is None:
+        raise UsageError("at_once and samples are of a sweep: give sweep as well")
     if sweep is not None:
-        return _swept(job, cluster, sets, sweep, at_once, limits)
+        if limits != Limits():
+            raise UsageError("max_price, budget and max_hours are of one run; a sweep rents nothing")
+        return _swept(job, cluster, sets, sweep, at_once, samples, seed)
     scheduler, ready = prepared(job, cluster, sets, limits=limits)
     _warn(checked(scheduler, ready))
     return Run(scheduler.submit(ready))
@@ -83,14 +90,23 @@ def _warn(said: Iterable[str]) -> None:
 
 
 def _swept(
-    job: JobLike, cluster: str, sets: Sequence[str], sweep: Sweep, at_once: int | None, limits: Limits
+    job: JobLike,
+    cluster: str,
+    sets: Sequence[str],
+    sweep: Sweep,
+    at_once: int | None,
+    samples: int | None,
+    seed: int,
 ) -> Runs:
     from launcher.api.sweep import checked_sweep, prepared_sweep
 
-    if limits != Limits():
-        raise UsageError("max_price, budget and max_hours are of one run; a sweep rents nothing")
-    texts = [f"{name}={','.join(as_text(name, value) for value in values)}" for name, values in sweep.items()]
-    scheduler, found = prepared_sweep(job, cluster, sets, texts, at_once)
+    texts = [
+        f"{name}={values}"
+        if isinstance(values, str)
+        else f"{name}={','.join(as_text(name, value) for value in values)}"
+        for name, values in sweep.items()
+    ]
+    scheduler, found = prepared_sweep(job, cluster, sets, texts, at_once, samples, seed)
     _warn(checked_sweep(found, scheduler))
     return Runs(map(Run, scheduler.submit_sweep(found)))
 

@@ -1,15 +1,15 @@
-"""Prepare the runs of a sweep from lists of values."""
+"""Prepare and check the runs of a sweep."""
 
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from launcher.api.job_source import JobLike, given
 from launcher.api.prepare import named_cluster, prepared, runs_root
+from launcher.api.sweep_values import combinations
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
 from launcher.schedulers.missing import check_there
 from launcher.schedulers.prepare import new_run_id
@@ -22,9 +22,17 @@ SECTIONS = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
 
 
 def prepared_sweep(
-    job: JobLike, cluster_name: str, sets: Sequence[str], sweeps: Sequence[str], at_once: int | None
+    job: JobLike,
+    cluster_name: str,
+    sets: Sequence[str],
+    sweeps: Sequence[str],
+    at_once: int | None,
+    samples: int | None = None,
+    seed: int = 0,
 ) -> tuple[Sweeping, PreparedSweep]:
-    """Prepare a run for each combination. Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
+    """Prepare a run for each combination, as `sweep_values.combinations` explains.
+
+    Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
     cluster = named_cluster(cluster_name, sets)
     scheduler = of_cluster(cluster)
     if not isinstance(scheduler, Sweeping):
@@ -35,7 +43,8 @@ def prepared_sweep(
         )
     data = given(job).document(sets).data
     args = data.get("args")
-    chosen = combinations([_full(text, args if isinstance(args, Mapping) else {}) for text in sweeps])
+    fields = [_full(text, args if isinstance(args, Mapping) else {}) for text in sweeps]
+    chosen = combinations(fields, samples, seed)
     name = str(data.get("name", "run"))
     sweep_id, root = new_run_id(f"{name}-sweep"), runs_root(cluster)
     width = len(str(len(chosen) - 1))
@@ -99,36 +108,3 @@ def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:
     for prepared_run in sweep.runs:
         check_there(prepared_run.request)
     return (*sweep.runs[0].warnings, *scheduler.check_sweep(sweep))
-
-
-def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
-    """`lr=1,2` and `seed=0,1` -> four tuples of `--set` texts. Raises SchedulerError."""
-    axes = []
-    for text in sweeps:
-        key, equals, values = text.partition("=")
-        listed = split(values)
-        if not equals or not key or not all(listed):
-            raise SchedulerError(f"--sweep {text}: write --sweep field.name=value,value")
-        if len(set(listed)) < len(listed):
-            raise SchedulerError(f"--sweep {text}: a value stands there twice")
-        axes.append([f"{key}={value}" for value in listed])
-    return list(itertools.product(*axes))
-
-
-def split(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes."""
-    parts, depth, quoted = [""], 0, ""
-    for char in text:
-        if char == "," and not depth and not quoted:
-            parts.append("")
-            continue
-        if quoted:
-            quoted = "" if char == quoted else quoted
-        elif char in "'\"":
-            quoted = char
-        elif char in "[{":
-            depth += 1
-        elif char in "]}":
-            depth -= 1
-        parts[-1] += char
-    return parts

@@ -30,6 +30,7 @@ from launcher.cli import (
     runs,
     snapshot,
     submit,
+    sweep_verbs,
     top,
 )
 from launcher.cli.long_work import LongWork
@@ -82,6 +83,7 @@ app.command(rich_help_panel=WATCH)(report.report)
 app.command(rich_help_panel=WATCH)(compare.compare)
 app.command(rich_help_panel=WATCH)(snapshot.snapshot)
 app.command(rich_help_panel=WATCH)(runs.cancel)
+app.add_typer(sweep_verbs.app, name="sweep", rich_help_panel=WATCH)
 app.command(rich_help_panel=WATCH)(resume.resume)
 app.command(rich_help_panel=WATCH)(runs.clean)
 app.command(rich_help_panel=WATCH)(doctor.doctor)

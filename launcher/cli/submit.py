@@ -120,9 +120,17 @@ def submit(
         typer.Option(
             "--sweep",
             metavar="A=X,Y",
-            help="a run for each value, or each combination when repeated, in one submission",
+            help="a run for each value, or each combination when repeated, in one submission; or values drawn "
+            "at random, such as train.lr=loguniform(1e-5,1e-3)",
         ),
     ] = None,
+    samples: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--samples", metavar="N", min=1, help="how many values a sweep draws at random"),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="the seed of the values that a sweep draws")
+    ] = 0,
     at_once: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -167,12 +175,12 @@ def submit(
             fail("--max-price, --budget, --max-hours and --unplanned are of one run; a sweep rents nothing")
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
-        submit_sweep(given, cluster, sets, sweep, at_once, dry_run)
+        submit_sweep(given, cluster, sets, sweep, at_once, samples, seed, dry_run)
         return
-    if at_once is not None:
+    if at_once is not None or samples is not None:
         from launcher.cli.output import fail
 
-        fail("--at-once says how many runs of a sweep go on at the same time: give --sweep as well")
+        fail("--at-once and --samples are of a sweep: give --sweep as well")
     from launcher.api.submit import checked
 
     scheduler, ready = prepared(given, cluster, sets, limits=limits)

@@ -15,6 +15,8 @@ def submit_sweep(
     sets: Sequence[str],
     sweeps: Sequence[str],
     at_once: int | None,
+    samples: int | None,
+    seed: int,
     dry_run: bool,
 ) -> None:
     from launcher.api.sweep import checked_sweep, prepared_sweep
@@ -22,11 +24,12 @@ def submit_sweep(
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.schedulers.of_run import scheduler_of
 
-    scheduler, sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once)
+    scheduler, sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once, samples, seed)
     first = sweep.runs[0]
     if dry_run:
         show_prepared(console(), first)
-        print(f"\n# ==> {sweep.folder / sweep.script.path} <==\n{sweep.script.text}")
+        if sweep.script is not None:
+            print(f"\n# ==> {sweep.folder / sweep.script.path} <==\n{sweep.script.text}")
         print(f"{len(sweep.runs)} runs: {sweep.runs[0].request.run_id} .. {sweep.runs[-1].request.run_id}")
         return
     request = first.request
@@ -34,7 +37,8 @@ def submit_sweep(
     show_plan(console(), request.job, request.cluster, request.plan, warnings)
     runs = scheduler.submit_sweep(sweep)
     handles = [scheduler_of(run).handle(run) for run in runs]
-    print(f"\n{len(handles)} runs submitted as one array ({handles[0].rpartition('_')[0]})")
+    array = f" as one array ({handles[0].rpartition('_')[0]})" if sweep.script is not None else ""
+    print(f"\n{len(handles)} runs submitted{array}")
     for ready, handle in zip(sweep.runs, handles, strict=True):
         print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
     print(f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}")

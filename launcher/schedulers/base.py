@@ -85,9 +85,9 @@ class PreparedSweep:
     folder: Path
     "Folder of the sweep's own files, beside the run directories."
     runs: tuple[Prepared, ...]
-    script: RenderedFile
-    "The script that starts all of them."
-    command: tuple[str, ...]
+    script: RenderedFile | None = None
+    "The script that starts all of them, if there is one."
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 import shutil
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import open_regular, replace_json, replace_text
@@ -20,6 +23,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import (
     LIVING,
     Prepared,
+    PreparedSweep,
     Request,
     Scheduler,
     SchedulerError,
@@ -32,6 +36,7 @@ from launcher.spec.long_work import working
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
+from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,6 +121,41 @@ class LocalScheduler(Scheduler):
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         return run
 
+    def prepare_sweep(
+        self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
+    ) -> PreparedSweep:
+        """Prepare the runs. The supervisor of each waits for its turn by itself."""
+        folder = Path(runs[0][0].run_dir).parent / "sweeps" / sweep_id
+        ready = [
+            replace(
+                prepared,
+                about={
+                    **prepared.about,
+                    "sweep": {"id": sweep_id, "task": task, "values": list(values), "at_once": at_once},
+                },
+            )
+            for task, (prepared, values) in enumerate(runs)
+        ]
+        return PreparedSweep(sweep_id, folder, tuple(ready))
+
+    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
+        return self.check(sweep.runs[0])
+
+    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
+        """Start every supervisor. Raises SchedulerError; the runs started before go on."""
+        started: list[RunDir] = []
+        for prepared in sweep.runs:
+            try:
+                started.append(self.submit(prepared))
+            except SchedulerError as error:
+                if not started:
+                    raise
+                raise SchedulerError(
+                    f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
+                    f"`launcher cancel {sweep.id}` ends them"
+                ) from None
+        return started
+
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
         """Start another supervisor for the run, which continues from its last checkpoint.
 
@@ -180,7 +220,10 @@ class LocalScheduler(Scheduler):
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
             remove_shared(run)  # left behind if every process of the run was killed
+            sweep = run.read_about().sweep
             shutil.rmtree(run.path)
+            if sweep is not None and not any(run.path.parent.glob(f"{glob.escape(sweep.id)}-*")):
+                shutil.rmtree(sweep_folder(run, sweep.id), ignore_errors=True)
 
     def _end_orphans(self, run: RunDir) -> None:
         end_processes(lambda: processes_of(run.path), grace=3.0)

@@ -33,6 +33,8 @@ class _Ssh(Record):
 
 class _Sweep(Record):
     id: str
+    at_once: int | None = None
+    "Local: how many runs of the sweep go on at the same time."
 
 
 class JobRecord(Record):

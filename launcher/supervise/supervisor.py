@@ -76,6 +76,7 @@ from launcher.supervise.policy import (
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
 from launcher.supervise.stall import Stall
+from launcher.supervise.turn import VISIBLE, Turn
 
 if TYPE_CHECKING:
     from launcher.supervise.no_shared_folder.link import Mirror
@@ -92,6 +93,8 @@ REASON_SECONDS = 5.0
 "How long the batch script may take to ask Slurm why SIGTERM came. Slurm kills 30 s after it (KillWait)."
 STOP_SECONDS = 120.0
 "Time from a request to stop until the ranks are killed, if neither the job nor the profile sets one."
+TURN_SECONDS = 0.5
+"Pause between two looks for a free GPU or place. One run of a host asks nvidia-smi at a time."
 NO_TIME = "no time was left to save"
 LEAVE_SECONDS = 8.0
 "Part of the scheduler's remaining time kept for recording how ranks ended and for requeueing."
@@ -145,7 +148,8 @@ class Supervisor:
         # Other schedulers enforce the limit and warn by a signal.
         self._scheduler = about["cluster"]["scheduler"]
         limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
-        self._deadline = time.monotonic() + limit if limit is not None else None
+        self._time_limit = limit
+        self._deadline: float | None = None
 
     def main(self) -> int:
         for signum in SIGNALS:
@@ -184,6 +188,9 @@ class Supervisor:
         self.journal.event(
             SupervisorStarted(host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         )
+        self._wait_for_turn()
+        if self._time_limit is not None:
+            self._deadline = time.monotonic() + self._time_limit
         while True:
             for reason in self._requests(at_once=True):
                 self._stop_for(reason)
@@ -472,6 +479,19 @@ class Supervisor:
                 self._cancel_seen = content
                 requests.append("cancelled")
         return requests
+
+    def _wait_for_turn(self) -> None:
+        """On this machine, wait for GPUs and a place in the sweep, or for a request to stop."""
+        if self._scheduler != "local":
+            return
+        chosen = self.plan.layout.gpus_per_node if VISIBLE not in self.job.env else 0
+        self._turn = Turn(self.run, chosen, os.environ)  # keeps its locks as long as this process lives
+        said = ""
+        while (why := self._turn.take()) and not self._asked_to_stop():
+            if why != said:
+                said = why
+                self.journal.state("submitted", reason=why, host=socket.gethostname(), pid=os.getpid())
+            time.sleep(TURN_SECONDS)
 
     def _pause(self, restart: int) -> None:
         deadline = time.monotonic() + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]

@@ -62,6 +62,7 @@ class Submission:
         if made.returncode:
             said = made.stderr.decode(errors="replace").strip()
             raise NotSubmittedError(f"cannot write {sweep.folder}: {said}")
+        assert sweep.script is not None
         executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)
         return str(executor.submit_array(started)[0].job_id).partition("_")[0]
 

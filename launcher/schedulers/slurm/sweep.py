@@ -62,6 +62,7 @@ def _asked(prepared: Prepared) -> list[str]:
 def folder_text(sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
     """Shell that writes the sweep's folder: the array script and a link to each run. It can be repeated."""
     ids = " ".join(shlex.quote(run.id) for run in runs)
+    assert sweep.script is not None
     folder, script = shlex.quote(str(sweep.folder)), shlex.quote(sweep.script.text)
     return (
         f"(mkdir -p {folder} && cd {folder} || exit\n"

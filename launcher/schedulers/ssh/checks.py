@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import __version__
-from launcher.schedulers.ssh.gpus import Card, short_of
+from launcher.supervise.gpus import Card, short_of
 
 _INSTALL = "in launcher's checkout there: {python} -m pip install '.[train]'"
 BUSY = "; wait, or ask for fewer with resources.gpus_per_node"

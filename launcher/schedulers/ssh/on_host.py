@@ -25,8 +25,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.schedulers.ssh.gpus import CardsError, claim, installed, survey
 from launcher.schedulers.ssh.reachability import meet
+from launcher.supervise.gpus import CardsError, claim, installed, survey
 from launcher.supervise.secret_file import SecretFileError, read_secret_file
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.api.sweep import combinations, split
+from launcher.api.sweep_values import combinations, split
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.over_ssh.login import Here
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit

@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.ssh.gpus import FOLDER
+from launcher.supervise.gpus import FOLDER
 from tests.lab import Lab, wait_for
 from tests.schedulers.sshd import REAL_SSH, Sshd
 

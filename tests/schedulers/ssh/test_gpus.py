@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.ssh.gpus import Card, choose, short_of
+from launcher.supervise.gpus import Card, choose, short_of
 from tests.lab import events, wait_for
 from tests.schedulers.ssh.hosts import ROOT, Host, Laptop
 
@@ -21,7 +21,7 @@ GPU = {"type": "NVIDIA RTX A6000", "count": 8, "memory": "47.4GiB"}
 # Takes as many GPUs as asked, says which, and keeps them until its stdin ends.
 TAKE = """
 import sys
-from launcher.schedulers.ssh.gpus import CardsError, claim
+from launcher.supervise.gpus import CardsError, claim
 try:
     print("has", *claim(int(sys.argv[1]), {"run": sys.argv[2], "user": "alice"})[0], flush=True)
 except CardsError as error:

@@ -28,6 +28,10 @@ class CardsError(Exception):
     """The GPUs cannot be claimed; the message says which are busy, and with what."""
 
 
+class BusyError(CardsError):
+    """There are enough GPUs, but too few are free now."""
+
+
 @dataclass(frozen=True)
 class Card:
     """A GPU as nvidia-smi lists it, in its order (PCI bus). Memory in MiB."""
@@ -74,23 +78,28 @@ def survey() -> list[Card]:
     return [replace(card, busy=card.busy or taken.get(card.index, "")) for card in cards]
 
 
-def claim(count: int, who: Mapping[str, str]) -> tuple[tuple[int, ...], list[int]]:
+def claim(
+    count: int, who: Mapping[str, str], *, among: str = "", shared: bool = False
+) -> tuple[tuple[int, ...], list[int]]:
     """Lock `count` free GPUs.
 
-    Return their indexes, and open files that hold the locks while any process has them open.
+    `among` limits them, in the form of CUDA_VISIBLE_DEVICES. If `shared`, GPUs that other programs than
+    launcher use are taken when there are too few others. Return their indexes, and open files that hold the
+    locks while any process has them open.
 
-    Raises CardsError.
+    Raises BusyError if waiting helps, and CardsError.
     """
     with _choosing():
-        cards = _list_cards()
-        taken, locks = _lock([card for card in cards if not card.busy])
-        chosen = choose(list(locks), count)
+        cards = [card for card in _list_cards() if not among or _is_among(card, among)]
+        taken, locks = _lock([card for card in cards if shared or not card.busy])
+        quiet = [card.index for card in cards if card.index in locks and not card.busy]
+        chosen = choose(quiet, count) or choose(list(locks), count)
         for index, lock in locks.items():
             if index not in (chosen or ()):
                 os.close(lock)
     if chosen is None:
         now = [replace(card, busy=card.busy or taken.get(card.index, "")) for card in cards]
-        raise CardsError(short_of(now, count))
+        raise (BusyError if len(cards) >= count else CardsError)(short_of(now, count))
     for index in chosen:
         os.ftruncate(locks[index], 0)
         os.pwrite(locks[index], json.dumps(dict(who)).encode(), 0)
@@ -166,6 +175,25 @@ def _holder(record: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         text = "taken by another run of launcher's"
     return "".join(char for char in text if char.isprintable())[:200]
+
+
+def _is_among(card: Card, visible: str) -> bool:
+    names = [name.strip() for name in visible.split(",")]
+    return str(card.index) in names or any(name and card.uuid.startswith(name) for name in names)
+
+
+@contextlib.contextmanager
+def polling() -> Iterator[bool]:
+    """Yield whether no other waiting run of this host asks nvidia-smi now. It should be asked by one."""
+    file, alone = _open(".polling"), True
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alone = False
+        yield alone
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,38 @@
+"""`launcher sweep`: the verbs of runs, for a sweep, and `resume` for all of its runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli import compare, runs
+from launcher.cli.options import complete_runs
+
+app = typer.Typer(no_args_is_help=True, help="Show, compare, cancel or resume the runs of a sweep.")
+app.command("status")(runs.status)
+app.command("compare")(compare.compare)
+app.command("cancel")(runs.cancel)
+
+
+@app.command()
+def resume(
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="id or its beginning", autocompletion=complete_runs)
+    ],
+) -> None:
+    """Start the runs again that ended without success, such as after a restart of the machine."""
+    from launcher.api.resume import resume as go_on
+    from launcher.cli.output import fail
+    from launcher.rundir.find import SweepRuns, find
+    from launcher.schedulers.of_run import states_of
+
+    found = find(sweep)
+    if not isinstance(found, SweepRuns):
+        fail(f"{sweep} is a run, not a sweep: launcher resume {sweep}")
+    ended = [run for run, status in states_of(found.runs).items() if status.resumable]
+    for run in ended:
+        go_on(run, [], None)
+        print(f"{run.id} goes on")
+    if not ended:
+        print(f"{found.id}: all runs go on or have succeeded")

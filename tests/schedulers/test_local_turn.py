@@ -1,0 +1,108 @@
+"""Runs on this machine share out its GPUs, and a sweep's runs take turns. nvidia-smi is pretended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.rundir.files import read_record
+from launcher.rundir.layout import RunDir
+from launcher.supervise.gpus import FOLDER
+from tests.lab import Lab, wait_for
+from tests.schedulers.ssh.hosts import NVIDIA_SMI
+
+pytestmark = pytest.mark.e2e
+SHOWS = """
+import os, pathlib, time
+run = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"])
+(run / "sees").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+while not (run / "go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A machine with two GPUs."""
+    lab = Lab(tmp_path)
+    lab.script(SHOWS)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    names = [f"GPU-{uuid.uuid4()}" for _ in range(2)]
+    rows = [f"{index}, {name}, NVIDIA RTX A6000, 49140, 4\n" for index, name in enumerate(names)]
+    (programs / "gpus").write_text("".join(rows))
+    (programs / "apps").write_text("")
+    (programs / "nvidia-smi").write_text(NVIDIA_SMI)
+    (programs / "nvidia-smi").chmod(0o755)
+    lab.environ["PATH"] = f"{programs}:{lab.environ['PATH']}"
+    lab.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    yield lab
+    for name in names:
+        (FOLDER / name).unlink(missing_ok=True)
+
+
+def job(lab: Lab, gpus: int) -> str:
+    resources = {"gpus_per_node": gpus, "ranks_per_node": 1}
+    return str(lab.job(command="python train.py", env={"N": "0"}, resources=resources, recipe={}))
+
+
+def sees(run: RunDir) -> str | None:
+    file = run.path / "sees"
+    return file.read_text() if file.exists() else None
+
+
+def test_two_submissions_have_a_gpu_each_and_a_third_waits_for_one(lab: Lab) -> None:
+    file = job(lab, 1)
+    first, second = lab.submit(file), lab.submit(file)
+    wait_for(lambda: sees(first) and sees(second), "such a state")
+    assert {sees(first), sees(second)} == {"0", "1"}
+    third = lab.submit(file)
+    wait_for(lambda: "waits for GPUs: 0 of 2 GPUs are free" in lab.status(third)["reason"], "such a state")
+    assert first.id in lab.status(third)["reason"] and lab.status(third)["state"] == "submitted"
+    supervisor = read_record(first.supervisor_lock)["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: sees(third) is not None, "such a state")
+    assert sees(third) == sees(first)
+    fourth = lab.submit(file)
+    wait_for(lambda: "waits for GPUs" in lab.status(fourth)["reason"], "such a state")
+    assert lab.cli("cancel", fourth.id).returncode == 0
+    assert lab.wait(fourth)["state"] == "cancelled" and sees(fourth) is None
+    for run in (second, third):
+        (run.path / "go").touch()
+        assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_died(lab: Lab) -> None:
+    file = job(lab, 0)
+    done = lab.cli("submit", file, "--sweep", "env.N=1,2,3", "--at-once", "2")
+    assert done.returncode == 0, done.stderr
+    sweep_id = done.stdout.rstrip().rpartition(" ")[2]
+    runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
+    wait_for(lambda: sum(sees(run) is not None for run in runs) == 2, "such a state")
+    (waiting,) = [run for run in runs if sees(run) is None]
+    wait_for(lambda: "2 runs of the sweep go on" in lab.status(waiting)["reason"], "such a state")
+    for run in runs:
+        os.kill(read_record(run.supervisor_lock)["pid"], signal.SIGKILL)
+    wait_for(lambda: lab.told("sweep", "status", sweep_id, code=6)["states"] == {"lost": 3}, "such a state")
+    for run in runs:
+        (run.path / "go").touch()
+    again = lab.cli("sweep", "resume", sweep_id)
+    assert again.returncode == 0 and again.stdout.count("goes on") == 3, again.stderr
+    assert [lab.wait(run, "succeeded", "failed")["state"] for run in runs] == ["succeeded"] * 3
+    assert "env.N" in lab.cli("sweep", "compare", sweep_id).stdout
+    assert lab.cli("clean", sweep_id, "-y").returncode == 0
+    assert not list((runs[0].path.parent / "sweeps").iterdir())
+
+
+def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> None:
+    done = lab.cli("submit", job(lab, 2), "--sweep", "env.N=1,2")
+    sweep_id = done.stdout.rstrip().rpartition(" ")[2]
+    runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
+    wait_for(lambda: any(sees(run) == "0,1" for run in runs), "such a state")
+    assert lab.cli("sweep", "cancel", sweep_id).returncode == 0
+    assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * 2
