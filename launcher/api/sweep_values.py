@@ -61,8 +61,8 @@ def _distribution(text: str, name: str, arguments: str) -> Callable[[random.Rand
     """Return a function that draws one value. Raises SchedulerError."""
     if name not in ("uniform", "loguniform", "randint"):
         raise SchedulerError(
-            f"--sweep {text}: {name} is no distribution; there are uniform(low,high), loguniform(low,high) and "
-            "randint(low,high)"
+            f"--sweep {text}: {name} is no distribution; there are uniform(low,high), loguniform(low,high) "
+            "and randint(low,high)"
         )
     try:
         low, high = map(int if name == "randint" else float, arguments.split(","))

@@ -120,8 +120,8 @@ def submit(
         typer.Option(
             "--sweep",
             metavar="A=X,Y",
-            help="a run for each value, or each combination when repeated, in one submission; or values drawn "
-            "at random, such as train.lr=loguniform(1e-5,1e-3)",
+            help="a run for each value, or each combination when repeated, in one submission; or values "
+            "drawn at random, such as train.lr=loguniform(1e-5,1e-3)",
         ),
     ] = None,
     samples: Annotated[
