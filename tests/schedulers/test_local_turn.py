@@ -47,7 +47,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 def job(lab: Lab, gpus: int) -> str:
-    resources = {"gpus_per_node": gpus, "ranks_per_node": 1}
+    resources = {"gpus_per_node": gpus, "ranks_per_node": max(gpus, 1)}
     return str(lab.job(command="python train.py", env={"N": "0"}, resources=resources, recipe={}))
 
 
@@ -101,6 +101,7 @@ def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_
 
 def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> None:
     done = lab.cli("submit", job(lab, 2), "--sweep", "env.N=1,2")
+    assert done.returncode == 0, done.stderr
     sweep_id = done.stdout.rstrip().rpartition(" ")[2]
     runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
     wait_for(lambda: any(sees(run) == "0,1" for run in runs), "such a state")
