@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from launcher.spec.recipe import Recipe
 from launcher.train import selective
 from launcher.train.batch_norm import first_batch_norm, untouched_statistics
+from launcher.train.budget import Budget
 from launcher.train.compression import Compressor, storage_of
 from launcher.train.rank import SetupError
 
@@ -30,7 +31,9 @@ EVERY = {"selective": 1, "every-second": 2}
 "One of how many matrix products each policy keeps."
 
 
-def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device) -> None:
+def apply_activations(
+    blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device, budget: Budget
+) -> None:
     """Make each block follow `recipe.activations`. Raises SetupError if the task has no blocks."""
     if recipe.activations in ("keep", "budget"):  # torch.compile applies the budget
         return
@@ -43,7 +46,7 @@ def apply_activations(blocks: Iterable[nn.Module], recipe: Recipe, device: torch
     compressed = Compressor()
     for block in evenly(outer, recipe.checkpoint_ratio):
         if recipe.activations == "offload":
-            block.forward = offloaded(block, pin=device.type == "cuda")
+            block.forward = offloaded(block, budget, pin=device.type == "cuda")
         elif recipe.activations == "compress":
             block.forward = compressed(block)
         else:
@@ -100,7 +103,7 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
         yield
 
 
-def offloaded(block: nn.Module, *, pin: bool) -> Forward:
+def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:
     """Return a forward whose tensors saved for backward wait in host memory, pinned with `pin`.
 
     torch.autograd.graph.save_on_cpu would move weights, too. They are left alone here, because they stay on
@@ -116,7 +119,7 @@ def offloaded(block: nn.Module, *, pin: bool) -> Forward:
         def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
             if storage_of(tensor) in stay:
                 return None, tensor
-            with record_function(ON_HOST):
+            with record_function(ON_HOST), budget.host_side():
                 on_host = torch.empty_like(tensor, device="cpu", pin_memory=pin)
                 on_host.copy_(tensor)
             return tensor.device, on_host
@@ -129,4 +132,5 @@ def offloaded(block: nn.Module, *, pin: bool) -> Forward:
 
 def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
     device, tensor = packed
-    return tensor if device is None else tensor.to(device, non_blocking=pin)
+    # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
+    return tensor if device is None else tensor.to(device, non_blocking=pin, copy=True)

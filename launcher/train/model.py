@@ -65,7 +65,7 @@ def arranged(
     take_part(model, task, rank, mesh)
     there = set(model.modules())
     blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
-    apply_activations(blocks, recipe, device)
+    apply_activations(blocks, recipe, device, budget)
     apply_compile(blocks, recipe, device, budget, compiled)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None

@@ -33,6 +33,8 @@ ALONE: tuple[Case, ...] = (
     case("llama qlora", micro=2, activations="checkpoint", **MIXED),
     case("hf qwen3 qlora", micro=2, precision="bf16"),
     case("llama", offload="cpu-optimizer", **LATE),
+    case("llama", micro=2, activations="offload", **MIXED),
+    case("llama", micro=2, activations="offload", sharding="fsdp", offload="cpu", loss_chunks=4),
 )
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),

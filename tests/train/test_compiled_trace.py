@@ -50,7 +50,7 @@ def built(layers: int, chosen: Recipe, backend: str) -> tuple[LanguageModel, nn.
     task = llama(layers)
     model = task.model()
     task.initialise(model, 0)
-    apply_activations(task.blocks(model), chosen, torch.device("cpu"))
+    apply_activations(task.blocks(model), chosen, torch.device("cpu"), Unlimited())
     compiled = functools.partial(torch.compile, backend=backend)
     apply_compile(task.blocks(model), chosen, torch.device("cpu"), Unlimited(), compiled)
     return task, model

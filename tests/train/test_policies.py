@@ -245,7 +245,7 @@ def test_a_policy_without_blocks_is_refused(activations: str) -> None:
     with pytest.raises(
         SetupError, match=f"{activations} works block by block, but blocks.. of the task returns none"
     ):
-        apply_activations([], recipe(activations=activations), CPU)
+        apply_activations([], recipe(activations=activations), CPU, Unlimited())
 
 
 def test_a_block_inside_a_block_is_left_to_the_outer_one() -> None:
@@ -261,12 +261,20 @@ def test_offload_copies_activations_and_leaves_weights(monkeypatch: pytest.Monke
     x = torch.randn(4, 8, requires_grad=True)
     block(x).sum().backward()
     expected = x.grad
-    block.forward = offloaded(block, pin=False)
+    forward = block.forward
+    block.forward = offloaded(block, Unlimited(), pin=False)
     with MemoryBudget(MIB) as budget:
         budget.track([x, *block.parameters()])
         before = budget.live
         out = block(x.detach().requires_grad_())
         assert budget.live - before == 3 * out.nbytes, "the result itself, and two copies for autograd"
+    block.forward = forward
+    with MemoryBudget(MIB) as budget:
+        block.forward = offloaded(block, budget, pin=False)
+        budget.track([x, *block.parameters()])
+        before = budget.live
+        out = block(x.detach().requires_grad_())
+        assert budget.live - before == out.nbytes, "copies on the host are not counted"
     x.grad = None
     block(x).sum().backward()
     assert expected is not None and x.grad is not None and torch.equal(expected, x.grad)
