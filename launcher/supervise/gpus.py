@@ -29,7 +29,7 @@ class CardsError(Exception):
 
 
 class BusyError(CardsError):
-    """There are enough GPUs, but too few are free now."""
+    """Too few GPUs are free now, or nobody tells: waiting may help."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,18 @@ def survey() -> list[Card]:
 
 
 def claim(
-    count: int, who: Mapping[str, str], *, among: str = "", shared: bool = False
+    count: int, who: Mapping[str, str], *, among: str | None = None, shared: bool = False
 ) -> tuple[tuple[int, ...], list[int]]:
     """Lock `count` free GPUs.
 
-    `among` limits them, in the form of CUDA_VISIBLE_DEVICES. If `shared`, GPUs that other programs than
-    launcher use are taken when there are too few others. Return their indexes, and open files that hold the
-    locks while any process has them open.
+    `among` limits them, in the form of CUDA_VISIBLE_DEVICES: "" is none. If `shared`, GPUs that other
+    programs than launcher use are taken when there are too few others. Return their indexes, and open files that hold
+    the locks while any process has them open.
 
     Raises BusyError if waiting helps, and CardsError.
     """
     with _choosing():
-        cards = [card for card in _list_cards() if not among or _is_among(card, among)]
+        cards = [card for card in _list_cards() if among is None or _is_among(card, among)]
         taken, locks = _lock([card for card in cards if shared or not card.busy])
         quiet = [card.index for card in cards if card.index in locks and not card.busy]
         chosen = choose(quiet, count) or choose(list(locks), count)
@@ -147,7 +147,7 @@ def _ask(query: str) -> list[str]:
     except FileNotFoundError:
         raise CardsError("there is no nvidia-smi, so which GPUs are free is not known") from None
     except subprocess.TimeoutExpired:
-        raise CardsError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
+        raise BusyError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines()
         raise CardsError(f"nvidia-smi: {said[0] if said else f'exit code {done.returncode}'}")

@@ -148,8 +148,7 @@ class Supervisor:
         # Other schedulers enforce the limit and warn by a signal.
         self._scheduler = about["cluster"]["scheduler"]
         limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
-        self._time_limit = limit
-        self._deadline: float | None = None
+        self._deadline = time.monotonic() + limit if limit is not None else None
 
     def main(self) -> int:
         for signum in SIGNALS:
@@ -185,12 +184,10 @@ class Supervisor:
         remove_handover(self.run, self.place.rank)  # left by a supervisor that was killed
         if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could record it
             return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
+        self._wait_for_turn()
         self.journal.event(
             SupervisorStarted(host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         )
-        self._wait_for_turn()
-        if self._time_limit is not None:
-            self._deadline = time.monotonic() + self._time_limit
         while True:
             for reason in self._requests(at_once=True):
                 self._stop_for(reason)
@@ -481,17 +478,20 @@ class Supervisor:
         return requests
 
     def _wait_for_turn(self) -> None:
-        """On this machine, wait for GPUs and a place in the sweep, or for a request to stop."""
+        """On this machine, wait for GPUs and a place in the sweep, or for a request to stop. This does not
+        count towards `resources.time`."""
         if self._scheduler != "local":
             return
         chosen = self.plan.layout.gpus_per_node if VISIBLE not in self.job.env else 0
         self._turn = Turn(self.run, chosen, os.environ)  # keeps its locks as long as this process lives
-        said = ""
+        said, began = "", time.monotonic()
         while (why := self._turn.take()) and not self._asked_to_stop():
             if why != said:
                 said = why
                 self.journal.state("submitted", reason=why, host=socket.gethostname(), pid=os.getpid())
             time.sleep(TURN_SECONDS)
+        if self._deadline is not None:
+            self._deadline += time.monotonic() - began
 
     def _pause(self, restart: int) -> None:
         deadline = time.monotonic() + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]

@@ -48,7 +48,7 @@ class Turn:
                 with polling() as alone:
                     if not alone:
                         return self._why
-                    chosen, locks = claim(self.gpus, who, among=self.environ.get(VISIBLE, ""), shared=True)
+                    chosen, locks = claim(self.gpus, who, among=self.environ.get(VISIBLE), shared=True)
             except BusyError as error:
                 self._why = f"waits for GPUs: {error}"
                 return self._why

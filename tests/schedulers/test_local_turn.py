@@ -107,3 +107,12 @@ def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> N
     wait_for(lambda: any(sees(run) == "0,1" for run in runs), "such a state")
     assert lab.cli("sweep", "cancel", sweep_id).returncode == 0
     assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * 2
+
+
+def test_a_user_who_hides_the_gpus_keeps_them_hidden(lab: Lab) -> None:
+    lab.environ["CUDA_VISIBLE_DEVICES"] = ""
+    run = lab.submit(job(lab, 1))
+    wait_for(lambda: sees(run) is not None, "such a state")
+    assert sees(run) == ""
+    (run.path / "go").touch()
+    assert lab.wait(run)["state"] == "succeeded"
