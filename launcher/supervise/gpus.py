@@ -84,8 +84,8 @@ def claim(
     """Lock `count` free GPUs.
 
     `among` limits them, in the form of CUDA_VISIBLE_DEVICES: "" is none. If `shared`, GPUs that other
-    programs than launcher use are taken when there are too few others. Return their indexes, and open files that hold
-    the locks while any process has them open.
+    programs than launcher use are taken when there are too few others. Return their indexes, and open files
+    that hold the locks while any process has them open.
 
     Raises BusyError if waiting helps, and CardsError.
     """
