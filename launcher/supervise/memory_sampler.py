@@ -18,22 +18,23 @@ SECONDS = 1.0
 WRITES_PER_SECOND = 100
 "Limit for all ranks together, because each write opens a file on the shared file system."
 
-Used = Callable[[set[int]], int | None]
-"Bytes of GPU memory that processes hold; None if unknown."
+OnGpus = Callable[[set[int]], dict[str, int]]
+"What is known of processes on GPUs: `used` and `utilization`, or nothing."
 
 
 class MemorySampler:
     """Appends lines to `memory/rank-003.jsonl` from a thread of its own until it is closed.
 
     `rss`: host memory of the rank's process and its descendants, in bytes; memory that they share counts
-    once for each. `used`: their GPU memory by NVML, if `nvidia-ml-py` is installed. If the disk is full,
-    lines are lost.
+    once for each. If `nvidia-ml-py` is installed: `used`, their GPU memory in bytes, and `utilization`, the
+    largest share of the time, in percent, in which one of their GPUs worked. If the disk is full, lines are
+    lost.
     """
 
     def __init__(self, path: Path, pid: int, *, ranks: int, gpus: bool) -> None:
         self._path, self._pid = path, pid
         self._every = max(SECONDS, ranks / WRITES_PER_SECOND)
-        self._used: Used = _nvml() if gpus else _unknown
+        self._on_gpus: OnGpus = _nvml() if gpus else _unknown
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -62,15 +63,14 @@ class MemorySampler:
         for process in processes:
             with contextlib.suppress(psutil.Error):  # just ended
                 rss += process.memory_info().rss
-        used = self._used({process.pid for process in processes})
-        return ({"rss": rss} if used is None else {"rss": rss, "used": used}) if rss else None
+        return {"rss": rss, **self._on_gpus({process.pid for process in processes})} if rss else None
 
 
-def _unknown(pids: set[int]) -> int | None:
-    return None
+def _unknown(pids: set[int]) -> dict[str, int]:
+    return {}
 
 
-def _nvml() -> Used:
+def _nvml() -> OnGpus:
     """Return a function that asks NVML, or `_unknown` if it cannot be used here."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
@@ -82,14 +82,16 @@ def _nvml() -> Used:
     except pynvml.NVMLError:
         return _unknown
 
-    def used(pids: set[int]) -> int | None:
-        total = None
+    def on_gpus(pids: set[int]) -> dict[str, int]:
+        held, busy = [], [0]
         for handle in handles:
             with contextlib.suppress(pynvml.NVMLError):
-                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                    # In a container NVML may name processes by other pids, and not tell their memory.
-                    if process.pid in pids and process.usedGpuMemory is not None:
-                        total = (total or 0) + process.usedGpuMemory
-        return total
+                # In a container NVML may name processes by other pids, and not tell their memory.
+                processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                here = [one.usedGpuMemory for one in processes if one.pid in pids]
+                held += [size for size in here if size is not None]
+                if here:
+                    busy.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return {"used": sum(held), "utilization": max(busy)} if held else {}
 
-    return used
+    return on_gpus

@@ -29,7 +29,7 @@ class Rank:
     history: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS))
 
     def take(self, line: dict[str, Any]) -> None:
-        for name in ("gpu_used", "reserved", "peak", "allocated", "rss"):
+        for name in ("used", "reserved", "peak", "allocated", "rss"):
             if (value := number(line.get(name))) is not None:
                 self.bytes, self.on_gpu = value, name != "rss"
                 self.history.append(value)
