@@ -95,7 +95,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     resources = {"gpus_per_node": 0, "ranks_per_node": 1}
     job = lab.job(command="true", resources=resources, recipe={"sharding": "none"})
     assert lab.cli("run", str(job)).returncode == 0
-    return lab.newest().path
+    run = lab.newest()
+    wait_for(run.report.is_file, "report.html")  # written after the run's end
+    return run.path
 
 
 @pytest.fixture
