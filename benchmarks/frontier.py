@@ -22,7 +22,7 @@ from memory_tables import between, budget, filled, markdown  # noqa: E402
 from launcher.api.job_source import given  # noqa: E402
 from launcher.api.plan_questions import Asker  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
-from launcher.api.sources import in_silence, traces_dir  # noqa: E402
+from launcher.api.sources import traces_dir  # noqa: E402
 from launcher.planning.choice import Candidate  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.errors import LauncherError  # noqa: E402
@@ -150,7 +150,6 @@ def asker_of(case: Case) -> Asker:
         case.sets,
         with_hardware(named_cluster(case.cluster, case.sets), wanted),
         traces_dir(),
-        in_silence,
     )
     if case.card is not None:
         [asker.cluster] = asker.with_cards([case.card]).values()

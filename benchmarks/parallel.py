@@ -20,7 +20,7 @@ from memory_tables import between, markdown  # noqa: E402
 from launcher.api.job_source import given  # noqa: E402
 from launcher.api.plan_questions import Asker  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
-from launcher.api.sources import in_silence, traces_dir  # noqa: E402
+from launcher.api.sources import traces_dir  # noqa: E402
 from launcher.planning.choice import Candidate  # noqa: E402
 from launcher.report.content import seconds  # noqa: E402
 from launcher.report.terminal import recipe_line  # noqa: E402
@@ -94,7 +94,7 @@ def row(case: Case) -> dict[str, Any]:
     """Return the figures of the recipe that fits, or of the nearest one, in bytes and seconds."""
     source, sets = given(ROOT / "examples" / case.example), (f"recipe={{{case.recipe}}}", *case.sets)
     place = with_hardware(named_cluster(case.cluster, sets), source.job(sets))
-    decider = Asker(source, sets, place, traces_dir(), in_silence).decider()
+    decider = Asker(source, sets, place, traces_dir()).decider()
     if case.beyond:
         found = decider.evaluate.confirm(decider.plan.recipe.model_copy(update=case.beyond))
         fits = decider.capacity.misfit(found.estimate) is None

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
-
 from launcher.cli.output import harmless_text
 from launcher.spec.base import format_bytes
 from launcher.spec.long_work import Advance
@@ -37,9 +35,11 @@ class _Work:
 
 
 class LongWork:
-    """A listener of `launcher.spec.long_work`. With --json it is silent."""
+    """A listener of `launcher.spec.long_work`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plain: bool = True) -> None:
+        """`plain`: say it also where stderr is no terminal."""
+        self._plain = plain
         self._works: list[_Work] = []
         self._said: set[str] = set()
         self._status: Status | None = None
@@ -47,15 +47,12 @@ class LongWork:
 
     @contextmanager
     def __call__(self, what: str, total: int | None) -> Iterator[Advance]:
-        context = click.get_current_context(silent=True)
-        if context is not None and context.params.get("json"):
-            yield lambda _: None
-            return
         work = _Work(what, total)
         later = threading.Timer(PATIENCE, self._show, [work])
         later.daemon = True
         with self._lock:
             self._works.append(work)
+            self._draw()
         later.start()
 
         def advance(count: int) -> None:
@@ -76,7 +73,7 @@ class LongWork:
                 return
             if not sys.stderr.isatty():
                 line = harmless_text(str(work))
-                if line not in self._said:
+                if self._plain and line not in self._said:
                     self._said.add(line)
                     print(f"launcher: {line}", file=sys.stderr, flush=True)
                 return

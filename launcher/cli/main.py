@@ -128,7 +128,7 @@ def _leave(code: str | int | None) -> NoReturn:
 def _main() -> None:
     """Run the command. A user's error ends in one message and a documented exit code."""
     make_output_harmless()
-    listen(LongWork())
+    listen(LongWork(plain="--json" not in sys.argv))
     try:
         try:
             app()
