@@ -35,8 +35,8 @@ slurm: venv ## a real Slurm cluster of four nodes on this machine, to try launch
 slurm-stop: venv ## end it
 	@$(BIN)/python -m tests.slurm.play stop
 
-# Tests wait for a part of their time: three on two cores.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
+# Tests wait for a third of their time: four on two cores.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25
 test: venv ## every feature once, for real, in minutes; components that are absent are skipped with the reason
 	$(PYTEST) -m "not slow and not thorough" $(ARGS)
 

@@ -94,28 +94,32 @@ def compared(rank: Rank, folder: Path, fields: dict[str, str]) -> dict[str, Any]
     return found
 
 
-CASES: dict[int, list[dict[str, str]]] = {
-    1: [
+CASES: dict[str, list[dict[str, str]]] = {
+    "one": [
         {"sharding": "none"},
         {"sharding": "none", "precision": "bf16", "optimizer": "adamw-bf16", "activations": "checkpoint"},
         {"sharding": "fsdp", "activations": "offload"},
     ],
-    2: [
-        *({"sharding": "fsdp", "optimizer": optimizer} for optimizer in OPTIMIZERS),
+    "short": [
+        {"sharding": "fsdp"},
         {"sharding": "fsdp-keep", "activations": "selective"},
+        {"sharding": "fsdp", "precision": "bf16", "optimizer": "adamw-8bit", "loss_chunks": "3"},
+    ],
+    "two": [
+        *({"sharding": "fsdp", "optimizer": optimizer} for optimizer in OPTIMIZERS),
         {"sharding": "fsdp", "activations": "compress"},
         {"sharding": "fsdp", "precision": "bf16-mixed", "activations": "checkpoint"},
         {"sharding": "fsdp", "precision": "bf16", "optimizer": "adamw-8bit", "activations": "every-second"},
         {"sharding": "fsdp", "precision": "bf16-mixed", "loss_chunks": "3"},
     ],
-    4: [{"sharding": "hybrid"}, {"sharding": "hybrid", "precision": "bf16-mixed"}],
+    "four": [{"sharding": "hybrid"}, {"sharding": "hybrid", "precision": "bf16-mixed"}],
 }
 
 
 def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
-    found = {" ".join(case.values()): compared(rank, out.parent, case) for case in CASES[rank.world]}
+    found = {" ".join(case.values()): compared(rank, out.parent, case) for case in CASES[os.environ["CASES"]]}
     out.with_name(f"rank {rank.number}.json").write_text(json.dumps(found))
     if rank.first:
         out.write_text("{}")

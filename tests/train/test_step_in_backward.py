@@ -18,11 +18,16 @@ JOB, RECIPE = job(**FIELDS), recipe(optimizer_step="backward")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "per_node"),
-    [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)],
+    ("cases", "ranks", "per_node"),
+    [
+        ("short", 2, 2),
+        pytest.param("one", 1, 1, marks=pytest.mark.slow),
+        pytest.param("two", 2, 2, marks=pytest.mark.slow),
+        pytest.param("four", 4, 2, marks=pytest.mark.thorough),
+    ],
 )
-def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, ranks: int, per_node: int) -> None:
-    measure("steps_in_backward.py", tmp_path, ranks=ranks, per_node=per_node)
+def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, cases: str, ranks: int, per_node: int) -> None:
+    measure("steps_in_backward.py", tmp_path, ranks=ranks, per_node=per_node, env={"CASES": cases})
     for rank in range(ranks):
         for name, found in json.loads((tmp_path / f"rank {rank}.json").read_text()).items():
             assert {one["digest"] for one in found.values()} == {found["after"]["digest"]}, name
