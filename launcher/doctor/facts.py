@@ -19,7 +19,7 @@ class Facts:
     gpu_type: str = ""
     "For `node.gpu`, as NVML names it; empty if the run had no GPUs or different ones."
     gpu_memory: str = ""
-    "Of the smallest, rounded down."
+    "The memory of the smallest GPU, rounded down."
     why_gpu: str = ""
 
     def __bool__(self) -> bool:

@@ -30,7 +30,7 @@ from launcher.top.run_screen import RunScreen
 READ_SECONDS = 2.0
 "How often the files of visible runs are read, if there are few."
 ROWS_PER_SECOND = 8
-"Of many visible runs, so many are read and drawn in a second: Textual takes about 2 ms for a row."
+"Maximum number of rows that are read and drawn in a second. Textual takes about 2 ms for a row."
 LOOK_SECONDS = 10.0
 "How often schedulers are asked about runs that have not ended."
 LEAST_RUN, MOST_RUN = 19, 44

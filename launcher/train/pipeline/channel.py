@@ -37,7 +37,7 @@ class Form(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    "Of the whole tensor."
+    "The shape of the whole tensor."
     cut: int
     "The dimension in which it is cut, PLAIN or WHOLE."
 
