@@ -73,8 +73,8 @@ class Told:
     "Command lines of all processes while it ran."
 
 
-OFTEN = ("local", "slurm")
-"In the normal set. ssh hosts and RunPod have tests of their own there, of each of these verbs."
+OFTEN = ("local", "slurm", "runpod")
+"In the normal set. ssh hosts have further tests of their own there."
 
 
 @pytest.fixture(
