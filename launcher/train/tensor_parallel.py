@@ -38,7 +38,7 @@ TENSOR = "tensor"
 SHOWN = 12
 "Number of layers that a message names."
 COMPARED = 3
-"Number of steps in which the ranks compare the gradients of whole layers."
+"Number of steps, without those that overflow, in which the ranks compare the gradients of whole layers."
 APART = 0.05
 """Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
 each time differ by about 1e-2."""
@@ -250,12 +250,14 @@ class Copies:
 
     def _compare(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Compare a few sums over each gradient: a copy of the gradient might not fit into memory."""
-        self._compared.update([*gradients])
         assert self._group is not None
         found = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
         everyones = [torch.empty_like(found) for _ in range(self._group.size())]
         dist.all_gather(everyones, found, group=self._group)
         sums = torch.stack(everyones)  # (ranks, gradients, sums)
+        if not sums.isfinite().all():
+            return  # an overflow in fp16: the step is left out, and the next one is compared
+        self._compared.update([*gradients])
         self._largest = max(self._largest, float(sums[..., 0].max()))
         scale = sums.abs().amax(dim=(0, 2))
         apart = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)

@@ -25,8 +25,9 @@ from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
+from launcher.train.scaler import START
 from launcher.train.task import Task, TaskError
-from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of
+from launcher.train.tensor_parallel import COMPARED, ReplicatedInCutRegion, parallelize, styles_of
 from launcher.train.where import Where
 from runs import HERE, recipe
 from saves import bits, different, everywhere
@@ -311,7 +312,24 @@ def partly(rank: Rank, out: Path) -> Any:
     return {name: told[0][name] if told[0][name] == told[-1][name] else "ranks differ" for name in results}
 
 
-MODES = {one.__name__: one for one in (trained, saved, restored, handed, drifting, partly, refused)}
+def overflowing(rank: Rank, out: Path) -> Any:
+    """What ends a step with a parameter in a cut region, after COMPARED steps that overflow."""
+    JOBS["overflowing"] = {**JOBS["gpt"], "task": "tensors:Tempered"}
+    half = {"precision": "fp16-mixed", "grad_scaler": True}
+    made = trainer(rank, "overflowing", sharding="none", tensor=2, **half)
+    norms = []
+    try:
+        for step in range(1, COMPARED + 2):
+            made.scaler.factor = 2.0**40 if step <= COMPARED else START
+            norms.append(str(made.train_step(step).grad_norm))
+    except TaskError as error:
+        return {"norms": norms, "told": str(error)}
+    return {"norms": norms, "told": "not refused"}
+
+
+MODES = {
+    one.__name__: one for one in (trained, saved, restored, handed, drifting, partly, overflowing, refused)
+}
 
 
 def main(out: Path) -> None:

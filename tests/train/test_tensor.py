@@ -271,6 +271,12 @@ def test_a_gradient_of_a_part_of_the_activations_is_not_taken_for_that_of_a_whol
             assert found[f"Planned {name}"] == pytest.approx(whole[f"{task} {name}"], rel=NORM)
 
 
+def test_steps_that_overflow_are_not_compared(tmp_path: Path) -> None:
+    found = run("overflowing", tmp_path / "overflowing", 2)
+    assert len(found["norms"]) == 3 and not {*found["norms"]} - {"inf", "nan"}
+    assert "mlp.1.scale, which is whole on each of them" in found["told"]
+
+
 def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cut(tmp_path: Path) -> None:
     found = run("refused", tmp_path / "refused", 2)
     assert "Planless does not say how its layers are cut" in found["no plan"]
