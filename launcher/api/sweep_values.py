@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from launcher.schedulers.base import SchedulerError
 
-_DRAWN = re.compile(r"\s*([A-Za-z_]+)\((.*)\)\s*")
+_CALL = re.compile(r"\s*([A-Za-z][\w -]*?)\s*\((.*)\)\s*", re.DOTALL)
+DISTRIBUTIONS = ("uniform", "loguniform", "randint")
 _DIGITS = 6
 "Significant digits of a drawn number."
 
@@ -23,27 +24,32 @@ def combinations(sweeps: Sequence[str], samples: int | None = None, seed: int = 
 
     Raises SchedulerError.
     """
+    if samples is not None and samples < 1:
+        raise SchedulerError(f"--samples {samples}: at least one value must be drawn")
     lists: dict[str, list[str]] = {}
     drawn: dict[str, list[str]] = {}
     order = [text.partition("=")[0] for text in sweeps]
     for text in sweeps:
         key, equals, values = text.partition("=")
         if order.count(key) > 1:
-            raise SchedulerError(
-                f"--sweep {text}: the field stands there twice; list its values in one option"
-            )
-        if equals and key and (call := _DRAWN.fullmatch(values)) is not None:
-            draw = _distribution(text, call[1], call[2])
+            raise SchedulerError(f"--sweep {text}: the field is given twice; list its values in one option")
+        listed = split(values)
+        calls = [call for value in listed if (call := _CALL.fullmatch(value)) is not None]
+        if equals and key and calls:
+            if len(listed) > 1:
+                raise SchedulerError(
+                    f"--sweep {text}: a distribution stands alone; quote a text with brackets"
+                )
+            draw = _distribution(text, calls[0][1], calls[0][2])
             if samples is None:
                 raise SchedulerError(f"--sweep {text}: say how many values to draw with --samples N")
             numbers = random.Random(f"{seed} {key}")  # a text is hashed the same way in every Python
             drawn[key] = [f"{key}={draw(numbers)}" for _ in range(samples)]
             continue
-        listed = split(values)
         if not equals or not key or not all(listed):
             raise SchedulerError(f"--sweep {text}: write --sweep field.name=value,value")
         if len(set(listed)) < len(listed):
-            raise SchedulerError(f"--sweep {text}: a value stands there twice")
+            raise SchedulerError(f"--sweep {text}: a value is listed twice")
         lists[key] = [f"{key}={value}" for value in listed]
     if samples is not None and not drawn:
         raise SchedulerError(
@@ -59,29 +65,42 @@ def combinations(sweeps: Sequence[str], samples: int | None = None, seed: int = 
 
 def _distribution(text: str, name: str, arguments: str) -> Callable[[random.Random], str]:
     """Return a function that draws one value. Raises SchedulerError."""
-    if name not in ("uniform", "loguniform", "randint"):
+    if name not in DISTRIBUTIONS:
         raise SchedulerError(
-            f"--sweep {text}: {name} is no distribution; there are uniform(low,high), loguniform(low,high) "
-            "and randint(low,high)"
+            f"--sweep {text}: unknown distribution {name}: use uniform(low,high), loguniform(low,high) or "
+            "randint(low,high), or quote a text with brackets"
         )
     try:
         low, high = map(int if name == "randint" else float, arguments.split(","))
     except ValueError:
         kind = "two integers" if name == "randint" else "two numbers"
         raise SchedulerError(f"--sweep {text}: {name} takes {kind}, {name}(low,high)") from None
+    if name == "randint":
+        if low > high:
+            raise SchedulerError(f"--sweep {text}: low must not be above high")
+        return lambda numbers: str(numbers.randint(int(low), int(high)))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise SchedulerError(f"--sweep {text}: low must be less than high, and both finite")
-    if name == "randint":
-        return lambda numbers: str(numbers.randint(int(low), int(high)))
     if name == "uniform":
-        return lambda numbers: f"{low + (high - low) * numbers.random():.{_DIGITS}g}"
+        return lambda numbers: _rounded(_between(low, high, numbers.random()), low, high)
     if low <= 0:
         raise SchedulerError(f"--sweep {text}: the logarithm needs numbers above 0")
-    return lambda numbers: f"{low * (high / low) ** numbers.random():.{_DIGITS}g}"
+    ends = math.log(low), math.log(high)
+    return lambda numbers: _rounded(math.exp(_between(*ends, numbers.random())), low, high)
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return low * (1 - share) + high * share  # high - low might be infinite
+
+
+def _rounded(value: float, low: float, high: float) -> str:
+    """Return the value with six significant digits, or in full if these are outside of the interval."""
+    text = f"{value:.{_DIGITS}g}"
+    return text if low <= float(text) <= high else repr(min(max(value, low), high))
 
 
 def split(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quoted = [""], 0, ""
     for char in text:
         if char == "," and not depth and not quoted:
@@ -91,9 +110,9 @@ def split(text: str) -> list[str]:
             quoted = "" if char == quoted else quoted
         elif char in "'\"":
             quoted = char
-        elif char in "[{":
+        elif char in "[{(":
             depth += 1
-        elif char in "]}":
+        elif char in "]})":
             depth -= 1
         parts[-1] += char
     return parts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import json
 import os
 import pwd
@@ -66,6 +67,14 @@ def installed() -> list[tuple[str, int | None]]:
     """Name and memory in MiB of each GPU. Raises CardsError."""
     rows = [row.rsplit(", ", 1) for row in _ask("--query-gpu=name,memory.total")]
     return [(name, _number(total)) for name, total in rows]
+
+
+def user() -> str:
+    """The name of this process's user, or its uid where it has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # until Python 3.12, since 3.13
+        return str(os.getuid())
 
 
 def survey() -> list[Card]:

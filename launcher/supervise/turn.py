@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.gpus import BusyError, CardsError, claim, polling
+from launcher.supervise.gpus import BusyError, CardsError, claim, polling, user
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -40,10 +39,10 @@ class Turn:
         """Take what is free. Return why the run has to wait, or "" if it has its turn."""
         if self.at_once is not None:
             if not self._take_place(self.at_once):
-                return f"waits for its turn: {self.at_once} runs of the sweep go on at the same time"
+                return f"waits for its turn in the sweep (--at-once {self.at_once})"
             self.at_once = None
         if self.gpus:
-            who = {"run": self.run.id, "user": getpass.getuser()}
+            who = {"run": self.run.id, "user": user()}
             try:
                 with polling() as alone:
                     if not alone:

@@ -49,7 +49,7 @@ def test_both_ends_of_randint_are_drawn() -> None:
     [
         (LR, None, "with --samples N"),
         ("lr=1,2", 3, "no --sweep draws its values"),
-        ("lr=gauss(0,1)", 3, "gauss is no distribution; there are uniform(low,high)"),
+        ("lr=gauss(0,1)", 3, "unknown distribution gauss: use uniform(low,high)"),
         ("lr=loguniform(0,1)", 3, "the logarithm needs numbers above 0"),
         ("lr=loguniform(1e-3,1e-5)", 3, "low must be less than high"),
         ("lr=uniform(0,inf)", 3, "both finite"),
@@ -57,6 +57,11 @@ def test_both_ends_of_randint_are_drawn() -> None:
         ("lr=uniform(1)", 3, "takes two numbers, uniform(low,high)"),
         ("lr=uniform()", 3, "takes two numbers"),
         ("n=randint(1.5,3)", 3, "takes two integers"),
+        ("n=randint(3,1)", 3, "low must not be above high"),
+        ("lr=log-uniform(1e-5,1e-3)", None, "unknown distribution log-uniform"),
+        ("lr=loguniform(1e-5,1e-3),0.01", 3, "a distribution stands alone"),
+        ("a=f(1),g(2)", None, "a distribution stands alone"),
+        (LR, 0, "at least one value"),
     ],
 )
 def test_what_is_malformed_is_refused(text: str, samples: int | None, said: str) -> None:
@@ -66,5 +71,28 @@ def test_what_is_malformed_is_refused(text: str, samples: int | None, said: str)
 
 
 def test_a_field_is_named_once() -> None:
-    with pytest.raises(SchedulerError, match="the field stands there twice"):
+    with pytest.raises(SchedulerError, match="the field is given twice"):
         combinations(["lr=1,2", "lr=3,4"])
+
+
+def test_a_space_before_the_bracket_changes_nothing_and_quotes_make_a_text() -> None:
+    assert combinations(["train.lr=loguniform (1e-5,1e-3)"], 3) == combinations([LR], 3)
+    assert combinations(["a='f(1)','g(2)'"]) == [("a='f(1)'",), ("a='g(2)'",)]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("uniform", 1000000.1, 1000000.4),
+        ("loguniform", 1000000.1, 1000000.4),
+        ("uniform", -1e308, 1e308),
+        ("loguniform", 1e-300, 1e300),
+    ],
+)
+def test_draws_stay_in_the_interval(name: str, low: float, high: float) -> None:
+    for (text,) in combinations([f"x={name}({low},{high})"], 200):
+        assert low <= float(text.partition("=")[2]) <= high
+
+
+def test_an_integer_of_any_size_can_be_an_end() -> None:
+    assert combinations([f"n=randint(0,{10**400})"], 1)

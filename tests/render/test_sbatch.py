@@ -686,6 +686,33 @@ def test_what_none_of_several_nodes_has_is_missing_in_the_profile(tmp_path: Path
     assert state["failure"] == "user-error" and "on every node so far (n1 n2)" in state["reason"]
 
 
+FINISHED = '{"event": "finished", "state": "succeeded"}'
+RESUMED = '{"event": "submitting", "submission": 2}'
+
+
+@pytest.mark.parametrize(
+    ("records", "state", "then"),
+    [
+        ([FINISHED], "running", "failed"),
+        ([FINISHED, RESUMED], "running", "running"),
+        ([FINISHED], "submitted", "submitted"),
+        ([], "submitted", "failed"),
+    ],
+    ids=["killed before it wrote state.json", "resumed and running", "being resumed", "never began"],
+)
+def test_a_failure_is_recorded_unless_a_supervisor_has_judged_the_run(
+    tmp_path: Path, records: list[str], state: str, then: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    wrote = tmp_path / "wrote.sh"
+    run = tmp_path / "run"
+    lines = [f"echo '{record}' >>{run}/events.jsonl" for record in records]
+    wrote.write_text("\n".join([*lines, f'echo \'{{"state": "{state}"}}\' >{run}/state.json']))
+    script = write(tmp_path, stub, CLUSTER.model_copy(update={"setup": (f"bash {wrote}",)}))
+    finish(start(script, stub, STUB_EXIT="2"))
+    assert json.loads((run / "state.json").read_text())["state"] == then
+
+
 def test_a_job_that_finds_the_run_taken_points_to_the_one_that_has_it(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     script = write(tmp_path, stub)

@@ -85,7 +85,7 @@ def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_
     runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
     wait_for(lambda: sum(sees(run) is not None for run in runs) == 2, "such a state")
     (waiting,) = [run for run in runs if sees(run) is None]
-    wait_for(lambda: "2 runs of the sweep go on" in lab.status(waiting)["reason"], "such a state")
+    wait_for(lambda: "its turn in the sweep (--at-once 2)" in lab.status(waiting)["reason"], "such a state")
     for run in runs:
         os.kill(read_record(run.supervisor_lock)["pid"], signal.SIGKILL)
     wait_for(lambda: {lab.status(run)["state"] for run in runs} == {"lost"}, "lost runs")

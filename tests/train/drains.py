@@ -36,7 +36,7 @@ from runs import HERE, recipe
 
 STRIDE = int(os.environ.get("DRAIN_STRIDE", "0"))
 "1: every allocation. 0: some POSITIONS of each case."
-POSITIONS = 5
+POSITIONS = int(os.environ.get("DRAIN_POSITIONS", "8"))
 WHO = ("one", "all", "apart")
 FLAG = torch.zeros(())  # made before allocations are counted
 BY_WORLD: dict[int, list[dict[str, str]]] = {

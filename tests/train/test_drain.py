@@ -9,10 +9,19 @@ import pytest
 from tests.train.runs import measure
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((2, 5), id="2"),
+        pytest.param((2, 8), marks=pytest.mark.slow, id="2, more positions"),
+        pytest.param((4, 8), marks=pytest.mark.thorough, id="4"),
+    ],
+)
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A hang ends in the timeout. With 4 ranks they pretend to be on two nodes."""
-    return measure("drains.py", tmp_path_factory.mktemp("drains"), request.param, 2)
+    """Ranks, and positions of failures. A hang ends in the timeout. 4 ranks pretend to be on two nodes."""
+    ranks, positions = request.param
+    env = {"DRAIN_POSITIONS": str(positions)}
+    return measure("drains.py", tmp_path_factory.mktemp("drains"), ranks, 2, env=env)
 
 
 def test_after_a_failure_anywhere_the_repeated_step_has_the_same_gradients_bit_for_bit(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import importlib.metadata
 import importlib.util
 import json
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.schedulers.ssh.reachability import meet
-from launcher.supervise.gpus import CardsError, claim, installed, survey
+from launcher.supervise.gpus import CardsError, claim, installed, survey, user
 from launcher.supervise.secret_file import SecretFileError, read_secret_file
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
@@ -153,7 +152,7 @@ def start(request: Request) -> dict[str, Any]:
     gpus: tuple[int, ...] = ()
     locks: list[int] = []
     if request["gpus"]:
-        gpus, locks = claim(request["gpus"], {"run": run.name, "user": getpass.getuser()})
+        gpus, locks = claim(request["gpus"], {"run": run.name, "user": user()})
         # CUDA orders GPUs by speed; nvidia-smi orders them by bus.
         chosen = ",".join(map(str, gpus))
         environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}

@@ -47,13 +47,16 @@ fail() {
   leave_if_ended
   verdict failed "$@"
 }
-# Whether the supervisor has recorded how the run ended. The event stays when the run is resumed before this job has
-# ended; state.json is the next job's then.
+# Whether the supervisor has recorded how the run ended, in state.json or, if the run was resumed since and that file
+# is the next job's, in its last event. A supervisor that was killed between the two leaves `running` and no later event.
 judged() {
-  grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null ||
-    awk -v here="$(json "$_handle")" '/"event": "job"/ && index($0, here) { ended = 0 }
-      /"event": "finished"/ { ended = 1 }
-      END { exit !ended }' "$_run_dir/events.jsonl"
+  local _runs=0
+  if grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null; then return 0; fi
+  if grep -qF '"state": "running"' "$_run_dir/state.json" 2>/dev/null; then _runs=1; fi
+  awk -v here="$(json "$_handle")" -v runs="$_runs" '/"event": "job"/ && index($0, here) { ended = 0 }
+    ended { later = 1 }
+    /"event": "finished"/ { ended = 1; later = 0 }
+    END { exit !(ended && (later || !runs)) }' "$_run_dir/events.jsonl"
 }
 # No supervisor gave a verdict: what Slurm and they themselves said is in our own output and the nodes'.
 judge() { # EXIT CODE
