@@ -21,6 +21,9 @@ PATIENCE = 240.0
 about what happens, not about how fast."""
 
 
+ENDED = ("succeeded", "failed", "cancelled", "interrupted", "lost")
+
+
 class Lab:
     """A user's project folder, and what a user can do in it."""
 
@@ -78,15 +81,22 @@ class Lab:
         return json.loads(self.cli("status", str(run.path), "--json").stdout)
 
     def wait(self, run: RunDir, *states: str, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Until the run is in one of the states (any ended one by default)."""
-        wanted = states or ("succeeded", "failed", "cancelled", "interrupted", "lost")
-        deadline = time.monotonic() + timeout
+        """Until the run is in one of the states (any ended one by default).
+
+        `launcher status` is a process: it is asked when state.json says so, and now and then, since nobody
+        writes there that a run is lost or was cancelled in a queue, and what it has of a run elsewhere is a
+        copy.
+        """
+        wanted = states or ENDED
+        asked = time.monotonic()
+        deadline = asked + timeout
         while time.monotonic() < deadline:
-            if run.read_state().get("state") in wanted or "lost" in wanted:
+            if run.read_state().get("state") in wanted or time.monotonic() > asked + 3:
                 status = self.status(run)
                 if status["state"] in wanted:
                     return status
-            time.sleep(0.2)
+                asked = time.monotonic()
+            time.sleep(0.1)
         raise AssertionError(f"not {wanted} after {timeout} s: {self.status(run)}\n{self.all_logs(run)}")
 
     def all_logs(self, run: RunDir) -> str:

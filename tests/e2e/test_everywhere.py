@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import LIVING
 from launcher.train.checkpoints.export import export
 from launcher.train.checkpoints.folder import complete_checkpoints
 from tests.e2e.places import PLACES, Place
-from tests.lab import Lab, events, wait_for
+from tests.lab import ENDED, events, metrics, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -73,8 +72,8 @@ class Told:
     "Command lines of all processes while it ran."
 
 
-OFTEN = ("local", "slurm", "runpod")
-"In the normal set. ssh hosts have further tests of their own there."
+OFTEN = ("slurm", "runpod")
+"In the normal set. This machine and ssh hosts have tests of their own there."
 
 
 @pytest.fixture(
@@ -108,15 +107,15 @@ def _told(place: Place) -> Told:
     def late() -> bool:
         time.sleep(0.5)
         seen.update(_command_lines())
-        return (lab.status(run)["step"] or 0) >= 3
+        return len(metrics(place.there(run))) >= 3
 
     wait_for(late, "step 3")
     done = lab.cli("cancel", run.id)
     assert done.returncode == 0, done.stdout + done.stderr
-    cancelled = _ended(lab, run)
+    cancelled = _ended(place, run)
     done = lab.cli("resume", run.id)
     assert done.returncode == 0, done.stdout + done.stderr
-    ended = _ended(lab, run)
+    ended = _ended(place, run)
     logs, why = lab.cli("logs", run.id), lab.cli("why", run.id)
     (newest,) = list(complete_checkpoints(place.there(run).checkpoints).values())[-1:]
     (file,) = export(newest, lab.folder / "weights")
@@ -133,16 +132,11 @@ def _told(place: Place) -> Told:
     return Told(place, run, logs.stdout, why.stdout + why.stderr, cancelled, ended, weights, api, seen)
 
 
-def _ended(lab: Lab, run: RunDir) -> dict[str, Any]:
+def _ended(place: Place, run: RunDir) -> dict[str, Any]:
     """As `launcher status` tells it, which brings a copy up to date."""
-
-    def ended() -> dict[str, Any] | None:
-        time.sleep(0.5)
-        status = lab.status(run)
-        return None if status["state"] in LIVING else status
-
-    found: dict[str, Any] = wait_for(ended, f"end of {run.id}")
-    return found
+    there = place.there(run)
+    wait_for(lambda: there.read_state().get("state") in ENDED, f"end of {run.id}")
+    return place.lab.wait(run)
 
 
 def _command_lines() -> set[str]:

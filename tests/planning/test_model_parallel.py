@@ -71,6 +71,7 @@ def test_a_job_that_fixes_its_tensor_is_planned_with_it_alone() -> None:
     assert not any(line.startswith("tensor: ") for line in found.explained)
 
 
+@pytest.mark.slow
 def test_layers_of_a_fixed_pipeline_are_split_where_links_decide() -> None:
     brain = job(
         "launcher.tasks.brain:BrainAutoencoder", args={"shape": "tiny"}, precision="bf16-mixed", pipeline=2

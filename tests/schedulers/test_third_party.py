@@ -81,6 +81,7 @@ def test_every_verb_works_with_a_scheduler_of_another_package(spool: Lab) -> Non
     assert sorted(deleted) == sorted([first.id, third.id]) and not first.path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_its_runs_are_shown_when_a_supervisor_or_the_package_itself_is_gone(spool: Lab) -> None:
     run = submit(spool)

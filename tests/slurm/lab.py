@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ GPT = {
     "steps": 12,
     "train": {"checkpoint_every": 4, "lr": 1e-3},
 }
-ENDED = ("succeeded", "failed", "cancelled", "interrupted", "lost")
 
 
 class SlurmLab(Lab):
@@ -84,23 +82,6 @@ class SlurmLab(Lab):
             return [] if not rows or rows[-1][0].startswith(running) else rows
 
         return wait_for(ended, f"end of job {job} in accounting", 30)
-
-    def wait(self, run: RunDir, *states: str, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Until `launcher status` says so; asked when state.json or the queue has news, and now and then."""
-        wanted = states or ENDED
-        deadline = time.monotonic() + timeout
-        seen, asked = "", 0.0
-        while time.monotonic() < deadline:
-            now = run.state.read_text() + self.queued(run)
-            if now != seen or time.monotonic() > asked + 5:
-                seen, asked = now, time.monotonic()
-                status = self.status(run)
-                if status["state"] in wanted:
-                    return status
-                if status["state"] in ENDED and not states:
-                    break
-            time.sleep(0.5)
-        raise AssertionError(f"not {wanted}: {self.status(run)}\n{self.all_logs(run)}")
 
     def queued(self, run: RunDir) -> str:
         """State of the run's latest job while Slurm's queue knows it."""

@@ -72,6 +72,7 @@ def test_a_run_leaves_a_node_that_turned_out_sick(slurm_lab: SlurmLab, cluster: 
     assert judged.then.endswith(": going on without it")
 
 
+@pytest.mark.slow
 def test_a_run_on_two_nodes_leaves_the_sick_one(slurm_lab: SlurmLab, cluster: Cluster) -> None:
     """The supervisors of both nodes have them examined; node 0 decides."""
     slurm_lab.script(
@@ -89,6 +90,7 @@ def test_a_run_on_two_nodes_leaves_the_sick_one(slurm_lab: SlurmLab, cluster: Cl
     assert judged is not None and "/dev/shm 1 MiB" in judged.then
 
 
+@pytest.mark.slow
 def test_the_doctor_answers_for_a_job(slurm_lab: SlurmLab) -> None:
     slurm_lab.script("import nosuchmodule\n")
     job = slurm_lab.job(command="python train.py", resources={"nodes": 2, "ranks_per_node": 1})

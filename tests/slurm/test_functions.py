@@ -158,6 +158,7 @@ def test_a_preempted_function_goes_on_from_its_checkpoint_and_another_begins_ane
     assert state in ("RUNNING", "COMPLETING", "COMPLETED"), "that of the job in which it went on"
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_run(slurm_lab: SlurmLab) -> None:
     (slurm_lab.folder / "clusters").mkdir()
     profile = (slurm_lab.folder / "lab.yaml").read_text().replace("name: lab", "name: my-slurm")

@@ -83,6 +83,7 @@ def on_a_laptop(lab: Laptop) -> Reader:
     return Reader(lab, lab.there / "runs").types("remote-login")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("it", [on_the_login_node], indirect=True)
 def test_every_command_of_the_page_about_slurm_runs(it: Reader) -> None:
     *sweep, first = it.runs_listed()

@@ -35,7 +35,8 @@ from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe
 
 STRIDE = int(os.environ.get("DRAIN_STRIDE", "0"))
-"1: every allocation. 0: some POSITIONS of each case."
+"""1: every allocation. 0: some POSITIONS of each case, and three times as many of those that show what the
+clean-up is for."""
 POSITIONS = int(os.environ.get("DRAIN_POSITIONS", "8"))
 WHO = ("one", "all", "apart")
 FLAG = torch.zeros(())  # made before allocations are counted
@@ -204,7 +205,7 @@ def careless(case: Case, total: int) -> dict[str, int]:
         case.passes()
         expected = case.gradients()
         for name, forget in ways.items():
-            for at in range(1, total + 1, total // 24):
+            for at in range(1, total + 1, total // (3 * POSITIONS)):
                 clean(case.model)
                 case.budget.fail_in(at)
                 with suppress(torch.OutOfMemoryError):
@@ -284,10 +285,10 @@ def main(out: Path) -> None:
     rank = this_rank(this_place())
     join_ranks(rank)
     result: dict[str, Any] = {"sweeps": {}, "careless": {}}
+    shardings = {fields["sharding"] for fields in BY_WORLD[rank.world]}
+    result["self tests"] = {sharding: self_tests(rank, sharding) for sharding in sorted(shardings)}
     with MemoryBudget(2**30) as budget:
         result["why not"] = skipped(rank, budget)
-        shardings = {fields["sharding"] for fields in BY_WORLD[rank.world]}
-        result["self tests"] = {sharding: self_tests(rank, sharding) for sharding in sorted(shardings)}
         for fields in BY_WORLD[rank.world]:
             case, begun = Case(rank, fields, budget), time.perf_counter()
             name = " ".join(f"loss in {v}" if k == "loss_chunks" else v for k, v in fields.items())

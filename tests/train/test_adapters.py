@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +21,59 @@ ALONE: list[dict[str, Any]] = [
 TOGETHER: list[dict[str, Any]] = [
     {"sharding": "fsdp", "adapter": LORA},
     {"sharding": "fsdp", "adapter": QLORA},
+    {"sharding": "fsdp", "adapter": QLORA, "precision": "bf16", "optimizer": "adamw-8bit"},
     {"sharding": "ddp", "adapter": QLORA},
     {"sharding": "fsdp-keep", "adapter": QLORA, "activations": "selective"},
     {"sharding": "fsdp", "adapter": QLORA, "precision": "bf16-mixed"},
     {"sharding": "fsdp", "adapter": QLORA, "offload": "cpu"},
-    {"sharding": "fsdp", "adapter": QLORA, "precision": "bf16", "optimizer": "adamw-8bit"},
 ]
 
 
-def found(folder: Path, cases: list[dict[str, Any]], ranks: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Found:
+    """Each case with what its training gave."""
+
+    alone: list[tuple[dict[str, Any], dict[str, Any]]]
+    together: list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def trained(folder: Path, cases: list[dict[str, Any]], ranks: int) -> list[tuple[dict[str, Any], Any]]:
     folder.mkdir()
     (folder / "cases.json").write_text(json.dumps(cases))
     measure("adapters.py", folder, ranks=ranks)
-    return json.loads((folder / "rank-0.json").read_text())  # type: ignore[no-any-return]
+    return list(zip(cases, json.loads((folder / "rank-0.json").read_text()), strict=True))
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return found(tmp_path_factory.mktemp("alone") / "one", ALONE, 1)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((2, 3), id="some"),
+        pytest.param((len(ALONE), len(TOGETHER)), id="all", marks=pytest.mark.slow),
+    ],
+)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    alone, together = request.param
+    folder = tmp_path_factory.mktemp("adapters")
+    return Found(trained(folder / "one", ALONE[:alone], 1), trained(folder / "two", TOGETHER[:together], 2))
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return found(tmp_path_factory.mktemp("together") / "two", TOGETHER, 2)
-
-
-def test_the_losses_do_not_depend_on_the_sharding(
-    alone: list[dict[str, Any]], together: list[dict[str, Any]]
-) -> None:
-    for case, one in zip(TOGETHER, together, strict=True):
-        reference = alone[0 if case["adapter"] is LORA else 1]
+def test_the_losses_do_not_depend_on_the_sharding(found: Found) -> None:
+    (_, lora), (_, qlora), *_ = found.alone
+    for case, one in found.together:
+        reference = lora if case["adapter"] is LORA else qlora
         rel = 2e-6 if case.get("precision", "fp32") == "fp32" else 1e-2
         assert one["losses"] == pytest.approx(reference["losses"], rel=rel), case
-    assert alone[0]["losses"] != alone[1]["losses"], "four bits are not lossless"
-    assert alone[1]["losses"][-1] < alone[1]["losses"][0]
+    assert lora["losses"] != qlora["losses"], "four bits are not lossless"
+    assert qlora["losses"][-1] < qlora["losses"][0]
 
 
-def test_a_checkpoint_holds_the_adapter_and_resumes_bit_for_bit(
-    alone: list[dict[str, Any]], together: list[dict[str, Any]]
-) -> None:
-    for case, one in zip(ALONE + TOGETHER, alone + together, strict=True):
+def test_a_checkpoint_holds_the_adapter_and_resumes_bit_for_bit(found: Found) -> None:
+    for case, one in found.alone + found.together:
         assert one["resumed"] == one["losses"][5:], case
 
 
-def test_the_frozen_weights_are_packed_and_cut(
-    alone: list[dict[str, Any]], together: list[dict[str, Any]]
-) -> None:
-    assert together[1]["frozen"] < 0.55 * alone[1]["frozen"]
-    assert together[0]["frozen"] < 0.55 * alone[0]["frozen"]
-    assert alone[1]["trained"] == ["torch.float32"] and together[6]["trained"] == ["torch.bfloat16"]
+def test_the_frozen_weights_are_packed_and_cut(found: Found) -> None:
+    for (_, whole), (_, part) in zip(found.alone[:2], found.together, strict=False):
+        assert part["frozen"] < 0.55 * whole["frozen"]
+    assert found.alone[1][1]["trained"] == ["torch.float32"]
+    assert found.together[2][1]["trained"] == ["torch.bfloat16"]

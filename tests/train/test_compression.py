@@ -15,7 +15,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import APPROXIMATE
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.compression import GROUP, LARGEST, Codes, Compressor, Packed, layout_of
-from tests.train.runs import job, losses, measure, prepare, recipe, start
+from tests.train.runs import ALL_CASES, job, losses, measure, prepare, recipe, start
 
 # Relative distance of the whole gradient. Measured 0.001 to 0.003; a scale that is wrong by one code of 126
 # gives 0.0055 in fp32 on one rank.
@@ -167,12 +167,19 @@ def test_an_activation_that_is_changed_in_place_is_compressed_as_it_was_saved() 
     assert x.grad is not None and torch.allclose(x.grad, torch.full_like(x, 2 * 2 + 2 * 9 * 2), rtol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("ranks", "env"),
+    [
+        pytest.param(2, {}, id="2"),
+        pytest.param(2, ALL_CASES, id="2, all cases", marks=pytest.mark.slow),
+        pytest.param(4, ALL_CASES, id="4", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_gradient_is_near_the_exact_one_the_same_twice_and_memory_falls(
-    tmp_path: Path, ranks: int
+    tmp_path: Path, ranks: int, env: dict[str, str]
 ) -> None:
     per_node = 2 if ranks == 4 else None
-    for case, found in measure("compressions.py", tmp_path, ranks, per_node).items():
+    for case, found in measure("compressions.py", tmp_path, ranks, per_node, env).items():
         print(case, found)
         assert 0 < found["distance"] < DISTANCE, case
         assert found["repeated"], case

@@ -12,7 +12,7 @@ from tests.train.runs import measure
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((2, 5), id="2"),
+        pytest.param((2, 3), id="2"),
         pytest.param((2, 8), marks=pytest.mark.slow, id="2, more positions"),
         pytest.param((4, 8), marks=pytest.mark.thorough, id="4"),
     ],

@@ -14,12 +14,18 @@ from launcher.rundir.shared import handover_folder, make_handover_folder, remove
 from launcher.train.recovery.host_memory import free_for_handover
 from launcher.train.recovery.restart import Offer, refusal
 from launcher.train.recovery.tensor_file import read_packed, write_packed
-from tests.train.runs import measure
+from tests.train.runs import ALL_CASES, measure
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return measure("handovers.py", tmp_path_factory.mktemp("handed"), ranks=2)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param({}, id="first cases"),
+        pytest.param(ALL_CASES, id="all cases", marks=pytest.mark.slow),
+    ],
+)
+def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measure("handovers.py", tmp_path_factory.mktemp("handed"), ranks=2, env=request.param)
 
 
 def test_every_optimizer_and_sharding_goes_on_as_if_nothing_had_happened(measured: dict[str, Any]) -> None:
@@ -37,7 +43,7 @@ def test_every_optimizer_and_sharding_goes_on_as_if_nothing_had_happened(measure
 
 
 def test_under_another_sharding_each_rank_takes_its_part_of_the_same_state(measured: dict[str, Any]) -> None:
-    assert len(measured["resharded"]) == 8
+    assert len(measured["resharded"]) in (4, 8)
     for name, found in measured["resharded"].items():
         if "8 bit" in name:  # whose scales are of the blocks of each shard
             layout = "the state has another layout: other shapes, sharding"

@@ -15,7 +15,7 @@ from launcher.tasks.llama import LanguageModel
 from launcher.train.outer_units import check_outer_units, embedding_and_head
 from launcher.train.rank import SetupError
 from tests.train.ragged import Ragged
-from tests.train.runs import job, losses, measure, prepare, recipe, start
+from tests.train.runs import ALL_CASES, job, losses, measure, prepare, recipe, start
 
 LAYERS = 3  # of outer_units.py
 ARGS = {"layers": LAYERS, "dim": 32, "heads": 2, "context": 32}
@@ -29,10 +29,16 @@ CONFIG = {
 
 
 @pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)], ids=["two ranks", "four ranks"]
+    scope="module",
+    params=[
+        pytest.param((2, {}), id="two ranks"),
+        pytest.param((2, ALL_CASES), id="two ranks, all cases", marks=pytest.mark.slow),
+        pytest.param((4, ALL_CASES), id="four ranks", marks=pytest.mark.thorough),
+    ],
 )
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return measure("outer_units.py", tmp_path_factory.mktemp("units"), request.param, min(request.param, 2))
+    ranks, env = request.param
+    return measure("outer_units.py", tmp_path_factory.mktemp("units"), ranks, 2, env)
 
 
 def test_the_gradients_are_those_of_a_step_with_both_in_the_root_bit_for_bit(

@@ -73,11 +73,11 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
 TENSOR = {"tensor": 2}
 BOTH: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt", TENSOR),
-    "llama": ("llama", TENSOR),
-    "transformers": ("transformers", {"schedule": "gpipe", **TENSOR}),
+    "llama": ("llama", {"schedule": "gpipe", **TENSOR}),
 }
 "Two stages of two tensor-parallel ranks. Llama's send their part of a sequence, the others all of it."
 BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformers": ("transformers", {"schedule": "gpipe", **TENSOR}),
     "video": ("video", TENSOR),
     "brain": ("brain", {"micro": 8, "accumulation": 1, **TENSOR}),
     **{
@@ -280,7 +280,7 @@ def sharing(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.mark.parametrize(
     "drill",
     [
-        "rank=3,step=3,phase=backward,allocation=9",
+        pytest.param("rank=3,step=3,phase=backward,allocation=9", marks=pytest.mark.slow),
         *(
             pytest.param(f"rank={rank},step=3,phase={phase}", marks=pytest.mark.thorough)
             for rank, phase in (
