@@ -1,8 +1,9 @@
 """`python -m launcher.doctor [RUN_DIR]`: examine this node. start.sh runs it before the ranks.
 
 In the run of an ordinary job it is the quick check of the node: what is broken is printed in a line on
-stdout, and the exit code is then EXIT_SICK. It takes CHECK_SECONDS at most. In the doctor's own run it goes
-on with what the options of the run's command ask for.
+stdout, and the exit code is then EXIT_SICK. It takes CHECK_SECONDS at most. Between two attempts, only what
+may have ended the first one counts. In the doctor's own run it goes on with what the options of the run's
+command ask for.
 
 With RUN_DIR, before any attempt, nothing is written. Slurm's check-node.sh leaves a node out that fails.
 """
@@ -17,6 +18,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from launcher.doctor.board import Board
+from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.host import SOFTWARE
 from launcher.doctor.examine import examine
 from launcher.doctor.lead import Lead
@@ -88,6 +90,8 @@ def _told(values: Sequence[Measured], place: Place) -> int:
     if found:
         print("\n".join(page(f"doctor: node {place.node}", found, 1)), file=sys.stderr)
     broken = [one for one in found if one.verdict == "broken"]
+    if place.between_attempts and place.trained:
+        broken = [one for one in broken if not CHECKS[one.check].fixed]
     print("; ".join(f"{one.title} {one.measured}: {one.cause.rstrip('.')}" for one in broken))
     return EXIT_SICK if broken else 0
 

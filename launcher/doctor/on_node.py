@@ -10,7 +10,13 @@ from typing import Any
 
 from launcher.doctor.board import Board
 from launcher.doctor.interpret import NOTE, TESTS, TRAIN, TRAININGS, tests_of
-from launcher.doctor.measure.folders import QUICK_BYTES, THOROUGH_BYTES, folders_of_run, measure_folder
+from launcher.doctor.measure.folders import (
+    LEAST_BYTES,
+    QUICK_BYTES,
+    THOROUGH_BYTES,
+    folders_of_run,
+    measure_folder,
+)
 from launcher.doctor.measure.gdr import measure_gdr
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
@@ -40,9 +46,13 @@ def measure_node(place: Place) -> list[Measured]:
     values = list(measure_host(place.node, place.run.path))
     if place.expected.gpus_per_node:
         values += [*measure_gpus(place.node), *measure_gdr(place.node)]
-    thorough = place.options is not None and place.options.thorough
+    size = QUICK_BYTES
+    if place.between_attempts:
+        size = LEAST_BYTES
+    elif place.options is not None and place.options.thorough:
+        size = THOROUGH_BYTES
     for name, folder in folders_of_run(place.run.path, place.expected.nvme_dir).items():
-        values += measure_folder(place.node, name, folder, THOROUGH_BYTES if thorough else QUICK_BYTES)
+        values += measure_folder(place.node, name, folder, size)
     if place.options is not None and place.expected.nodes > 1:
         values.append(guarded("workdir", place.node, lambda: code_files(Path.cwd())))
     if place.options is not None and place.options.job is not None:

@@ -10,7 +10,9 @@ from launcher.doctor.options import Options
 from launcher.doctor.values import Expected
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.progress import last_metrics
 from launcher.spec import variables
+from launcher.spec.events import AttemptStarted, SupervisorStarted
 
 LOOPBACK = "127.0.0.1"
 
@@ -29,6 +31,8 @@ class Place:
     expected: Expected
     options: Options | None
     "None in the run of an ordinary job."
+    between_attempts: bool = False
+    "Whether an attempt of an ordinary job has ended, and another one is to follow."
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Place:
@@ -43,7 +47,19 @@ class Place:
             port=int(environ.get(variables.RENDEZVOUS_PORT, "0")),
             expected=Expected.of(about, plan),
             options=Options.of_command(about.get("job", {}).get("command") or ()),
+            between_attempts=variables.ONLY_CHECK in environ,
         )
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run has trained a step on these nodes, as far as it records its steps."""
+        numbers: list[int] = []
+        for event in self.run.read_events():
+            if isinstance(event, SupervisorStarted):
+                numbers = []
+            elif isinstance(event, AttemptStarted):
+                numbers.append(event.attempt)
+        return last_metrics(self.run).get("attempt") in numbers
 
     @property
     def leads(self) -> bool:

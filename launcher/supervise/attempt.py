@@ -254,11 +254,11 @@ def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, l
     return found
 
 
-def tail(path: Path, count: int) -> list[str]:
-    """Return the last lines of a text file, reading at most its last 64 KiB."""
+def tail(path: Path, count: int, begin: int = 0) -> list[str]:
+    """Return the last lines of a text file from byte `begin` on, reading at most its last 64 KiB."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - 65536))
             return file.read().decode(errors="backslashreplace").splitlines()[-count:]
     except OSError:
         return []

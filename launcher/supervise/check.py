@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.supervise.attempt import NodePlace, start, torchrun_tail
-from launcher.supervise.judge import EXIT_NOT_STARTED, start_script_message
+from launcher.spec.verdict import EXIT_SICK
+from launcher.supervise.attempt import NodePlace, start, tail
+from launcher.supervise.judge import start_script_message
 from launcher.supervise.process import signal_group
 
 CHECK_SECONDS = 30.0
-"Time limit of the check, which takes 2 seconds. A file system that hangs must not hold the run up."
+"Time limit of the check, which takes a second. A file system that hangs must not hold the run up."
 POLL_SECONDS = 0.1
 
 
@@ -28,7 +29,9 @@ def why_unfit(
 
     `attempt` is the one that has ended. `asked_to_stop` is called many times a second, and ends the check.
     """
+    log = attempt.torchrun_log(place.rank)
     try:
+        begin = log.stat().st_size if log.exists() else 0
         running = start(run, attempt, place, secrets, sends_sigterm=False, only_check=True)
     except OSError as error:
         print(f"[launcher] cannot examine this node: {error}", file=sys.stderr)
@@ -40,6 +43,6 @@ def why_unfit(
     running.close()
     if code is None:
         print(f"[launcher] the check of this node was ended after {CHECK_SECONDS:.0f} s", file=sys.stderr)
-    if code != EXIT_NOT_STARTED:
+    if code != EXIT_SICK:
         return ""
-    return start_script_message(torchrun_tail(attempt, place.rank)) or "start.sh cannot start a rank here"
+    return start_script_message(tail(log, 20, begin)) or f"node {place.rank} is unfit"

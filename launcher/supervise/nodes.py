@@ -171,18 +171,21 @@ class Nodes:
         if self.several:
             self.write(self._file(attempt, self.place.rank, "checked"), {"unfit": unfit})
 
-    def unfit(self, attempt: AttemptDir, own: str, seconds: float, lost: Collection[int]) -> dict[int, str]:
+    def unfit(self, attempt: AttemptDir, own: str, deadline: float, lost: Collection[int]) -> dict[int, str]:
         """Node 0: wait for what the other nodes report about themselves. Return why nodes are unfit.
 
-        `own` is what node 0 found about itself. A node that gives no answer in this time is unfit if it is
-        one of `lost`, whose supervisor may have ended.
+        `own` is what node 0 found about itself. It waits until `deadline`, by time.monotonic, and not for the
+        nodes of `lost`, whose supervisors may have ended. One of them that gives no answer is unfit.
         """
         found = {0: own}
-        deadline = time.monotonic() + seconds
-        while len(found) < self.place.count and time.monotonic() < deadline and not self.asked_to_stop():
+        while True:
             for node in range(1, self.place.count):
                 if (told := read_json(self._file(attempt, node, "checked"))) is not None:
                     found[node] = str(told.get("unfit", ""))
+            if {*range(self.place.count)} <= {*found, *lost}:
+                break
+            if time.monotonic() > deadline or self.asked_to_stop():
+                break
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
         silent = {node: f"node {node} gives no answer" for node in lost if node not in found}

@@ -96,6 +96,8 @@ STOP_SECONDS = 120.0
 TURN_SECONDS = 0.5
 "Pause between two looks for a free GPU or place. One run of a host asks nvidia-smi at a time."
 NO_TIME = "no time was left to save"
+GRACE_SECONDS = 2.0
+"How much later than node 0 the other nodes may begin and report their checks."
 LEAVE_SECONDS = 8.0
 "Part of the scheduler's remaining time kept for recording how ranks ended and for requeueing."
 
@@ -143,6 +145,8 @@ class Supervisor:
         "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
+        self._attempt_ended = 0.0
+        "By time.monotonic."
         self._stop_file = stop_file
         self._last_request = StopRequest()
         # Other schedulers enforce the limit and warn by a signal.
@@ -214,6 +218,7 @@ class Supervisor:
         self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
         began = time.time()
         evidence = self._run_to_end(attempt)
+        self._attempt_ended = time.monotonic()
         lost = evidence.lost_nodes
         verdict = judge(evidence)
         stopping = self._stop_reason
@@ -271,7 +276,8 @@ class Supervisor:
 
     def _examined(self, attempt: AttemptDir, decision: Decision, lost: Sequence[int]) -> Decision:
         """Examine the nodes before `decision` is carried out. On Slurm the run leaves unfit nodes."""
-        unfit = self.nodes.unfit(attempt, self._why_unfit(attempt), CHECK_SECONDS, lost)
+        deadline = time.monotonic() + CHECK_SECONDS + GRACE_SECONDS
+        unfit = self.nodes.unfit(attempt, self._why_unfit(attempt), deadline, lost)
         found = after_check(
             decision, unfit, self.place.count, self._scheduler == "slurm" and self.job.requeue
         )
@@ -494,7 +500,7 @@ class Supervisor:
             self._deadline += time.monotonic() - began
 
     def _pause(self, restart: int) -> None:
-        deadline = time.monotonic() + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]
+        deadline = self._attempt_ended + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]
         while time.monotonic() < deadline and not self._asked_to_stop():
             time.sleep(0.1)
 

@@ -52,17 +52,26 @@ def test_another_run_has_no_results(lab: Lab) -> None:
 
 
 @pytest.mark.e2e
-def test_nodes_are_examined_before_a_run_starts_again(lab: Lab) -> None:
-    """There is no other node here: the run goes on, and tells what was found."""
+@pytest.mark.parametrize("trains", [False, True], ids=["before-a-step", "after-a-step"])
+def test_nodes_are_examined_before_a_run_starts_again(lab: Lab, trains: bool) -> None:
+    """There is no other node here: the run goes on, and tells what was found.
+
+    A limit with which it trained does not count: the run began with it.
+    """
     (lab.folder / "clusters").mkdir()
     profile = {"name": "small", "scheduler": "local", "setup": ["ulimit -n 256"]}
     (lab.folder / "clusters/small.yaml").write_text(json.dumps(profile))
     lab.script(
-        "import os, sys\nif os.environ['LAUNCHER_ATTEMPT'] == '0': sys.exit('GPU has fallen off the bus')\n"
+        "import os, sys\nif os.environ['LAUNCHER_ATTEMPT'] == '0':\n"
+        + ("    import launcher; launcher.log(1, loss=2.0)\n" if trains else "")
+        + "    sys.exit('GPU has fallen off the bus')\n"
     )
     done = lab.cli("run", str(lab.job(command="python train.py")), "-c", "small")
     assert done.returncode == 0, done.stderr
     judged = lab.newest().attempt(0).read_verdict()
     assert judged is not None and judged.verdict.failure == "node-failed"
-    assert judged.then.startswith("retry with the same recipe, although node 0 (")
-    assert "fails the doctor's checks: open files 256: " in judged.then
+    if trains:
+        assert judged.then == "retry with the same recipe"
+    else:
+        assert judged.then.startswith("retry with the same recipe, although node 0 (")
+        assert "fails the doctor's checks: open files 256: " in judged.then

@@ -103,8 +103,9 @@ def test_the_doctor_answers_for_a_job(slurm_lab: SlurmLab) -> None:
     assert seen["workdir"].startswith("1 files, ")
 
 
-@pytest.mark.slow  # Slurm takes two minutes to start a requeued job
+@pytest.mark.slow
 def test_a_run_stays_where_there_are_too_few_other_nodes(slurm_lab: SlurmLab, cluster: Cluster) -> None:
+    """Its job goes on with another step: nothing goes back into the queue."""
     slurm_lab.script(
         "import os, socket, sys\n"
         "if os.environ['LAUNCHER_ATTEMPT'] == '0' and socket.gethostname() == 'n11':\n"
@@ -117,3 +118,5 @@ def test_a_run_stays_where_there_are_too_few_other_nodes(slurm_lab: SlurmLab, cl
     assert ended["state"] == "succeeded", slurm_lab.all_logs(run)
     judged = run.attempt(0).read_verdict()
     assert judged is not None and "/dev/shm 1 MiB" in judged.then
+    [output] = run.path.glob("slurm-*.out")
+    assert "the run goes on here" in output.read_text()

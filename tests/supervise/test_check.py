@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from launcher.supervise.policy import Decision, after_check, spent_budgets
 
 RECIPE = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
 AGAIN = Decision("retry-same", RECIPE, "retry with the same recipe")
-SICK = 'echo "launcher: node 0 (n0) fails the doctor\'s checks: /dev/shm 1 MiB" >&2; exit 78'
+SICK = 'echo "launcher: node 0 (n0) fails the doctor\'s checks: /dev/shm 1 MiB" >&2; exit 3'
 
 
 def why_unfit(folder: Path, script: str) -> str:
@@ -31,7 +32,17 @@ def test_a_sick_node_is_unfit_and_says_why(tmp_path: Path) -> None:
     assert why_unfit(tmp_path, SICK) == "node 0 (n0) fails the doctor's checks: /dev/shm 1 MiB"
 
 
-@pytest.mark.parametrize("script", ["exit 0", "exit 1", "kill -9 $$"])
+def test_the_reason_is_not_a_line_of_the_attempt_before(tmp_path: Path) -> None:
+    log = RunDir(tmp_path).attempt(0).torchrun_log(0)
+    log.parent.mkdir(parents=True)
+    log.write_text("launcher: a warning of the attempt that has ended\n")
+    assert why_unfit(tmp_path, "exit 3") == "node 0 is unfit"
+
+
+SETUP_FAILED = 'echo "launcher: line 1 of setup failed" >&2; exit 78'
+
+
+@pytest.mark.parametrize("script", ["exit 0", "exit 1", "kill -9 $$", SETUP_FAILED])
 def test_a_check_that_fails_itself_says_nothing_about_the_node(tmp_path: Path, script: str) -> None:
     assert why_unfit(tmp_path, script) == ""
 
@@ -70,8 +81,8 @@ def test_node_0_hears_from_the_others_and_does_not_wait_for_ever(tmp_path: Path)
     (attempt.path / "nodes").mkdir(parents=True)
     nodes[1].report_check(attempt, "")
     nodes[2].report_check(attempt, "node 2 is sick")
-    assert nodes[0].unfit(attempt, "", 0.1, lost=()) == {2: "node 2 is sick"}
-    assert nodes[0].unfit(attempt, "", 0.1, lost=(2, 3)) == {
+    assert nodes[0].unfit(attempt, "", time.monotonic() + 0.1, lost=()) == {2: "node 2 is sick"}
+    assert nodes[0].unfit(attempt, "", time.monotonic() + 1000, lost=(2, 3)) == {
         2: "node 2 is sick",
         3: "node 3 gives no answer",
     }

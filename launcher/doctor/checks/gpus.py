@@ -126,15 +126,25 @@ def _support(value: Any) -> str:
 
 ROWS = (
     Check(
+        "nvml", "NVML", "node",
+        unmeasured=Opinion(
+            "poor", "installed", "Without nvidia-ml-py the GPUs are not examined.",
+            "Install nvidia-ml-py for this Python; launcher's extra `train` has it.",
+        ),
+    ),
+    Check(
         "gpus", "GPUs", "node", count,
         unmeasured=Opinion(
             "broken", "NVML answers", "NVML does not answer, so that torch finds no GPU either.",
-            "Install the driver and nvidia-ml-py; in a container use --gpus or --nv.",
+            "Install the driver; in a container use --gpus or --nv.",
         ),
     ),
-    Check("driver", "GPU driver", "node", driver, lambda v: f"{v['driver']}, CUDA {v['cuda']}", alike="poor"),
+    Check(
+        "driver", "GPU driver", "node", driver, lambda v: f"{v['driver']}, CUDA {v['cuda']}",
+        alike="poor", fixed=True,
+    ),
     Check("gpu-name", "GPU", "node", name),
-    Check("gpu-memory", "GPU memory", "node", memory, format_bytes),
+    Check("gpu-memory", "GPU memory", "node", memory, format_bytes, fixed=True),
     Check(
         "gpu-used", "GPU memory in use", "node", used,
         lambda v: " ".join([format_bytes(v["bytes"]), *(f"pid {pid}" for pid in v["pids"])]),
@@ -161,7 +171,7 @@ ROWS = (
         ),
     ),
     Check("gpu-clocks", "lower clocks", "node", throttle, lambda v: ", ".join(v) or "none"),
-    Check("gpu-mig", "MIG", "node", mig, lambda v: "on" if v else "off"),
+    Check("gpu-mig", "MIG", "node", mig, lambda v: "on" if v else "off", fixed=True),
     Check(
         "gpu-nvlink", "inactive NVLinks", "node",
         none_expected(

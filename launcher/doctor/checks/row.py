@@ -30,3 +30,5 @@ class Check(NamedTuple):
     "Verdict if the value is not the same on all nodes."
     unmeasured: Opinion = Opinion("poor", "", "It could not be measured.")
     "Opinion if the value could not be measured. Its cause is followed by the error."
+    fixed: bool = False
+    "Whether a node has the same value as long as a run lasts, so that a run that trained can live with it."

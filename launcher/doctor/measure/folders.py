@@ -13,6 +13,8 @@ from pathlib import Path
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
 
+LEAST_BYTES = 2**20
+"Enough to see that a folder can be written."
 QUICK_BYTES = 64 * 2**20
 THOROUGH_BYTES = 1024 * 2**20
 PART_BYTES = 8 * 2**20

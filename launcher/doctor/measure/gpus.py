@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
-from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.measure.guarded import guarded, reason_of
 from launcher.doctor.measure.host import torch_version
 from launcher.doctor.values import Measured
 
@@ -31,9 +31,13 @@ def measure_gpus(node: int) -> Iterator[Measured]:
     """Yield the values of all GPUs of this node, as far as the driver knows them."""
     try:
         nvml: Any = importlib.import_module("pynvml")
+    except ImportError as error:
+        yield Measured("nvml", node, None, error=reason_of(error))
+        return
+    try:
         nvml.nvmlInit()
     except Exception as error:
-        yield Measured("gpus", node, None, error=str(error) or type(error).__name__)
+        yield Measured("gpus", node, None, error=reason_of(error))
         return
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

@@ -9,6 +9,12 @@ die() {
   printf 'launcher: %s\n' "$*" >&2
   exit 78
 }
+# unfit WHY: the fault is this node's. Between two attempts the supervisor wants to know.
+unfit() {
+  [[ -n ${LAUNCHER_ONLY_CHECK:-} ]] || die "$*"
+  printf 'launcher: %s\n' "$*" >&2
+  exit 3
+}
 
 _python='/opt/venv/bin/python'
 
@@ -38,7 +44,7 @@ ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 _argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
 lines' '' '%j,#1,!x')
 
-cd '/shared/code of user' || die 'the working directory of the job does not exist on this node: ''/shared/code of user'
+cd '/shared/code of user' || unfit 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
 # Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
 if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
@@ -64,7 +70,7 @@ _checks=
 if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
   if ((_rc == 3)); then
-    die "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
+    unfit "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
   elif ((_rc)); then
     echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
   fi

@@ -9,6 +9,12 @@ die() {
   printf 'launcher: %s\n' "$*" >&2
   exit 78
 }
+# unfit WHY: the fault is this node's. Between two attempts the supervisor wants to know.
+unfit() {
+  [[ -n ${LAUNCHER_ONLY_CHECK:-} ]] || die "$*"
+  printf 'launcher: %s\n' "$*" >&2
+  exit 3
+}
 
 _python='python3'
 
@@ -65,10 +71,10 @@ fi
 # A GPU that fell off the bus is cheaper to find here than in the first collective.
 if command -v nvidia-smi >/dev/null; then
   _gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
-  ((_gpus >= 1)) || die "this node shows $_gpus GPUs, the job needs "1
+  ((_gpus >= 1)) || unfit "this node shows $_gpus GPUs, the job needs "1
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   # Training would go on on the CPU, silently and for ever.
-  die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "1
+  unfit "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "1
 fi
 
 # As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
@@ -82,7 +88,7 @@ ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 _argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
 lines' '' '%j,#1,!x')
 
-cd '/workspace/.launcher/code/fc55ece26d3fb9b0958d' || die 'the working directory of the job does not exist on this node: ''/workspace/.launcher/code/fc55ece26d3fb9b0958d'
+cd '/workspace/.launcher/code/fc55ece26d3fb9b0958d' || unfit 'the working directory of the job does not exist on this node: ''/workspace/.launcher/code/fc55ece26d3fb9b0958d'
 
 # Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
 if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
@@ -112,7 +118,7 @@ _checks=
 if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
   if ((_rc == 3)); then
-    die "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
+    unfit "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
   elif ((_rc)); then
     echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
   fi

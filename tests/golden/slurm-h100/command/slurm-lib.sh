@@ -328,14 +328,23 @@ leave_dead_nodes() {
   go_on_without node-failed "${_dead[@]}"
   fail node-failed 14 "srun could start nothing on ${_dead[*]}"
 }
-# Of state.json: nodes that failed the doctor's checks, by their numbers. Without a new job the run goes on as it can.
+# Of state.json: nodes that failed the doctor's checks, by their numbers. Returns 0 where the run is to go on in this
+# job with them, because there is no other one, and 1 where there are none.
 leave_unfit() {
   local _node _numbers=() _left=()
   read -ra _numbers < <(sed -n 's/.*"leaves": "\([0-9 ]*\)".*/\1/p' "$_run_dir/state.json")
   for _node in ${_numbers[@]+"${_numbers[@]}"}; do _left+=("${_hosts[_node]}"); done
-  if ((${#_left[@]} == 0)) || [[ -e $_run_dir/cancel ]]; then return 0; fi
+  if ((${#_left[@]} == 0)) || [[ -e $_run_dir/cancel ]]; then return 1; fi
   say "unfit: ${_left[*]}"
   go_on_without node-failed "${_left[@]}"
+  look
+  [[ $(member JobState) == RUNNING && ! $(member Restarts) -gt $_restart ]] || return 1
+  event requeued '"reason": "node-failed"'
+  event job '"start": '"$_restart"', "nodes": '"$(json "${SLURM_JOB_NODELIST:-}")"
+  state submitted '"reason": "goes on with unfit nodes, since no job without them could be submitted"'
+  say 'the run goes on here'
+  rm -f "$_files.exit"
+  _stays=$((_stays + 1))
 }
 leave_if_asked() {
   if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
@@ -438,7 +447,7 @@ choose_rendezvous() {
   [[ -n $_address ]] || die "host ${_hosts[0]} has no address that another node can reach (only loopback, or none at all)"
   # Above the ephemeral range (32768-60999), different for each job and each of its starts; the supervisor goes
   # on from here for each attempt.
-  _port=$((61000 + (_job * 31 + _restart * 17) % 4536))
+  _port=$((61000 + (_job * 31 + _restart * 17 + _stays) % 4536))
   while listened_on "$_port"; do
     _port=$((61000 + (_port - 61000 + 1) % 4536))
   done
@@ -535,6 +544,7 @@ into_container() {
   done
 }
 # finish STEP: wait for the process STEP, passing on what Slurm asks meanwhile, and end the job as the run ended.
+# Returns where the run is to go on in this job.
 finish() {
   local _rc _owner
   # bash runs a trap only while it waits, and `wait` then returns at once with 128+n: wait again.
@@ -560,7 +570,10 @@ finish() {
   # The supervisor was asked to stop and wants to go on.
   if [[ -n $_requeue ]]; then
     if wants_to_go_on; then
-      leave_unfit
+      if leave_unfit; then
+        await_signals
+        return
+      fi
       go_on "$(reason_of_stop)"
     else
       stay_away

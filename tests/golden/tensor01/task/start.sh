@@ -9,6 +9,12 @@ die() {
   printf 'launcher: %s\n' "$*" >&2
   exit 78
 }
+# unfit WHY: the fault is this node's. Between two attempts the supervisor wants to know.
+unfit() {
+  [[ -n ${LAUNCHER_ONLY_CHECK:-} ]] || die "$*"
+  printf 'launcher: %s\n' "$*" >&2
+  exit 3
+}
 
 _python='/opt/venv/bin/python'
 
@@ -32,10 +38,10 @@ export NCCL_DEBUG='WARN'
 # A GPU that fell off the bus is cheaper to find here than in the first collective.
 if command -v nvidia-smi >/dev/null; then
   _gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
-  ((_gpus >= 8)) || die "this node shows $_gpus GPUs, the job needs "8
+  ((_gpus >= 8)) || unfit "this node shows $_gpus GPUs, the job needs "8
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   # Training would go on on the CPU, silently and for ever.
-  die "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "8
+  unfit "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "8
 fi
 
 # As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
@@ -48,7 +54,7 @@ ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 # What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
 _argv=('/opt/venv/bin/python' '-m' 'launcher.train')
 
-cd '/shared/code of user' || die 'the working directory of the job does not exist on this node: ''/shared/code of user'
+cd '/shared/code of user' || unfit 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
 # Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
 if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
@@ -72,7 +78,7 @@ _checks=
 if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
   if ((_rc == 3)); then
-    die "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
+    unfit "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
   elif ((_rc)); then
     echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
   fi
