@@ -170,8 +170,8 @@ class Task(ABC):
         return None
 
 
-_NOISY = ("torchao", "torch.utils._pytree")
-"Loggers of libraries that warn, when transformers imports them, of kernels that this machine cannot load."
+_NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")
+"Loggers of libraries that warn, when transformers or peft imports them, of kernels that launcher does not need."
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
