@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 
@@ -75,6 +76,13 @@ class FrozenWeights:
         """Shape and type of each parameter by name. Tied parameters have each of their names."""
         named = self._model.named_parameters(remove_duplicate=False)
         return {name: (parameter.shape, parameter.dtype) for name, parameter in named}
+
+    @property
+    def tied(self) -> frozenset[str]:
+        """Names of parameters that have another name as well."""
+        named = list(self._model.named_parameters(remove_duplicate=False))
+        names = Counter(id(parameter) for _, parameter in named)
+        return frozenset(name for name, parameter in named if names[id(parameter)] > 1)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a parameter, which may be shared with the model."""

@@ -86,6 +86,20 @@ def test_peft_and_transformers_load_the_adapter_and_the_merged_model_equals_it(
 
 
 @pytest.mark.slow
+def test_an_adapter_on_a_tied_output_layer_unties_the_merged_model(tmp_path: Path) -> None:
+    run = trained(tmp_path, "lora", tied=True, adapter={"targets": ["q_proj", "lm_head"]})
+    exported(run, tmp_path / "adapter")
+    exported(run, tmp_path / "merged", "--merge")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    own = logits(peft.PeftModel.from_pretrained(base, tmp_path / "adapter"))
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not merged.config.tie_word_embeddings
+    assert torch.allclose(logits(merged), own, atol=1e-4)
+    written = load_file(tmp_path / "merged" / "model.safetensors").keys()
+    assert written == {*merged.state_dict()}, "the frozen weights were not in the checkpoint"
+
+
+@pytest.mark.slow
 def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path) -> None:
     run = trained(tmp_path, "qlora", adapter={"targets": ["q_proj", "down_proj"]})
     exported(run, tmp_path / "adapter")

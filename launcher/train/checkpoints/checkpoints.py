@@ -322,6 +322,10 @@ class Checkpoints:
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options)
+        # torch leaves a frozen parameter out under one name, and a tied one has several.
+        for name, parameter in self.rank_state.model.named_parameters(remove_duplicate=False):
+            if not self.holds(parameter):
+                model.pop(name, None)
         return {"model": model, "optimizer": optimizer}
 
     def _state_to_save(self) -> dict[str, Any]:

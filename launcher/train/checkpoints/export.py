@@ -18,7 +18,7 @@ from launcher.rundir.files import beside, read_record
 from launcher.spec.base import format_bytes
 from launcher.spec.long_work import working
 from launcher.train.adapter import CONFIG
-from launcher.train.checkpoints.content import AdapterAlone, Content, Weight, content_of
+from launcher.train.checkpoints.content import AdapterAlone, Content, Merged, Weight, content_of
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync_directory
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 from launcher.train.frozen import FrozenWeights
@@ -76,6 +76,8 @@ def export(
         without = OF_A_MODEL if alone else OF_AN_ADAPTER
         _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial, without)
         say_dtype(partial / "config.json", found)
+        if isinstance(content, Merged) and content.unties:
+            say_untied(partial / "config.json")
         partial.replace(to)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -146,6 +148,17 @@ def say_dtype(config: Path, weights: list[Weight]) -> None:
             sizes[weight.dtype] += weight.bytes
     content = read_record(config)
     if sizes and content and _set_dtype(content, str(sizes.most_common(1)[0][0]).removeprefix("torch.")):
+        config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def say_untied(config: Path) -> None:
+    """Say in a Hugging Face config that the output layer has weights of its own."""
+    if content := read_record(config):
+        parts = (content, *(part for part in content.values() if isinstance(part, dict)))
+        for part in parts:
+            if "tie_word_embeddings" in part:
+                part["tie_word_embeddings"] = False
+        content["tie_word_embeddings"] = False
         config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
