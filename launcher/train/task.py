@@ -171,7 +171,7 @@ class Task(ABC):
 
 
 _NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")
-"Loggers of libraries that warn, when transformers or peft imports them, of kernels that launcher does not need."
+"Loggers of libraries that warn about missing kernels when transformers or peft imports them."
 
 
 def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:

@@ -120,3 +120,18 @@ def test_a_run_stays_where_there_are_too_few_other_nodes(slurm_lab: SlurmLab, cl
     assert judged is not None and "/dev/shm 1 MiB" in judged.then
     [output] = run.path.glob("slurm-*.out")
     assert "the run goes on here" in output.read_text()
+
+
+@pytest.mark.slow
+def test_what_the_doctor_wrote_is_part_of_the_detected_profile(slurm_lab: SlurmLab) -> None:
+    """The profile names an interface that no node has. `--write` corrects it, and `detect` knows it."""
+    slurm_lab.profile(partition=PARTITION)
+    with (slurm_lab.folder / "lab.yaml").open("a") as file:
+        file.write("network:\n  env:\n    GLOO_SOCKET_IFNAME: nosuch0\n")
+    done = slurm_lab.cli("doctor", "-c", "lab.yaml", "-N", "2", "--write")
+    assert "GLOO_SOCKET_IFNAME" in done.stdout, done.stdout + done.stderr
+    written = (slurm_lab.folder / "lab.yaml").read_text()
+    assert "nosuch0" not in written and "# launcher doctor, " in written
+    detected = slurm_lab.cli("clusters", "detect", "--partition", PARTITION).stdout
+    line = next(line for line in written.splitlines() if "GLOO_SOCKET_IFNAME" in line)
+    assert line.strip() in detected and f"run {slurm_lab.newest().id}" in detected
