@@ -11,8 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import open_regular, replace_json, replace_text
@@ -23,12 +21,11 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import (
     LIVING,
     Prepared,
-    PreparedSweep,
     Request,
-    Scheduler,
     SchedulerError,
     Status,
 )
+from launcher.schedulers.one_by_one import OneByOne
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
 from launcher.schedulers.store import Folder
 from launcher.spec.events import Resubmitted, Starting, Submitted
@@ -39,7 +36,7 @@ from launcher.supervise.process import end_processes, processes_of
 from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
@@ -51,7 +48,7 @@ START_SECONDS = 20.0
 "Timeout for the supervisor to take its lock. On an idle machine it takes well under a second."
 
 
-class LocalScheduler(Scheduler):
+class LocalScheduler(OneByOne):
     """Runs jobs on this machine. Handles are `local:<absolute run directory>`."""
 
     multi_node = False
@@ -120,41 +117,6 @@ class LocalScheduler(Scheduler):
             shutil.rmtree(run.path, ignore_errors=True)
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
         return run
-
-    def prepare_sweep(
-        self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
-    ) -> PreparedSweep:
-        """Prepare the runs. The supervisor of each waits for its turn by itself."""
-        folder = Path(runs[0][0].run_dir).parent / "sweeps" / sweep_id
-        ready = [
-            replace(
-                prepared,
-                about={
-                    **prepared.about,
-                    "sweep": {"id": sweep_id, "task": task, "values": list(values), "at_once": at_once},
-                },
-            )
-            for task, (prepared, values) in enumerate(runs)
-        ]
-        return PreparedSweep(sweep_id, folder, tuple(ready))
-
-    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
-        return self.check(sweep.runs[0])
-
-    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
-        """Start every supervisor. Raises SchedulerError; the runs started before go on."""
-        started: list[RunDir] = []
-        for prepared in sweep.runs:
-            try:
-                started.append(self.submit(prepared))
-            except SchedulerError as error:
-                if not started:
-                    raise
-                raise SchedulerError(
-                    f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
-                    f"`launcher cancel {sweep.id}` ends them"
-                ) from None
-        return started
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
         """Start another supervisor for the run, which continues from its last checkpoint.

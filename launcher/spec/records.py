@@ -33,8 +33,10 @@ class _Ssh(Record):
 
 class _Sweep(Record):
     id: str
+    task: int = 0
+    "The run's number in the sweep."
     at_once: int | None = None
-    "Local: how many runs of the sweep go on at the same time."
+    "How many runs of the sweep go on at the same time. On ssh hosts: how many of them on the run's host."
 
 
 class JobRecord(Record):
@@ -72,6 +74,8 @@ class RunRecord(Record):
     cluster: ClusterRecord = ClusterRecord()
     nodes: Any = None
     gpus_per_node: Any = None
+    hosts: list[str] | None = None
+    "The ssh hosts that were chosen, node 0's first."
     sweep: _Sweep | None = None
 
 

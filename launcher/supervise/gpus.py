@@ -30,7 +30,11 @@ class CardsError(Exception):
 
 
 class BusyError(CardsError):
-    """Too few GPUs are free now, or nobody tells: waiting may help."""
+    """Too few GPUs are free now, or nvidia-smi does not tell: waiting may help."""
+
+
+class UnknownCardsError(CardsError):
+    """There is nothing to choose from: no nvidia-smi, or GPUs that the user has hidden."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,12 @@ def claim(
     programs than launcher use are taken when there are too few others. Return their indexes, and open files
     that hold the locks while any process has them open.
 
-    Raises BusyError if waiting helps, and CardsError.
+    Raises BusyError if waiting helps, UnknownCardsError if there is nothing to choose from, and CardsError.
     """
     with _choosing():
         cards = [card for card in _list_cards() if among is None or _is_among(card, among)]
+        if among is not None and not cards:
+            raise UnknownCardsError(f"CUDA_VISIBLE_DEVICES={among} names none of this machine")
         taken, locks = _lock([card for card in cards if shared or not card.busy])
         quiet = [card.index for card in cards if card.index in locks and not card.busy]
         chosen = choose(quiet, count) or choose(list(locks), count)
@@ -154,12 +160,14 @@ def _ask(query: str) -> list[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     except FileNotFoundError:
-        raise CardsError("there is no nvidia-smi, so which GPUs are free is not known") from None
+        raise UnknownCardsError("there is no nvidia-smi, so which GPUs are free is not known") from None
     except subprocess.TimeoutExpired:
         raise BusyError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
+    except OSError as error:
+        raise CardsError(f"nvidia-smi: {error.strerror}") from None
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines()
-        raise CardsError(f"nvidia-smi: {said[0] if said else f'exit code {done.returncode}'}")
+        raise BusyError(f"nvidia-smi: {said[0] if said else f'exit code {done.returncode}'}")
     return [line.strip() for line in done.stdout.splitlines() if ", " in line]
 
 
@@ -168,10 +176,9 @@ def _lock(cards: Sequence[Card]) -> tuple[dict[int, str], dict[int, int]]:
     taken, locks = {}, {}
     for card in cards:
         lock = _open(card.uuid)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             locks[card.index] = lock
-        except BlockingIOError:
+        else:
             taken[card.index] = _holder(os.pread(lock, 1000, 0))
             os.close(lock)
     return taken, locks
@@ -194,13 +201,9 @@ def _is_among(card: Card, visible: str) -> bool:
 @contextlib.contextmanager
 def polling() -> Iterator[bool]:
     """Yield whether no other waiting run of this host asks nvidia-smi now. It should be asked by one."""
-    file, alone = _open(".polling"), True
+    file = _open(".polling")
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            alone = False
-        yield alone
+        yield _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(file)
 
@@ -210,10 +213,22 @@ def _choosing() -> Iterator[None]:
     """Hold the lock under which one submission at a time inspects and locks GPUs."""
     lock = _open(".choosing")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)
+
+
+def _flock(file: int, kind: int) -> bool:
+    """Return False if another process has the lock. Raises CardsError."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # such as ENOLCK, where FOLDER is on a network file system
+        why = f"{FOLDER}, where taken GPUs are noted, cannot be locked: {error.strerror}"
+        raise CardsError(why) from None
+    return True
 
 
 def _open(name: str) -> int:

@@ -76,7 +76,7 @@ from launcher.supervise.policy import (
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
 from launcher.supervise.stall import Stall
-from launcher.supervise.turn import VISIBLE, Turn
+from launcher.supervise.turn import VISIBLE, Turn, TurnError
 
 if TYPE_CHECKING:
     from launcher.supervise.no_shared_folder.link import Mirror
@@ -188,7 +188,11 @@ class Supervisor:
         remove_handover(self.run, self.place.rank)  # left by a supervisor that was killed
         if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could record it
             return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
-        self._wait_for_turn()
+        try:
+            self._wait_for_turn()
+        except TurnError as error:
+            stop = Decision("stop", None, "nothing was started")
+            return self._finish(Verdict(failure="node-failed", reason=str(error)), stop)
         self.journal.event(
             SupervisorStarted(host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         )
@@ -484,12 +488,18 @@ class Supervisor:
         return requests
 
     def _wait_for_turn(self) -> None:
-        """On this machine, wait for GPUs and a place in the sweep, or for a request to stop. This does not
-        count towards `resources.time`."""
-        if self._scheduler != "local":
+        """Wait for GPUs and a place in the sweep, or for a request to stop. This does not count towards
+        `resources.time`.
+
+        Slurm and RunPod have their own queues, and a single run gets its GPUs on an ssh host before its
+        supervisor starts. Raises TurnError.
+        """
+        if self._scheduler != "local" and not (self._scheduler == "ssh" and self.run.read_about().sweep):
             return
         chosen = self.plan.layout.gpus_per_node if VISIBLE not in self.job.env else 0
-        self._turn = Turn(self.run, chosen, os.environ)  # keeps its locks as long as this process lives
+        shared = self._scheduler == "local"
+        # It keeps its locks as long as this process lives.
+        self._turn = Turn(self.run, chosen, os.environ, shared=shared)
         said, began = "", time.monotonic()
         while (why := self._turn.take()) and not self._asked_to_stop():
             if why != said:

@@ -1,73 +1,92 @@
-"""A run's turn on this machine: its place among the runs of its sweep, and GPUs of its own.
+"""A run's turn on its host: a place among the runs of its sweep, and GPUs of its own.
 
-Both are locks (flock) that the supervisor holds until it ends, so the kernel frees them however it ends.
+Both are locks that the supervisor holds until it ends, so the kernel frees them however it ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.gpus import BusyError, CardsError, claim, polling, user
+from launcher.supervise.gpus import BusyError, CardsError, UnknownCardsError, claim, polling, user
+from launcher.supervise.sweep_queue import QueueError, SweepQueue
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
+class TurnError(Exception):
+    """Waiting does not help: the run can have no turn on this host. The message says why."""
+
+
 def sweep_folder(run: RunDir, sweep: str) -> Path:
-    """The folder of the locks of a sweep, beside its runs."""
+    """The folder of a sweep's own files, beside its runs."""
     return run.path.parent / "sweeps" / sweep
 
 
 class Turn:
     """What a run waits for before its first attempt. `take` is called until it returns ""."""
 
-    def __init__(self, run: RunDir, gpus: int, environ: MutableMapping[str, str]) -> None:
-        """`gpus`: how many the run needs, 0 if none are to be chosen. `environ` gets their indexes."""
-        sweep = run.read_about().sweep
-        self.run, self.gpus, self.environ = run, gpus, environ
-        self.at_once = sweep.at_once if sweep is not None else None
-        self.folder = sweep_folder(run, sweep.id) if sweep is not None else run.path
+    def __init__(
+        self, run: RunDir, gpus: int, environ: MutableMapping[str, str], *, shared: bool = True
+    ) -> None:
+        """`gpus`: how many the run needs, 0 if none are to be chosen. `environ` gets their indexes.
+
+        `shared`: whether GPUs that other programs than launcher use may be taken. Raises TurnError.
+        """
+        self.run, self.gpus, self.environ, self.shared = run, gpus, environ, shared
         self._why = "waits for GPUs"
         self._locks: list[int] = []
+        about = run.read_about()
+        self._queue: SweepQueue | None = None
+        if (sweep := about.sweep) is not None:
+            # Hosts that share the folder have a queue each.
+            file = sweep_folder(run, sweep.id) / f"queue{f'-{about.hosts[0]}' if about.hosts else ''}"
+            try:
+                self._queue = SweepQueue(file, sweep.task, sweep.at_once)
+            except QueueError as error:
+                raise TurnError(str(error)) from None
 
     def take(self) -> str:
-        """Take what is free. Return why the run has to wait, or "" if it has its turn."""
-        if self.at_once is not None:
-            if not self._take_place(self.at_once):
-                return f"waits for its turn in the sweep (--at-once {self.at_once})"
-            self.at_once = None
-        if self.gpus:
-            who = {"run": self.run.id, "user": user()}
-            try:
-                with polling() as alone:
-                    if not alone:
-                        return self._why
-                    chosen, locks = claim(self.gpus, who, among=self.environ.get(VISIBLE), shared=True)
-            except BusyError as error:
-                self._why = f"waits for GPUs: {error}"
-                return self._why
-            except CardsError as error:  # as on a machine without nvidia-smi: the job sees all GPUs
-                print(f"[launcher] GPUs are not assigned: {error}", file=sys.stderr, flush=True)
-            else:
-                self._locks += locks
-                self.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-                self.environ[VISIBLE] = ",".join(map(str, chosen))
-            self.gpus = 0
+        """Take what is free. Return why the run has to wait, or "" if it has its turn. Raises TurnError."""
+        try:
+            return self._take()
+        except (CardsError, QueueError) as error:
+            raise TurnError(str(error)) from None
+
+    def _take(self) -> str:
+        queue = self._queue
+        if queue is None:
+            return self._take_gpus()
+        if not queue.is_first():
+            return "waits for its turn in the sweep: earlier runs wait as well"
+        if not queue.take_place():
+            return f"waits for its turn in the sweep (--at-once {queue.places})"
+        if why := self._take_gpus():
+            queue.leave_place()
+            return why
+        queue.leave_line()
         return ""
 
-    def _take_place(self, places: int) -> bool:
-        """Take one of the sweep's places."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for number in range(places):
-            lock = os.open(self.folder / f"place-{number}", os.O_RDWR | os.O_CREAT, 0o644)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._locks.append(lock)
-                return True
-            os.close(lock)
-        return False
+    def _take_gpus(self) -> str:
+        if not self.gpus:
+            return ""
+        who = {"run": self.run.id, "user": user()}
+        try:
+            with polling() as alone:
+                if not alone:
+                    return self._why
+                among = self.environ.get(VISIBLE)
+                chosen, locks = claim(self.gpus, who, among=among, shared=self.shared)
+        except BusyError as error:
+            self._why = f"waits for GPUs: {error}"
+            return self._why
+        except UnknownCardsError as error:  # a machine without nvidia-smi
+            print(f"[launcher] GPUs are not assigned: {error}", file=sys.stderr, flush=True)
+        else:
+            self._locks += locks
+            self.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            self.environ[VISIBLE] = ",".join(map(str, chosen))
+        self.gpus = 0
+        return ""

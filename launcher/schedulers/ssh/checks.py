@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import __version__
@@ -20,6 +20,8 @@ class Need:
     python: str
     runs: str
     gpus: int
+    waits: bool = False
+    "The run waits on its host until its GPUs are free."
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
         for name, _, why in (secret.partition(": ") for secret in facts["secrets"])
     ]
     cards = [Card(**card) for card in facts["cards"]]
+    if need.waits:
+        cards = [replace(card, busy="") for card in cards]
     if need.gpus and facts["cards_trouble"]:
         refusals.append(facts["cards_trouble"])
     elif need.gpus and (short := short_of(cards, need.gpus)):

@@ -77,9 +77,58 @@ def choose(own: Sequence[Over], others: Sequence[Over], about: About, there: str
     return Chosen(chosen, Place(address, first["port"]), tuple(notes), alone)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a host gets of a sweep."""
+
+    chosen: Chosen
+    places: int | None
+    "How many of its runs go on there at the same time; None: as many as its GPUs allow."
+
+
+def deal(
+    hosts: Sequence[Over], about: About, there: str, tasks: int, at_once: int | None
+) -> tuple[list[Share], tuple[str, ...]]:
+    """Deal the runs of a sweep out to the hosts. Return the share of each run's host, and notes.
+
+    `about` is the run.json of the first. Raises SchedulerError if no host can take it.
+    """
+    facts, found = _look(hosts, about, there)
+    good = [rank for rank in range(len(hosts)) if not found[rank].refusals]
+    refused = [refusal for finding in found for refusal in finding.refusals]
+    if not good:
+        raise HostError("\n".join(refused))
+    need = about["gpus_per_node"]
+    seats = dealt([len(facts[rank]["cards"]) // need if need else 1 for rank in good], at_once or tasks)
+    shares = [
+        Share(
+            Chosen((hosts[rank],), Place(None, facts[rank]["port"]), ()),
+            seats.count(seat) if at_once is not None else None,
+        )
+        for seat, rank in enumerate(good)
+    ]
+    per_task = [seats[task % len(seats)] for task in range(tasks)]
+    counts = ", ".join(
+        f"{per_task.count(seat)} on {hosts[rank].name}" for seat, rank in enumerate(good) if seat in per_task
+    )
+    notes = [f"runs: {counts}"] if len(hosts) > 1 else []
+    notes += [f"passed over: {refusal}" for refusal in refused]
+    notes += [warning for rank in good for warning in found[rank].warnings]
+    return [shares[seat] for seat in per_task], tuple(notes)
+
+
+def dealt(rooms: Sequence[int], seats: int) -> list[int]:
+    """Deal `seats` to hosts by turns. A host with room for two runs gets two where another gets one.
+
+    Return each seat's host as an index of `rooms`, which holds at least 1 for each host.
+    """
+    order = sorted((turn / room, host) for host, room in enumerate(rooms) for turn in range(room))
+    return [order[seat % len(order)][1] for seat in range(seats)]
+
+
 def _look(hosts: Sequence[Over], about: About, there: str) -> tuple[list[Mapping[str, Any]], list[Findings]]:
     """Each host's answer (empty if there is none), and its findings."""
-    need = Need(python_of(about), there, about["gpus_per_node"])
+    need = Need(python_of(about), there, about["gpus_per_node"], waits=about.get("sweep") is not None)
     here = secrets_here(about)
     asked = {
         "do": "look",

@@ -16,17 +16,18 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import (
     LIVING,
     Prepared,
+    PreparedSweep,
     Request,
-    Scheduler,
     SchedulerError,
     Status,
 )
+from launcher.schedulers.one_by_one import OneByOne
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
-from launcher.schedulers.ssh.choose import DEFAULT_PYTHON, About, Chosen, choose, hosts_of
+from launcher.schedulers.ssh.choose import DEFAULT_PYTHON, About, Chosen, choose, deal, hosts_of
 from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
 from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.start import Start
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
 CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
 
 
-class SshHosts(Scheduler):
+class SshHosts(OneByOne):
     """Runs a job on n nodes on the first n of `hosts` that can take it.
 
     The run directory is on the first of these, in the folder `runs`; run.json names the hosts. If the hosts
     do not share this folder, each has a run directory, and the first one's covers all.
+
+    The runs of a sweep are dealt out to the hosts when they are submitted, and each waits for its turn there.
     """
 
     multi_node = True
@@ -58,6 +61,8 @@ class SshHosts(Scheduler):
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
         "Run id -> what `check` has chosen."
+        self._places: dict[str, int | None] = {}
+        "Run id -> what `check_sweep` found for its host: how many of its runs go on at the same time."
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> SshHosts:
@@ -105,9 +110,28 @@ class SshHosts(Scheduler):
         alone = notes([host.name for host in chosen.hosts], prepared.about) if chosen.apart else ()
         return (*chosen.notes, *alone)
 
+    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
+        first = sweep.runs[0].about
+        if first["nodes"] > 1:
+            raise SchedulerError(
+                "--sweep: a run that needs several ssh hosts cannot wait for GPUs; start them one after "
+                "another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
+                "run has ended"
+            )
+        hosts = [self._on(host).ssh for host in self.hosts]
+        shares, said = deal(hosts, first, self.there, len(sweep.runs), first["sweep"]["at_once"])
+        for prepared, share in zip(sweep.runs, shares, strict=True):
+            self._chosen[prepared.request.run_id] = share.chosen
+            self._places[prepared.request.run_id] = share.places
+        return said
+
     def submit(self, prepared: Prepared) -> RunDir:
         """Submit the run. Raises SchedulerError; if nothing was started, nothing is left behind."""
-        chosen = self._chosen.pop(prepared.request.run_id, None) or self._choose((), prepared.about)
+        run_id, about = prepared.request.run_id, prepared.about
+        chosen = self._chosen.pop(run_id, None) or self._choose((), about)
+        if run_id in self._places:
+            sweep = {**about["sweep"], "at_once": self._places.pop(run_id)}
+            prepared = replace(prepared, about={**about, "sweep": sweep})
         copies = self._on(chosen.hosts[0].name)
         try:
             run = copies.write(_on_hosts(prepared, chosen))

@@ -67,7 +67,8 @@ class Start:
             "run_dir": self.run_dir,
             "rank": rank,
             "host": self.hosts[rank].name,
-            "gpus": self.about["gpus_per_node"],
+            # The supervisor of a sweep's run waits for GPUs by itself.
+            "gpus": self.about["gpus_per_node"] if self.about.get("sweep") is None else 0,
             "place": self.place.options(rank, len(self.hosts)),
             "event": event if rank == 0 else None,
             "others_gpus": gpus,

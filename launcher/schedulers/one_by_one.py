@@ -1,0 +1,54 @@
+"""Sweeps where there is no queue: each run is submitted by itself, and waits for its turn by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.rundir.layout import RunDir
+    from launcher.schedulers.base import Prepared
+
+
+class OneByOne(Scheduler):
+    """A scheduler that submits the runs of a sweep one after the other."""
+
+    def prepare_sweep(
+        self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
+    ) -> PreparedSweep:
+        """Note in each run its place in the sweep."""
+        folder = Path(runs[0][0].run_dir).parent / "sweeps" / sweep_id
+        ready = [
+            replace(
+                prepared,
+                about={
+                    **prepared.about,
+                    "sweep": {"id": sweep_id, "task": task, "values": list(values), "at_once": at_once},
+                },
+            )
+            for task, (prepared, values) in enumerate(runs)
+        ]
+        return PreparedSweep(sweep_id, folder, tuple(ready))
+
+    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
+        return self.check(sweep.runs[0])
+
+    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
+        """Submit every run. Raises SchedulerError; the runs submitted before go on."""
+        started: list[RunDir] = []
+        for prepared in sweep.runs:
+            try:
+                started.append(self.submit(prepared))
+            except SchedulerError as error:
+                if not started:
+                    raise
+                raise SchedulerError(
+                    f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
+                    f"`launcher cancel {sweep.id}` ends them"
+                ) from None
+        return started
