@@ -13,6 +13,7 @@ import pytest
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.supervise.gpus import FOLDER
+from launcher.supervise.sweep_queue import SweepQueue
 from tests.lab import Lab, wait_for
 from tests.schedulers.ssh.hosts import NVIDIA_SMI
 
@@ -100,13 +101,45 @@ def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_
 
 
 def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> None:
-    done = lab.cli("submit", job(lab, 2), "--sweep", "env.N=1,2")
+    done = lab.cli("submit", job(lab, 2), "--sweep", "env.N=1,2", "--at-once", "2")
     assert done.returncode == 0, done.stderr
     sweep_id = done.stdout.rstrip().rpartition(" ")[2]
     runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
-    wait_for(lambda: any(sees(run) == "0,1" for run in runs), "such a state")
+    wait_for(lambda: sees(runs[0]) == "0,1", "such a state")
+    wait_for(lambda: "waits for GPUs" in lab.status(runs[1])["reason"], "such a state")
+    queue = SweepQueue(runs[0].path.parent / "sweeps" / sweep_id / "queue", 9, 2)
+    # Whoever waits for GPUs holds none of the two places. It looks twice a second, and takes one meanwhile.
+    wait_for(queue.take_place, "free place")
+    queue.close()
     assert lab.cli("sweep", "cancel", sweep_id).returncode == 0
     assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * 2
+
+
+FAILS = "#!/bin/sh\n[ $1 = --query-gpu=name,memory.total ] && exec {0}.real $1\necho driver is gone; exit 9\n"
+
+
+def test_a_run_waits_while_nvidia_smi_fails_instead_of_seeing_all_gpus(lab: Lab, tmp_path: Path) -> None:
+    program = tmp_path / "programs" / "nvidia-smi"
+    works = program.rename(f"{program}.real")
+    program.write_text(FAILS.format(program))
+    program.chmod(0o755)
+    run = lab.submit(job(lab, 1))
+    wait_for(lambda: lab.status(run)["reason"] == "waits for GPUs: nvidia-smi: driver is gone", "such a state")
+    assert sees(run) is None
+    works.rename(program)
+    wait_for(lambda: sees(run) == "0", "a GPU")
+    (run.path / "go").touch()
+    assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_a_run_whose_sweep_has_no_queue_fails_with_one_message(lab: Lab) -> None:
+    (lab.folder / "runs").mkdir()
+    (lab.folder / "runs" / "sweeps").touch()
+    assert lab.cli("submit", job(lab, 0), "--sweep", "env.N=1").returncode == 0
+    ended = lab.wait(run := lab.newest())
+    assert (ended["state"], ended["failure"]) == ("failed", "node-failed")
+    assert "the queue of the sweep" in ended["reason"] and "Not a directory" in ended["reason"]
+    assert "Traceback" not in lab.all_logs(run)
 
 
 def test_a_user_who_hides_the_gpus_keeps_them_hidden(lab: Lab) -> None:

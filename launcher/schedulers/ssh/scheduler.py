@@ -228,6 +228,7 @@ class SshHosts(OneByOne):
                 ran.setdefault(host, []).append(quote(run.id))
         for host, stored_runs in stored.items():
             self._on(host).remove(stored_runs)
+            self._forget_sweeps(host, stored_runs)
         for host, names in ran.items():
             # Shared memory that the ranks of a killed supervisor have left on the host.
             left = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
@@ -235,6 +236,14 @@ class SshHosts(OneByOne):
                 self._on(host).ssh.run(left)
         for run in runs:
             shutil.rmtree(run.path)
+
+    def _forget_sweeps(self, host: str, removed: Sequence[RunDir]) -> None:
+        """Remove the folders of sweeps that have no runs left on the host."""
+        sweeps = {sweep.id for run in removed if (sweep := run.read_about().sweep) is not None}
+        for name in map(quote, sorted(sweeps)):
+            gone = f"cd {quote(self.there)} && {{ ls -d {name}-* >/dev/null 2>&1 || rm -rf sweeps/{name}; }}"
+            with suppress(LoginError):
+                self._on(host).ssh.run(gone)
 
     def logs(self, run: RunDir, since: int) -> bytes:
         """The output of the supervisors of all hosts, from byte `since` on."""

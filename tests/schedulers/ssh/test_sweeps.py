@@ -1,0 +1,108 @@
+"""Sweeps on ssh hosts: runs are dealt out to the hosts, and each waits there for GPUs and its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.ssh.choose import dealt
+from tests.lab import supervisor_pid, wait_for
+from tests.schedulers.ssh.hosts import Laptop
+
+GPU = {"type": "NVIDIA RTX A6000", "count": 2, "memory": "47.4GiB"}
+SHOWS = """
+import os, pathlib, time
+run = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"])
+(run / "sees").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+while not (run / "go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rooms", "seats", "hosts"),
+    [
+        ([2, 1], 4, [0, 1, 0, 0]),
+        ([4, 2], 6, [0, 1, 0, 0, 1, 0]),
+        ([1, 1, 1], 2, [0, 1]),
+        ([8], 3, [0, 0, 0]),
+    ],
+)
+def test_a_host_with_more_gpus_gets_more_runs(rooms: list[int], seats: int, hosts: list[int]) -> None:
+    assert dealt(rooms, seats) == hosts
+
+
+def sweep(laptop: Laptop, *arguments: str) -> tuple[str, list[RunDir]]:
+    """Submit one. Return its id and its run directories on the hosts' disk."""
+    job = laptop.job(command="python train.py", env={"N": "0"}, resources={"gpus_per_node": 1}, recipe={})
+    laptop.said("submit", str(job), *arguments)
+    record = laptop.newest().read_about().sweep
+    assert record is not None
+    sweep_id = record.id
+    rows = laptop.told("sweep", "status", sweep_id)["runs"]
+    return sweep_id, [laptop.on_disk(RunDir(Path(row["path"]))) for row in rows]
+
+
+def sees(run: RunDir) -> str | None:
+    return (run.path / "sees").read_text() if (run.path / "sees").exists() else None
+
+
+@pytest.mark.e2e
+def test_runs_wait_on_their_host_for_gpus_and_are_resumed(laptop: Laptop) -> None:
+    laptop.hosts[0].gpus(2)
+    laptop.hosts[1].gpus(1)
+    laptop.profile("gpus.yaml", ["tensor01", "tensor02"], node={"gpu": GPU})
+    laptop.script(SHOWS)
+    sweep_id, runs = sweep(laptop, "-c", "gpus.yaml", "--sweep", "env.N=1,2,3,4,5")
+    hosts = [run.read_about().hosts for run in runs]
+    assert hosts == [["tensor01"], ["tensor02"], ["tensor01"], ["tensor01"], ["tensor02"]]
+    wait_for(lambda: all(sees(run) is not None for run in runs[:3]), "three runs")
+    assert {sees(runs[0]), sees(runs[2])} == {"0", "1"} and sees(runs[1]) == "0"
+    told = wait_for(lambda: [one for one in _reasons(laptop, sweep_id) if "waits for GPUs" in one], "waiting")
+    assert len(told) == 2 and runs[0].id in told[0] and runs[1].id in told[1]
+    os.kill(supervisor_pid(runs[1]), signal.SIGKILL)
+    wait_for(lambda: sees(runs[4]) == "0", "the killed run's GPU")
+    for run in runs:
+        (run.path / "go").touch()
+    wait_for(lambda: _states(laptop, sweep_id) == ["succeeded", "lost", *["succeeded"] * 3], "four ends")
+    assert laptop.said("sweep", "resume", sweep_id).count("goes on") == 1
+    wait_for(lambda: _states(laptop, sweep_id) == ["succeeded"] * 5, "five ends")
+    laptop.said("clean", sweep_id, "-y")
+    assert [path.name for path in laptop.runs.glob("[!.]*")] == ["sweeps"]
+    assert not list((laptop.runs / "sweeps").iterdir())
+
+
+@pytest.mark.e2e
+def test_places_are_dealt_out_and_a_sweep_is_cancelled(laptop: Laptop) -> None:
+    laptop.script(SHOWS)
+    for host in laptop.hosts:
+        host.gpus(2)
+    laptop.profile("gpus.yaml", ["tensor01", "tensor02"], node={"gpu": GPU})
+    sweep_id, runs = sweep(laptop, "-c", "gpus.yaml", "--sweep", "env.N=1,2,3,4", "--at-once", "2")
+    wait_for(lambda: sees(runs[0]) and sees(runs[1]), "two runs")
+    turn = "waits for its turn in the sweep (--at-once 1)"
+    wait_for(lambda: [one for one in _reasons(laptop, sweep_id) if one] == [turn] * 2, "two that wait")
+    (runs[1].path / "go").touch()
+    wait_for(lambda: sees(runs[3]), "the next on that host")
+    assert sees(runs[2]) is None
+    laptop.said("sweep", "cancel", sweep_id)
+    wait_for(lambda: sorted(_states(laptop, sweep_id)) == ["cancelled"] * 3 + ["succeeded"], "the end")
+
+
+def _rows(laptop: Laptop, sweep_id: str) -> list[dict[str, str]]:
+    # Its exit code is that of a run that did not succeed.
+    rows: list[dict[str, str]] = json.loads(laptop.cli("sweep", "status", sweep_id, "--json").stdout)["runs"]
+    return rows
+
+
+def _states(laptop: Laptop, sweep_id: str) -> list[str]:
+    return [row["state"] for row in _rows(laptop, sweep_id)]
+
+
+def _reasons(laptop: Laptop, sweep_id: str) -> list[str]:
+    return [row["reason"] for row in _rows(laptop, sweep_id)]
