@@ -55,6 +55,8 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
         {**before, "cluster": about["cluster"]["name"]}, {**ready.about["job"], "cluster": cluster.name}
     )
     more = {"created": about["created"], "changed": changed, "set": list(sets)}
+    if about.get("sweep") is not None:
+        more["sweep"] = about["sweep"]
     return replace(ready, about={**ready.about, **more})
 
 

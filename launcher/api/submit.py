@@ -38,6 +38,9 @@ def submit(
     at_once: int | None = ...,
     samples: int | None = ...,
     seed: int = ...,
+    max_price: float | None = ...,
+    budget: float | None = ...,
+    max_hours: float | None = ...,
 ) -> Runs: ...
 def submit(
     job: JobLike,
@@ -59,7 +62,7 @@ def submit(
     `sweep` holds lists of values, such as `{"train.lr": [1e-4, 3e-4]}`, and starts a run for each
     combination, `at_once` of them at the same time. A text such as `"loguniform(1e-5,1e-3)"` in place of a
     list is drawn `samples` times from `seed`. `max_price` (USD per hour), `budget` (USD) and
-    `max_hours` limit what is rented.
+    `max_hours` limit what is rented, for each run of a sweep.
 
     Each warning of the plan and the cluster is a UserWarning. Raises SpecError for errors in a file,
     UsageError for a file that cannot be read, PlanRefusedError and SchedulerError if the job cannot run
@@ -70,9 +73,7 @@ def submit(
     if (at_once is not None or samples is not None) and sweep is None:
         raise UsageError("at_once and samples are of a sweep: give sweep as well")
     if sweep is not None:
-        if limits != Limits():
-            raise UsageError("max_price, budget and max_hours are of one run; a sweep rents nothing")
-        return _swept(job, cluster, sets, sweep, at_once, samples, seed)
+        return _swept(job, cluster, sets, sweep, at_once, samples, seed, limits)
     scheduler, ready = prepared(job, cluster, sets, limits=limits)
     _warn(checked(scheduler, ready))
     return Run(scheduler.submit(ready))
@@ -97,6 +98,7 @@ def _swept(
     at_once: int | None,
     samples: int | None,
     seed: int,
+    limits: Limits,
 ) -> Runs:
     from launcher.api.sweep import checked_sweep, prepared_sweep
 
@@ -106,7 +108,7 @@ def _swept(
         else f"{name}={','.join(as_text(name, value) for value in values)}"
         for name, values in sweep.items()
     ]
-    scheduler, found = prepared_sweep(job, cluster, sets, texts, at_once, samples, seed)
+    scheduler, found = prepared_sweep(job, cluster, sets, texts, at_once, samples, seed, limits)
     _warn(checked_sweep(found, scheduler))
     return Runs(map(Run, scheduler.submit_sweep(found)))
 

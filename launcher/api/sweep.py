@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.api.job_source import JobLike, given
-from launcher.api.prepare import named_cluster, prepared, runs_root
+from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import combinations
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
 from launcher.schedulers.missing import check_there
@@ -29,6 +29,7 @@ def prepared_sweep(
     at_once: int | None,
     samples: int | None = None,
     seed: int = 0,
+    limits: Limits | None = None,
 ) -> tuple[Sweeping, PreparedSweep]:
     """Prepare a run for each combination, as `sweep_values.combinations` explains.
 
@@ -37,9 +38,9 @@ def prepared_sweep(
     scheduler = of_cluster(cluster)
     if not isinstance(scheduler, Sweeping):
         raise SchedulerError(
-            f"--sweep: {cluster.name} (scheduler: {cluster.scheduler}) has no queue in which the runs could "
-            "wait; start them one after another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, "
-            "which returns when the run has ended"
+            f"--sweep: the scheduler {cluster.scheduler} of {cluster.name} takes no sweeps; start the runs one "
+            "after another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
+            "run has ended"
         )
     data = given(job).document(sets).data
     args = data.get("args")
@@ -50,7 +51,8 @@ def prepared_sweep(
     width = len(str(len(chosen) - 1))
     runs: list[tuple[Prepared, tuple[str, ...]]] = []
     for task, values in enumerate(chosen):
-        _, ready = prepared(job, cluster_name, [*sets, *values], root / f"{sweep_id}-{task:0{width}d}")
+        run_dir = root / f"{sweep_id}-{task:0{width}d}"
+        _, ready = prepared(job, cluster_name, [*sets, *values], run_dir, limits)
         runs.append((ready, values))
     first, values = runs[0]
     said = [

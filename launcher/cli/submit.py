@@ -171,11 +171,9 @@ def submit(
         from launcher.cli.output import fail
         from launcher.cli.sweep import submit_sweep
 
-        if limits != Limits():
-            fail("--max-price, --budget, --max-hours and --unplanned are of one run; a sweep rents nothing")
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
-        submit_sweep(given, cluster, sets, sweep, at_once, samples, seed, dry_run)
+        submit_sweep(given, cluster, sets, sweep, at_once, samples, seed, limits, dry_run)
         return
     if at_once is not None or samples is not None:
         from launcher.cli.output import fail

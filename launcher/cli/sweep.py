@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.api.job_source import JobLike
+    from launcher.api.prepare import Limits
 
 
 def submit_sweep(
@@ -17,6 +18,7 @@ def submit_sweep(
     at_once: int | None,
     samples: int | None,
     seed: int,
+    limits: Limits,
     dry_run: bool,
 ) -> None:
     from launcher.api.sweep import checked_sweep, prepared_sweep
@@ -24,7 +26,7 @@ def submit_sweep(
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.schedulers.of_run import scheduler_of
 
-    scheduler, sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once, samples, seed)
+    scheduler, sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once, samples, seed, limits)
     first = sweep.runs[0]
     if dry_run:
         show_prepared(console(), first)

@@ -316,7 +316,7 @@ class Scheduler(abc.ABC):
         `name` is what messages call them together. Raises SchedulerError.
         """
         living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
-        for run in living:
+        for run in reversed(living):  # none that waits gets the place of one that ends
             self.cancel(run)
         return Cancelled(asked=len(living))
 

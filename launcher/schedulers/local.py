@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import os
 import shutil
@@ -25,7 +24,7 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.one_by_one import OneByOne
+from launcher.schedulers.one_by_one import OneByOne, remove_here
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
 from launcher.schedulers.store import Folder
 from launcher.spec.events import Resubmitted, Starting, Submitted
@@ -33,7 +32,6 @@ from launcher.spec.long_work import working
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
-from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,10 +180,7 @@ class LocalScheduler(OneByOne):
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
             remove_shared(run)  # left behind if every process of the run was killed
-            sweep = run.read_about().sweep
-            shutil.rmtree(run.path)
-            if sweep is not None and not any(run.path.parent.glob(f"{glob.escape(sweep.id)}-*")):
-                shutil.rmtree(sweep_folder(run, sweep.id), ignore_errors=True)
+            remove_here(run)
 
     def _end_orphans(self, run: RunDir) -> None:
         end_processes(lambda: processes_of(run.path), grace=3.0)

@@ -100,5 +100,5 @@ def _by_scheduler(runs: Iterable[RunDir]) -> dict[Scheduler, list[RunDir]]:
 
 def _was_sent(run: RunDir) -> bool:
     """Whether the run was more than rendered."""
-    kinds = {"submitting", "submitted", "job"}
+    kinds = {"submitting", "submitted", "job", "waiting"}
     return any(event.get("event") in kinds for event in run.read_events())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import glob
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
+from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,3 +55,11 @@ class OneByOne(Scheduler):
                     f"`launcher cancel {sweep.id}` ends them"
                 ) from None
         return started
+
+
+def remove_here(run: RunDir) -> None:
+    """Delete the run directory on this machine, and its sweep's folder with the last run. Raises OSError."""
+    sweep = run.read_about().sweep
+    shutil.rmtree(run.path)
+    if sweep is not None and not any(run.path.parent.glob(f"{glob.escape(sweep.id)}-*")):
+        shutil.rmtree(sweep_folder(run, sweep.id), ignore_errors=True)

@@ -100,9 +100,11 @@ class Requeued(Event, kind="requeued"):
 
 
 class Waiting(Event, kind="waiting"):
-    """No pod is available now."""
+    """No pod is available now, or it is not the run's turn in its sweep."""
 
     reason: str
+    queued: bool | None = None
+    "The run waits for its turn in its sweep."
 
 
 class Twin(Event, kind="twin"):

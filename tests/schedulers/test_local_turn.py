@@ -124,7 +124,9 @@ def test_a_run_waits_while_nvidia_smi_fails_instead_of_seeing_all_gpus(lab: Lab,
     program.write_text(FAILS.format(program))
     program.chmod(0o755)
     run = lab.submit(job(lab, 1))
-    wait_for(lambda: lab.status(run)["reason"] == "waits for GPUs: nvidia-smi: driver is gone", "such a state")
+    wait_for(
+        lambda: lab.status(run)["reason"] == "waits for GPUs: nvidia-smi: driver is gone", "such a state"
+    )
     assert sees(run) is None
     works.rename(program)
     wait_for(lambda: sees(run) == "0", "a GPU")

@@ -82,7 +82,13 @@ class Evidence:
     "The price of `handle` is known."
     rejected: Rejected | None = None
     waiting: bool = False
-    "No pod could be rented in the place of an interrupted one."
+    "No pod could be rented in the place of an interrupted one, or for the run of a sweep."
+    queued: bool = False
+    "It waits for its turn in its sweep."
+    attended: bool = True
+    "The process on this machine lives that rents the pods of the sweep."
+    turn: bool = False
+    "It is its turn."
     attempts: bool = False
     "An attempt has been started."
     interruptible: bool = False
@@ -140,10 +146,19 @@ def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
 
 
 def waits_in(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run waits for another interruptible pod."""
+    """Whether the run waits for another interruptible pod, or for its turn in its sweep."""
+    return _last_wait(events) is not None
+
+
+def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run waits for its turn in its sweep."""
+    return bool((_last_wait(events) or {}).get("queued"))
+
+
+def _last_wait(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     kinds = ("waiting", "submitting", "finished")
-    last = next((event["event"] for event in reversed(events) if event.get("event") in kinds), None)
-    return last == "waiting"
+    last = next((event for event in reversed(events) if event.get("event") in kinds), None)
+    return last if last is not None and last["event"] == "waiting" else None
 
 
 def limit_in(events: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
@@ -192,6 +207,7 @@ def from_events(
         priced=any(event.get("handle") == str(handle) for event in priced),
         rejected=rejected_in(events),
         waiting=waits_in(events),
+        queued=queues_in(events),
         interruptible=cluster["runpod"].get("bid_per_gpu") is not None,
         **more,
     )

@@ -23,6 +23,7 @@ ENDING_SECONDS = 120.0
 "Time for a pod to end itself after its run; the first pod of a cluster waits 30 s for the others."
 ROUNDING = 1e-3
 "USD per hour by which a price may differ from the catalogue's."
+UNATTENDED = "the process on this machine that rents the pods of the sweep has ended"
 POD_LIVES = frozenset({"PROVISIONING", "STARTING", "RUNNING"})
 
 
@@ -90,7 +91,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Rent:
-    """Rent another interruptible pod in the place of the one that was taken away."""
+    """Rent another interruptible pod in the place of the one that was taken away, or the pod of a sweep's run
+    that has waited for its turn."""
 
 
 Action = Look | Wait | Follow | Adopt | Reject | End | EndRejected | Record | Rent
@@ -109,6 +111,8 @@ def decide(e: Evidence) -> Action:
         return End(e.handle)  # one that has stopped goes on costing
     if e.living and "records" not in e.answered:
         return Look("records")
+    if e.living and e.queued and not e.attended:
+        return Record("lost", "node-failed", UNATTENDED)
     if not e.living or e.waiting:
         return Rent() if _may_renew(e) else Wait()
     if e.handle.id is None:
@@ -133,6 +137,8 @@ def _cancel(e: Evidence) -> Action:
 
 
 def _cancelled(e: Evidence) -> str:
+    if e.queued:
+        return "cancelled while it waited for its turn in the sweep"
     if e.waiting:
         return "cancelled while it waited for another pod"
     began = "went on" if e.attempts else "began"
@@ -155,8 +161,10 @@ def _rejected(e: Evidence, rejected: Rejected) -> Action:
 
 def _may_renew(e: Evidence) -> bool:
     preempted = e.state.get("state") == "interrupted" and e.state.get("failure") == "preempted"
-    wanted = e.waiting if e.living else preempted and e.renewals_left
-    return e.purpose == "renew" and e.interruptible and wanted and e.now >= e.may_rent_at
+    wanted = e.interruptible and (e.waiting if e.living else preempted and e.renewals_left)
+    if e.living and e.queued:
+        wanted = e.turn
+    return e.purpose == "renew" and wanted and e.now >= e.may_rent_at
 
 
 def _unanswered(e: Evidence) -> Action:

@@ -19,8 +19,9 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod import lifecycle as life
 from launcher.schedulers.runpod.errors import ApiError, UnendedError
-from launcher.schedulers.runpod.evidence import Evidence, Question, from_events
+from launcher.schedulers.runpod.evidence import Evidence, Question, from_events, queues_in, submission_in
 from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
+from launcher.schedulers.runpod.queue import has_turn, is_attended
 from launcher.schedulers.runpod.settings import pace
 from launcher.spec.events import Finished, Found, Rejected, RejectedEnded, Twin, Waiting
 
@@ -124,6 +125,8 @@ class Poller:
             evidence,
             purpose=purpose,
             renewals_left=purpose == "renew" and evidence.interruptible and _renewals_left(run),
+            attended=not evidence.queued or is_attended(run),
+            turn=purpose == "renew" and evidence.queued and has_turn(run),
             may_rent_at=evidence.now + RENT_SECONDS * evidence.pace - seconds,
             answered=frozenset(answers.given),
             ended=frozenset(answers.ended),
@@ -210,7 +213,12 @@ class Poller:
                 self._tried[run.path] = time.monotonic()
                 self.end(handle_of(run))
                 market, _ = offers_again(self.client, run)
-                lease(self.client, self.copy(run), "requeued", market, reason="preempted")
+                if not queues_in(run.read_events()):
+                    lease(self.client, self.copy(run), "requeued", market, reason="preempted")
+                elif submission_in(run.read_events()).number:
+                    lease(self.client, self.copy(run), "resubmitted", market)
+                else:
+                    lease(self.client, self.copy(run), "submitted", market)
                 self.renewed.add(run.path)
         except (BusyError, UnendedError):
             pass  # another process rents; the next look tells of the pod
@@ -288,8 +296,10 @@ def wait_for_pod(run: RunDir, why: SchedulerError) -> None:
     if isinstance(why, BudgetSpentError):
         record(run, "interrupted", "preempted", str(why))
         return
-    run.append(Waiting(reason=str(why)))
-    reason = f"waits for a pod: {why}; `launcher logs {run.id} -f` goes on trying"
+    queued = queues_in(run.read_events())
+    run.append(Waiting(reason=str(why), queued=queued or None))
+    then = "it is tried again" if queued else f"`launcher logs {run.id} -f` goes on trying"
+    reason = f"waits for a pod: {why}; {then}"
     replace_json(run.state, {"state": "submitted", "reason": reason, "time": now()})
 
 

@@ -44,6 +44,7 @@ from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster
 from launcher.spec.events import Refused, Submitting
 from launcher.spec.job import Job
+from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -309,9 +310,12 @@ def _planned(run: RunDir) -> Plan | None:
 
 @contextlib.contextmanager
 def renting(run: RunDir) -> Iterator[None]:
-    """One process at a time rents for a run. Look at its state within: it may have got a pod since. Raises
-    BusyError."""
-    with open(run.path / ".rent.lock", "w", encoding="utf-8") as lock:
+    """One process at a time rents for a run, or for all runs of a sweep. Look at the run's state within: it
+    may have got a pod since. Raises BusyError."""
+    sweep = run.read_about().sweep
+    folder = sweep_folder(run, sweep.id) if sweep is not None else run.path
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".rent.lock", "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

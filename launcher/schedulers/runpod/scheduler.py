@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError, Status
+from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
 from launcher.schedulers.copied import copies, write_copy
+from launcher.schedulers.one_by_one import OneByOne, remove_here
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
 from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
+from launcher.schedulers.runpod.queue import attending, put_in_line
 from launcher.schedulers.runpod.settings import has_api_key, pace
 from launcher.spec.long_work import working
+from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -41,8 +44,11 @@ LOOK_SECONDS = 2.0
 "Between two looks of one process at a run."
 
 
-class RunPodScheduler(Scheduler):
-    """Runs on rented pods. Their run directories are on a network volume that has an S3 API."""
+class RunPodScheduler(OneByOne):
+    """Runs on rented pods. Their run directories are on a network volume that has an S3 API.
+
+    Each run of a sweep is a pod. A process on this machine rents it when it is the run's turn.
+    """
 
     multi_node = True
 
@@ -50,6 +56,8 @@ class RunPodScheduler(Scheduler):
         self._volumes: dict[tuple[str, str | None], Volume] = {}
         self._markets: dict[str, Market] = {}
         "Run id -> what can be rented for it."
+        self._looked: dict[str, tuple[float, Market]] = {}
+        "Need -> (time of the look, what can be rented)."
         self._pauses: dict[str, ApiError] = {}
         "Run id -> the error with which RunPod asked for a pause."
         self._last: dict[Path, tuple[float, Status]] = {}
@@ -82,7 +90,7 @@ class RunPodScheduler(Scheduler):
         if not has_api_key():
             return requests.with_prices(ready, ["prices and stock are shown where there is a RunPod API key"])
         try:
-            found = self._markets[request.run_id] = requests.market_for(self.client, ready)
+            found = self._markets[request.run_id] = self._look(ready)
         except SchedulerError as error:
             if isinstance(error, ApiError) and error.wait is not None:
                 self._pauses[request.run_id] = error
@@ -105,7 +113,7 @@ class RunPodScheduler(Scheduler):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Raises SchedulerError."""
         from launcher.schedulers.runpod.offers import s3_refusal
-        from launcher.schedulers.runpod.request import PodPrepared, market_for, secret_values, told
+        from launcher.schedulers.runpod.request import PodPrepared, secret_values, told
         from launcher.schedulers.runpod.scripts import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.volume import named_endpoint
 
@@ -121,7 +129,7 @@ class RunPodScheduler(Scheduler):
                 raise pause
             time.sleep(pause.wait)
         known = run_id in self._markets
-        market = self._markets[run_id] = self._markets.get(run_id) or market_for(self.client, prepared)
+        market = self._markets[run_id] = self._markets.get(run_id) or self._look(prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
             raise SchedulerError(why)
         prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
@@ -137,10 +145,10 @@ class RunPodScheduler(Scheduler):
     def submit(self, prepared: Prepared) -> RunDir:
         """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
         from launcher.schedulers.runpod.renting import NotRentedError, lease, renting
-        from launcher.schedulers.runpod.request import PodPrepared, market_for
+        from launcher.schedulers.runpod.request import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
-        market = self._markets.get(prepared.request.run_id) or market_for(self.client, prepared)
+        market = self._markets.get(prepared.request.run_id) or self._look(prepared)
         root = copies(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
         by_gpu = {
             one.gpu_id: replace(
@@ -174,8 +182,46 @@ class RunPodScheduler(Scheduler):
             self._withdraw(run, copy)
             raise
 
+    def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
+        count = len(sweep.runs)
+        return (
+            *super().check_sweep(sweep),
+            f"{count} runs, a pod each: together they cost {count} times one run, at most. A process on this "
+            "machine rents a pod when it is a run's turn. While this machine is off, pods go on and none is "
+            f"rented; after a restart `launcher sweep resume {sweep.id}` goes on",
+        )
+
+    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
+        """Rent a pod for the first run, and let the others wait for their turn.
+
+        Raises SchedulerError; then nothing is left behind.
+        """
+        first, *others = sweep.runs
+        market = self._markets.get(first.request.run_id)
+        run = self.submit(first)
+        with attending(sweep_folder(run, sweep.id)):
+            return [run, *(self._put_in_line(other, market) for other in others)]
+
+    def _put_in_line(self, prepared: Prepared, market: Market | None) -> RunDir:
+        from launcher.schedulers.runpod.request import PodPrepared
+
+        assert isinstance(prepared, PodPrepared)  # of this scheduler
+        root = copies(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
+        centre = market.data_center if market is not None else None
+        ready = replace(prepared, about={**prepared.about, "runpod": {"data_center": centre}})
+        try:
+            run = write_copy(ready, root)
+        except OSError as error:
+            raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
+        self._send_code(prepared, self.copy(run).volume)
+        put_in_line(run)
+        return run
+
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """Rent a new pod for the run, which goes on from its last checkpoint."""
+        """Rent a new pod for the run, which goes on from its last checkpoint.
+
+        The run of a sweep waits for its turn.
+        """
         from launcher.schedulers.runpod.renting import renting
 
         if run.path in self._poller.renewed:  # the look at its state has just done it
@@ -206,6 +252,10 @@ class RunPodScheduler(Scheduler):
             if isinstance(again, PodPrepared):
                 self._send_code(again, self.copy(run).volume)
             self._last.pop(run.path, None)
+            if (sweep := run.read_about().sweep) is not None:
+                with attending(sweep_folder(run, sweep.id)):
+                    put_in_line(run)
+                return
             market, lines = offers_again(self.client, run)
             for line in lines:
                 print(line, file=sys.stderr)
@@ -281,7 +331,19 @@ class RunPodScheduler(Scheduler):
         for run in runs:
             self._poller.end(handle_of(run))
             self.copy(run).remove()
-            shutil.rmtree(run.path)
+            remove_here(run)
+
+    def _look(self, prepared: PodPrepared) -> Market:
+        """Look at the market, once for all runs of a sweep that need the same. Raises SchedulerError."""
+        from launcher.schedulers.runpod.request import market_for
+
+        which = (prepared, *prepared.others)
+        need = repr([(one.section, one.needs, one.why_unplanned, one.request.job.resources) for one in which])
+        at, found = self._looked.get(need, (0.0, None))
+        if found is None or time.monotonic() > at + PAUSE_SECONDS:
+            found = market_for(self.client, prepared)
+            self._looked[need] = time.monotonic(), found
+        return found
 
     def copy(self, run: RunDir) -> Copy:
         """Raises SchedulerError."""

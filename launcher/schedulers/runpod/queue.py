@@ -1,0 +1,151 @@
+"""Sweeps on RunPod: each run is a pod, and a process on this machine rents them as places become free.
+
+Whoever looks at a run does what is due, which includes renting the pod of the first run that waits. The
+process here only looks. RunPod has no queue, and a pod's own key rents no other pod, so nothing else could.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
+from launcher.schedulers.base import LIVING, SchedulerError
+from launcher.schedulers.runpod.evidence import queues_in
+from launcher.schedulers.runpod.settings import pace
+from launcher.spec.events import Waiting
+from launcher.supervise.turn import sweep_folder
+
+if TYPE_CHECKING:
+    from launcher.schedulers.base import Scheduler
+
+LOOK_SECONDS = 30.0
+"Pause between two looks at all runs of a sweep."
+
+
+def put_in_line(run: RunDir) -> None:
+    """Record that a run of a sweep waits for its turn."""
+    sweep = run.read_about().sweep
+    at_once = f" (--at-once {sweep.at_once})" if sweep is not None and sweep.at_once is not None else ""
+    reason = f"waits for its turn in the sweep{at_once}"
+    run.append(Waiting(reason=reason, queued=True))
+    replace_json(run.state, {"state": "submitted", "reason": reason, "time": now()})
+
+
+def has_turn(run: RunDir) -> bool:
+    """Whether a run that waits may have a pod: no run before it waits, and a place is free."""
+    sweep = run.read_about().sweep
+    if sweep is None:
+        return True
+    places = 0
+    for other in runs_of(sweep_folder(run, sweep.id)):
+        if other.read_state().get("state", "submitted") not in LIVING or other.path == run.path:
+            continue
+        if not queues_in(other.read_events()):
+            places += 1
+        elif _task(other) < sweep.task:
+            return False
+    return sweep.at_once is None or places < sweep.at_once
+
+
+def runs_of(folder: Path) -> list[RunDir]:
+    """The runs of the sweep of this folder that still exist, in their order."""
+    found = [RunDir(path) for path in folder.parent.parent.glob(f"{folder.name}-*") if path.is_dir()]
+    return sorted((run for run in found if run.read_about().sweep is not None), key=_task)
+
+
+def _task(run: RunDir) -> int:
+    sweep = run.read_about().sweep
+    return sweep.task if sweep is not None else 0
+
+
+def is_attended(run: RunDir) -> bool:
+    """Whether the process that rents the pods of the run's sweep lives."""
+    sweep = run.read_about().sweep
+    if sweep is None:
+        return True
+    try:
+        with open(sweep_folder(run, sweep.id) / "queue.lock", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # taken
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def attending(folder: Path) -> Iterator[None]:
+    """Wrap the code that puts runs of a sweep in line. Then start the process that looks at them, unless it
+    lives.
+
+    Raises SchedulerError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "queue.lock", "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield
+            return
+        yield
+        with open(folder / "queue.log", "ab", opener=_for_us_alone) as log:
+            command = [sys.executable, "-m", "launcher.schedulers.runpod.queue", str(folder)]
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=[lock.fileno()],  # it has the lock until it ends
+                )
+            except OSError as error:
+                raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
+        lock.truncate(0)
+        lock.write(f"{process.pid}\n")
+
+
+def _for_us_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def attend(folder: Path) -> None:
+    """Look at the runs of a sweep until all have ended."""
+    from launcher.schedulers.of_run import scheduler_of
+
+    while runs := runs_of(folder):
+        living = [_look(run, scheduler_of(run)) for run in runs if _lives(run)]
+        if not any(living):
+            return
+        time.sleep(LOOK_SECONDS * pace())
+
+
+def _lives(run: RunDir) -> bool:
+    return run.read_state().get("state", "submitted") in LIVING
+
+
+def _look(run: RunDir, scheduler: Scheduler) -> bool:
+    """Return whether the run has not ended. An error is tried again at the next look."""
+    try:
+        return not scheduler.status(run).ended
+    except (SchedulerError, OSError) as error:
+        print(f"{now()} {run.id}: {error}", file=sys.stderr, flush=True)
+        return True
+
+
+def main(arguments: Sequence[str]) -> None:
+    attend(Path(arguments[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
