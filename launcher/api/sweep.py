@@ -38,9 +38,8 @@ def prepared_sweep(
     scheduler = of_cluster(cluster)
     if not isinstance(scheduler, Sweeping):
         raise SchedulerError(
-            f"--sweep: the scheduler {cluster.scheduler} of {cluster.name} takes no sweeps; start the runs one "
-            "after another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
-            "run has ended"
+            f"--sweep: the scheduler {cluster.scheduler} of {cluster.name} takes no sweeps; start each run "
+            "by itself with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when it ends"
         )
     data = given(job).document(sets).data
     args = data.get("args")

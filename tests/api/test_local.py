@@ -122,7 +122,7 @@ def test_metrics_and_checkpoints_of_a_task(lab: Lab) -> None:
         (lambda: launcher.submit(TASK, set={"resources.nodes": 2}), launcher.LauncherError, "node"),
         (lambda: launcher.submit(TASK, sweep={"steps": "1"}, samples=2), launcher.LauncherError, "--samples"),
         (lambda: launcher.submit(TASK, budget=3), launcher.SchedulerError, "--budget: nothing is rented"),
-        (lambda: launcher.submit(TASK, sweep={"steps": [1]}, budget=3), launcher.UsageError, "rents nothing"),
+        (lambda: launcher.submit(TASK, sweep={"steps": [1]}, budget=3), launcher.SchedulerError, "--budget"),
         (lambda: launcher.plan({**TASK, "task": "nowhere:Mine"}), launcher.LauncherError, "nowhere"),
         (lambda: launcher.Run("nope"), launcher.RunNotFoundError, "no run 'nope'"),
     ],

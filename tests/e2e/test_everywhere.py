@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,10 @@ class Told:
     run: RunDir
     logs: str
     why: str
+    compared: dict[str, Any]
+    "Its row of `launcher compare`."
+    page: str
+    "Of `launcher report`."
     cancelled: dict[str, Any]
     ended: dict[str, Any]
     weights: bytes
@@ -117,6 +122,9 @@ def _told(place: Place) -> Told:
     assert done.returncode == 0, done.stdout + done.stderr
     ended = _ended(place, run)
     logs, why = lab.cli("logs", run.id), lab.cli("why", run.id)
+    (compared,) = lab.told("compare", run.id)["runs"]
+    page = lab.folder / "run.html"
+    assert lab.cli("report", run.id, "-o", str(page)).returncode == 0
     (newest,) = list(complete_checkpoints(place.there(run).checkpoints).values())[-1:]
     (file,) = export(newest, lab.folder / "weights")
     weights = file.read_bytes()
@@ -129,7 +137,8 @@ def _told(place: Place) -> Told:
     )
     assert by_api.returncode == 0, by_api.stderr
     api = json.loads(by_api.stdout)
-    return Told(place, run, logs.stdout, why.stdout + why.stderr, cancelled, ended, weights, api, seen)
+    said = (logs.stdout, why.stdout + why.stderr)
+    return Told(place, run, *said, compared, page.read_text(), cancelled, ended, weights, api, seen)
 
 
 def _ended(place: Place, run: RunDir) -> dict[str, Any]:
@@ -150,6 +159,12 @@ def _command_lines() -> set[str]:
     return found
 
 
+def _text(page: str) -> str:
+    """What a page without JavaScript shows."""
+    shown = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)
+    return " ".join(re.sub(r"<[^>]*>", " ", shown).split())
+
+
 _weights: dict[str, bytes] = {}
 
 
@@ -162,6 +177,8 @@ def test_every_verb_means_the_same_and_so_do_the_weights(told: Told, request: py
     assert lower["in_process"] and lower["phase"] == "backward" and lower["step"] == 2
     assert "my token is" in told.logs
     assert "micro-batch 4 -> 2" in told.why
+    assert told.compared["state"] == "succeeded" and told.compared["results"]["step"] == STEPS
+    assert f"steps {STEPS} of {STEPS}" in _text(told.page) and "micro_batch_size: 2" in _text(told.page)
     assert [told.run.attempt(number).verdict.exists() for number in range(2)] == [True, True]
     place = request.node.callspec.params["told"]
     _weights[place] = told.weights

@@ -91,7 +91,7 @@ def deal(
 ) -> tuple[list[Share], tuple[str, ...]]:
     """Deal the runs of a sweep out to the hosts. Return the share of each run's host, and notes.
 
-    `about` is the run.json of the first. Raises SchedulerError if no host can take it.
+    `about` is the run.json of one that needs the most GPUs. Raises SchedulerError if no host can take it.
     """
     facts, found = _look(hosts, about, there)
     good = [rank for rank in range(len(hosts)) if not found[rank].refusals]

@@ -111,15 +111,15 @@ class SshHosts(OneByOne):
         return (*chosen.notes, *alone)
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
-        first = sweep.runs[0].about
-        if first["nodes"] > 1:
+        if any(prepared.about["nodes"] > 1 for prepared in sweep.runs):
             raise SchedulerError(
                 "--sweep: a run that needs several ssh hosts cannot wait for GPUs; start them one after "
                 "another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
                 "run has ended"
             )
         hosts = [self._on(host).ssh for host in self.hosts]
-        shares, said = deal(hosts, first, self.there, len(sweep.runs), first["sweep"]["at_once"])
+        most = max((prepared.about for prepared in sweep.runs), key=lambda about: about["gpus_per_node"])
+        shares, said = deal(hosts, most, self.there, len(sweep.runs), most["sweep"]["at_once"])
         for prepared, share in zip(sweep.runs, shares, strict=True):
             self._chosen[prepared.request.run_id] = share.chosen
             self._places[prepared.request.run_id] = share.places

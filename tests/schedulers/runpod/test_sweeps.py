@@ -18,6 +18,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
 from launcher.schedulers.runpod.queue import is_attended, runs_of
 from launcher.supervise.turn import sweep_folder
+from launcher.top.board import Board
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
 
@@ -57,6 +58,11 @@ def test_a_pod_is_rented_when_another_has_ended_and_cancelled_runs_get_none(lab:
         ("submitted", "waits for its turn in the sweep (--at-once 1)")
     }
     assert [lab.bill(run) for run in runs] == [1, 0, 0]
+    board = Board()
+    board.look()
+    assert [(run.id, known.status.state) for run, known in board.known.items()] == [
+        (run.id, "submitted") for run in runs[:0:-1]
+    ] + [(runs[0].id, "running")]
     lab.go(runs[0])
     until(lab, runs[1], "running")
     assert lab.scheduler.statuses([runs[0]])[0].state == "succeeded"

@@ -121,8 +121,9 @@ def test_what_hosts_without_a_batch_system_cannot_do_is_refused_before_anybody_a
     laptop: Laptop,
 ) -> None:
     job = lab_of(laptop)
-    said = laptop.said("submit", job, "-c", "lab.yaml", "--sweep", "env.LR=1,2", code=4)
-    assert "--sweep: lab (scheduler: ssh) has no queue in which the runs could wait" in said
+    two = ("--set", "resources.nodes=2")
+    said = laptop.said("submit", job, "-c", "lab.yaml", "--sweep", "env.LR=1,2", *two, code=4)
+    assert "--sweep: a run that needs several ssh hosts cannot wait for GPUs" in said
     assert "launcher run JOB -c CLUSTER --set FIELD=VALUE" in said
     container = {"runtime": "docker", "image": "a/b"}
     laptop.profile("boxed.yaml", NAMES, node={"gpu": GPU}, container=container)

@@ -1,0 +1,32 @@
+"""The search with Optuna that docs/sweeps.md shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_docs import ROOT, files
+from tests.lab import Lab
+
+optuna = pytest.importorskip("optuna")
+
+
+def test_the_search_finds_the_best_of_its_runs(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    for name, content in files(ROOT / "docs" / "sweeps.md").items():
+        shorter = content.replace("n_trials=12", "n_trials=2").replace("steps: 60", "steps: 3")
+        assert shorter != content
+        (tmp_path / name).write_text(shorter)
+    done = subprocess.run(
+        [sys.executable, "search.py"], cwd=tmp_path, env=lab.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    study = optuna.load_study(storage=f"sqlite:///{tmp_path}/study.db", study_name="lr")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    by_run = {row["run_id"]: row for row in lab.told("list")}
+    for trial in study.trials:
+        assert by_run[trial.user_attrs["run"]]["state"] == "succeeded"
+    assert study.best_trial.user_attrs["run"] in done.stdout
