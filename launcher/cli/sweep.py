@@ -32,7 +32,9 @@ def submit_sweep(
         show_prepared(console(), first)
         if sweep.script is not None:
             print(f"\n# ==> {sweep.folder / sweep.script.path} <==\n{sweep.script.text}")
-        print(f"{len(sweep.runs)} runs: {sweep.runs[0].request.run_id} .. {sweep.runs[-1].request.run_id}")
+        print(f"\n{len(sweep.runs)} runs:")
+        for ready in sweep.runs:
+            print(f"{ready.request.run_id}  {' '.join(ready.about['sweep']['values'])}")
         return
     request = first.request
     warnings = checked_sweep(sweep, scheduler)

@@ -37,7 +37,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     """At most MAX_LINES lines: class, rank, phase, exception, lines before it, what was done, what to do."""
     judged = verdicts(run)
     if state in LIVING and not judged:
-        return [f"{run.id} is {state}: nothing has failed so far."]
+        return [f"{run.id} is {state}: {reason or 'nothing has failed so far.'}"]
     if state in _BETWEEN:
         return [f"{run.id} is {state}: {reason or _BETWEEN[state]}"]
     if state == "rendered":

@@ -29,19 +29,26 @@ def cells_of(known: Known, live: Live, width: int) -> Cells:
     """Return a row's values, newer than the scheduler's answer where the files tell more."""
     status, row, progress = known.status, known.row, live.progress
     step = progress.step if progress.step is not None else status.step
-    left = None if known.ended else progress.left(status.steps)
+    runs = status.state in ("running", "stopping")
+    left = progress.left(status.steps) if runs else None
     loss = progress.losses[-1] if progress.losses else None
     first = live.first_rank.ranks.get(0)
     return (
         shortened(plain(row.run), width),
         plain(row.state),
         step_of(step, status.steps),
-        row.loss if loss is None else f"{loss:.4g}",
+        row.loss if loss is None else short_number(loss, COLUMNS["LOSS"] - 1),
         tuple(progress.losses),
-        "" if known.ended else progress.speed,
+        progress.speed if runs else "",
         "" if left is None else format_duration(left).partition(" ")[0],
-        "" if known.ended or first is None else first.short,
+        first.short if runs and first is not None else "",
     )
+
+
+def short_number(value: float, width: int) -> str:
+    """Return a number with four significant digits, or with fewer if it is longer than `width` characters."""
+    texts = (f"{value:.{digits}g}" for digits in (4, 3, 2, 1))
+    return next((text for text in texts if len(text) <= width), f"{value:.1g}")
 
 
 def drawn(head: str, cell: object) -> RenderableType:

@@ -18,6 +18,7 @@ from launcher.api.listing import Filter
 from launcher.rundir.find import default_root
 from launcher.schedulers import of_run
 from launcher.top.board import Board
+from launcher.top.drawing import short_number
 from launcher.top.plain import log_line, plain, shortened
 from launcher.top.run_screen import RunScreen
 from launcher.top.screen import Confirm, Top
@@ -97,6 +98,11 @@ def test_living_runs_come_first_with_step_loss_speed_time_left_and_memory(runs: 
         living.grow(31)
         app.read()
         assert rows(app)[0].startswith("gpt-a | running | 31/1000 | 4.69 |")
+        living.state("submitted", reason="waits for GPUs: 0 of 2 GPUs are free")  # resumed
+        app.read()
+        await settled(app, pilot)
+        assert rows(app)[0].startswith("gpt-a | submitted | 31/1000 | 4.69 |"), "speed is that of before"
+        assert rows(app)[0].endswith("|  |  | ")
         living.release()
         app.read()  # sees that state.json is another
         await settled(app, pilot)
@@ -104,6 +110,14 @@ def test_living_runs_come_first_with_step_loss_speed_time_left_and_memory(runs: 
         assert text_of(app, "#head").split("top")[1].strip() == "2 succeeded"
 
     used(use)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.078125, "0.0781"), (12.3456, "12.35"), (123456.0, "1e+05"), (-0.0123456, "-0.012"), (0.0, "0")],
+)
+def test_a_loss_leaves_room_for_its_curve(value: float, text: str) -> None:
+    assert short_number(value, 6) == text
 
 
 def test_a_new_run_appears_and_the_cursor_stays_on_its_run(runs: Path) -> None:
