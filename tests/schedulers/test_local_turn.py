@@ -21,7 +21,8 @@ pytestmark = pytest.mark.e2e
 SHOWS = """
 import os, pathlib, time
 run = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"])
-(run / "sees").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+(run / "partial").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+(run / "partial").rename(run / "sees")
 while not (run / "go").exists():
     time.sleep(0.05)
 """
