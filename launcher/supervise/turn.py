@@ -86,6 +86,7 @@ class Turn:
             print(f"[launcher] GPUs are not assigned: {error}", file=sys.stderr, flush=True)
         else:
             self._locks += locks
+            print(f"[launcher] has GPU {', '.join(map(str, chosen))}", file=sys.stderr, flush=True)
             self.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             self.environ[VISIBLE] = ",".join(map(str, chosen))
         self.gpus = 0
