@@ -14,22 +14,21 @@ _PREFIXES = {
     "valid_": "eval_",
     "eval/": "eval_",
 }
-_LEFT_OUT = ("epoch", "total_flos", "num_input_tokens_seen")
+_LEFT_OUT = ("epoch", "total_flos", "num_input_tokens_seen", "num_tokens", "train_loss")
 _LEFT_OUT_ENDS = ("_runtime", "_per_second", "_steps")
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a step under launcher's names: `val_loss` is `eval_loss`, `train_loss` is `loss`.
 
-    Epochs, and speeds that the framework measured itself, are left out; so is what is not a number.
+    Epochs, tokens so far, and what the framework measured or averaged over the whole training are left out;
+    so is what is not a number.
     """
     found: dict[str, Any] = {}
     for name, value in metrics.items():
-        if name in _LEFT_OUT or name.endswith(_LEFT_OUT_ENDS) or isinstance(value, str):
-            continue
-        for prefix, ours in _PREFIXES.items():
-            if name.startswith(prefix):
-                name = ours + name.removeprefix(prefix)
-                break
-        found[_RENAMED.get(name, name)] = value
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        ours = _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
+        left_out = ours in _LEFT_OUT or any(one.endswith(_LEFT_OUT_ENDS) for one in (name, ours))
+        if not left_out and not isinstance(value, str):
+            found[_RENAMED.get(ours, ours)] = value
     return found

@@ -6,12 +6,13 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.rundir.files import append_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import now
+from launcher.rundir.time import stamp
 from launcher.spec import variables
 
 RESERVED = frozenset({"time", "attempt", "seconds", "seconds_lost"})
@@ -19,15 +20,48 @@ RESERVED = frozenset({"time", "attempt", "seconds", "seconds_lost"})
 _COUNTED = ("tokens", "samples")
 
 
-class _Last(NamedTuple):
-    """The last line that this process wrote."""
+class StepLines:
+    """Makes the lines of one attempt from what a program reports of its steps."""
 
-    step: int
-    time: float
-    "By time.monotonic."
+    def __init__(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._last: tuple[int, float] | None = None
+        "The step of the last line, and its time in Unix seconds."
+
+    def line(
+        self,
+        step: int,
+        numbers: Mapping[str, float | None],
+        at: float,
+        *,
+        steps: int | None = None,
+        measured: bool = True,
+    ) -> dict[str, Any]:
+        """Return the line of what was reported at a time, in Unix seconds.
+
+        Its seconds are those since the last line, and counts since then become speeds. A second report about
+        a step, such as after an evaluation, adds no seconds; neither does one whose time is not `measured`.
+        """
+        last_step, last_at = self._last or (step, at)
+        seconds = max(0.0, at - last_at) if step != last_step and measured else 0.0
+        self._last = step, at
+        line = {
+            "time": stamp(at),
+            "attempt": self._attempt,
+            "step": step,
+            "seconds": round(seconds, 6),
+            **numbers,
+        }
+        if steps is not None:
+            line["steps"] = steps
+        for name in _COUNTED:
+            if (count := numbers.get(name)) is not None and seconds > 0:
+                line[f"{name}_per_second"] = round(count / seconds, 3)
+        return line
 
 
-_last: _Last | None = None
+_lines: StepLines | None = None
+"Of this process."
 
 
 def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics: Any) -> None:
@@ -49,26 +83,10 @@ def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics:
         return
     if reserved := RESERVED & metrics.keys():
         raise ValueError(f"launcher.log: {', '.join(sorted(reserved))}: launcher writes this itself")
-    global _last
-    moment = time.monotonic()
-    seconds = moment - _last.time if _last is not None else 0.0
     numbers = {name: _number(value) for name, value in metrics.items()}
-    line: dict[str, Any] = {
-        "time": now(),
-        "attempt": int(os.environ.get(variables.ATTEMPT, "0")),
-        "step": int(step),
-        "seconds": round(seconds, 6),
-        **numbers,
-    }
-    if steps is not None:
-        line["steps"] = int(steps)
-    for name in _COUNTED:
-        if (count := numbers.get(name)) is not None and seconds > 0:
-            line[f"{name}_per_second"] = round(count / seconds, 3)
-    if (
-        _last is None or step != _last.step
-    ):  # a second call about a step, such as after an evaluation, is free
-        _last = _Last(int(step), moment)
+    global _lines
+    _lines = _lines or StepLines(int(os.environ.get(variables.ATTEMPT, "0")))
+    line = _lines.line(int(step), numbers, time.time(), steps=None if steps is None else int(steps))
     try:
         append_json(RunDir(Path(folder)).metrics, line)
     except OSError as error:

@@ -141,7 +141,7 @@ class Worker:
         threading.Thread(target=self._listen, daemon=True).start()
         signal.signal(signal.SIGCHLD, self._reap)
         self._reap()
-        with contextlib.nullcontext() if self.trains else self._sampling_memory(self.child.pid):
+        with contextlib.nullcontext() if self.trains else self._watching(self.child.pid, started):
             code = self.capture.pump(self.child)
         signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         self.capture.close()
@@ -158,15 +158,19 @@ class Worker:
         return code
 
     @contextlib.contextmanager
-    def _sampling_memory(self, pid: int) -> Iterator[None]:
+    def _watching(self, pid: int, started: float) -> Iterator[None]:
+        """Record the memory of a `command:`, and on rank 0 what its framework logs."""
+        from launcher.supervise.framework_logs.follower import FrameworkLogs
         from launcher.supervise.memory_sampler import MemorySampler
 
         ranks = int(self.environ.get("WORLD_SIZE", "1"))
-        sampler = MemorySampler(self.attempt.memory(self.rank), pid, ranks=ranks, gpus=self.on_gpu)
-        try:
+        with contextlib.ExitStack() as watchers:
+            sampler = MemorySampler(self.attempt.memory(self.rank), pid, ranks=ranks, gpus=self.on_gpu)
+            watchers.callback(sampler.close)
+            if self.rank == 0:
+                logs = FrameworkLogs(self.run, self.attempt.number, Path.cwd(), started)
+                watchers.callback(logs.close)
             yield
-        finally:
-            sampler.close()
 
     def _environment(self) -> dict[str, str]:
         """Return the rank's environment.

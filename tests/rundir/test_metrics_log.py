@@ -22,7 +22,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "2")
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(metrics_log, "_last", None)
+    monkeypatch.setattr(metrics_log, "_lines", None)
     return RunDir(tmp_path)
 
 

@@ -1,0 +1,62 @@
+"""Append what a framework logs to metrics.jsonl, for a `command:` that does not call `launcher.log`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from launcher.logs.read import OffsetReader
+from launcher.rundir.files import append_json, parsed
+from launcher.rundir.layout import RunDir
+from launcher.supervise.framework_logs.lines import FROM, FrameworkLines
+from launcher.supervise.framework_logs.sources import Source
+
+SECONDS = 1.0
+_READ_BYTES = 2**20
+
+
+class FrameworkLogs:
+    """Follows an attempt's logs from a thread of its own until it is closed.
+
+    As soon as the script calls `launcher.log`, nothing more is taken over. If the disk is full, lines are
+    lost.
+    """
+
+    def __init__(self, run: RunDir, attempt: int, workdir: Path, since: float) -> None:
+        """`since`: when the rank was started, in Unix seconds."""
+        self._metrics = run.metrics
+        self._source = Source(run, workdir, since)
+        self._lines = FrameworkLines(attempt, (run.read_about().job.batch or {}).get("global"), since)
+        self._written = OffsetReader(run.metrics)
+        self._written.offset = self._written.size()
+        self._script_reports = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read what was written last, and stop."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(SECONDS):
+            self._look()
+        self._look(last=True)
+
+    def _look(self, last: bool = False) -> None:
+        with contextlib.suppress(OSError):
+            if self._script_reports or self._sees_launcher_log():
+                return
+            kind, readings = self._source.read(search=last)
+            if readings and (lines := self._lines.lines(kind, readings, time.time())):
+                append_json(self._metrics, *lines)
+
+    def _sees_launcher_log(self) -> bool:
+        while data := self._written.read(_READ_BYTES):
+            for line in map(parsed, data.splitlines()):
+                ours = not isinstance(line, dict) or FROM in line
+                self._script_reports = self._script_reports or not ours
+        return self._script_reports

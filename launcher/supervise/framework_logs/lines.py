@@ -1,0 +1,90 @@
+"""What a framework has logged, as lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.callbacks.names import numbers_of
+from launcher.rundir.metrics_log import RESERVED, StepLines
+from launcher.supervise.framework_logs.reading import Reading, number
+
+FROM = "from"
+"Field of a line that was taken over: the kind of log. `launcher.log` does not write it."
+MAX_METRICS = 100
+"Metrics of a run. Of more names, the first are taken."
+_WRITTEN = RESERVED | {FROM, "step", "steps", "samples", "tokens"}
+"Fields that are not taken over."
+_TOKENS_SO_FAR = ("num_input_tokens_seen", "num_tokens")
+"Names under which transformers and TRL log the tokens of all steps so far."
+
+
+class FrameworkLines:
+    """Makes the lines of one attempt."""
+
+    def __init__(self, attempt: int, samples_per_step: int | None, since: float) -> None:
+        """`since`: when the rank was started, in Unix seconds."""
+        self._lines, self._samples_per_step = StepLines(attempt), samples_per_step
+        self._since, self._read_at, self._batches = since, since, 0
+        self._first: int | None = None
+        self._step: int | None = None
+        self._tokens: float | None = None
+        self._names: set[str] = set()
+
+    def lines(self, kind: str, readings: Sequence[Reading], now: float) -> list[dict[str, Any]]:
+        """Return the lines of what was read at a time, in Unix seconds.
+
+        Times that the log does not tell are spread evenly between two calls. Before the first call there was
+        the start of the program, so its steps have no seconds.
+        """
+        found = []
+        spread = (now - self._read_at) / max(len({reading.step for reading in readings}), 1)
+        at, before = self._read_at, None
+        for reading in readings:
+            at += spread if reading.step != before else 0.0
+            before = reading.step
+            time, measured = at, self._batches > 0
+            if reading.time is not None and self._since <= reading.time <= now:
+                time, measured = reading.time, True
+            line = self._line(reading, time, measured=measured)
+            found += [] if line is None else [{**line, FROM: kind}]
+        self._read_at, self._batches = now, self._batches + 1
+        return found
+
+    def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:
+        """Return a line; None if the log tells nothing of a step that launcher counts."""
+        numbers = self._numbers(reading.metrics)
+        step = reading.step + 1 - self._first_of(reading, numbers)
+        if step < 1 or not numbers:
+            return None
+        before, self._step = self._step, step
+        if before is not None and step > before and self._samples_per_step is not None:
+            numbers["samples"] = (step - before) * self._samples_per_step
+        if (so_far := _tokens_so_far(reading.metrics)) is not None:
+            if self._tokens is not None and so_far > self._tokens:
+                numbers["tokens"] = so_far - self._tokens
+            self._tokens = so_far
+        return self._lines.line(step, numbers, at, steps=reading.steps, measured=measured)
+
+    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float | None]:
+        numbers = numbers_of({name: value for name, value in metrics.items() if type(value) in (int, float)})
+        for name in numbers:
+            if name not in _WRITTEN and len(self._names) < MAX_METRICS:
+                self._names.add(name)
+        return {name: number(value) for name, value in numbers.items() if name in self._names}
+
+    def _first_of(self, reading: Reading, numbers: Mapping[str, float | None]) -> int:
+        """Return the number of the first step: what the log tells, else 0 if its first training step is 0."""
+        if reading.first is not None:
+            return reading.first
+        if self._first is None and any(not name.startswith("eval_") for name in numbers):
+            self._first = 0 if reading.step == 0 else 1
+        return 1 if self._first is None else self._first
+
+
+def _tokens_so_far(metrics: Mapping[str, Any]) -> float | None:
+    """Return the tokens of all steps so far; None if they are not logged."""
+    for name, value in metrics.items():
+        if name.removeprefix("train/") in _TOKENS_SO_FAR and (tokens := number(value)) is not None:
+            return tokens
+    return None

@@ -1,0 +1,59 @@
+"""Find logs of frameworks in a folder that may hold anything, such as data sets and environments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+
+MAX_DEPTH = 6
+"Folders below the root: `outputs/2026-11-26/09-30-00/lightning_logs/version_0` has five."
+MAX_FOLDERS = 1000
+MAX_ENTRIES = 2000
+"Entries of one folder that are looked at."
+_OF_LAUNCHER = frozenset({"attempts", "plans", "scripts"})
+"Folders of a run directory that only launcher writes."
+
+
+def files_named(patterns: tuple[str, ...], root: Path, since: float) -> Iterator[Path]:
+    """Yield files by name that were written since a time (Unix seconds), those near the root first.
+
+    Other runs of launcher, hidden folders and Python environments are left out, and so is what exceeds the
+    limits. Each file is found once, under its real path.
+    """
+    waiting = deque([(os.path.realpath(root), 0)])
+    seen = {waiting[0][0]}
+    for _ in range(MAX_FOLDERS):
+        if not waiting:
+            return
+        folder, depth = waiting.popleft()
+        entries = _entries(folder)
+        names = {entry.name for entry in entries}
+        if "pyvenv.cfg" in names or ("run.json" in names and depth):
+            continue
+        left_out = _OF_LAUNCHER if "run.json" in names else ()
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir():
+                    below = os.path.realpath(entry.path)
+                    hidden = entry.name[:1] == "." or entry.name in left_out
+                    if depth < MAX_DEPTH and not hidden and below not in seen:
+                        seen.add(below)
+                        waiting.append((below, depth + 1))
+                elif _matches(entry.name, patterns) and entry.stat().st_mtime >= since:
+                    yield Path(os.path.realpath(entry.path))
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return the first entries of a folder, sorted; none if it cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        return sorted(islice(found, MAX_ENTRIES), key=lambda entry: entry.name)
+    return []

@@ -1,0 +1,115 @@
+"""Choose the log of a framework that an attempt's metrics are read from."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.rundir.layout import RunDir
+from launcher.supervise.framework_logs import lightning_csv, tensorboard, trainer_state, wandb_offline
+from launcher.supervise.framework_logs.reading import LogReader, Reading
+from launcher.supervise.framework_logs.search import files_named
+from launcher.supervise.host import shows_life
+
+SEARCH_SECONDS = 2.0
+SEARCH_SHARE = 0.05
+"Maximum share of the time that searching takes."
+
+
+class Kind(NamedTuple):
+    """A kind of log."""
+
+    name: str
+    files: str
+    "Pattern of the names of its files."
+    reader: Callable[[Path, float], LogReader]
+    group: Callable[[Path], Path]
+    "The file or folder that one reader covers, from one of its files."
+
+
+# If several have something new, the first one is taken: those with times come first.
+KINDS = (
+    Kind("tensorboard", tensorboard.NAMES, tensorboard.TensorBoardReader, lambda path: path.parent),
+    Kind("wandb", wandb_offline.NAMES, wandb_offline.WandbReader, lambda path: path),
+    Kind("lightning", lightning_csv.NAMES, lightning_csv.CsvReader, lambda path: path),
+    Kind("transformers", trainer_state.NAMES, trainer_state.TrainerStateReader, trainer_state.output_folder),
+)
+
+
+class Source:
+    """Logs in the run directory and the working folder, until one of them tells of a step.
+
+    From then on only that one is read, so that no step counts twice: a Trainer may report to W&B and
+    TensorBoard at the same time. Logs in a working folder that two runs have at the same time are not read,
+    because they may be of the other one.
+    """
+
+    def __init__(self, run: RunDir, workdir: Path, since: float) -> None:
+        """`since`: when the rank was started, in Unix seconds. Files that did not change since are old."""
+        self._run, self._workdir, self._since = run, workdir, since
+        self._readers: dict[tuple[int, Path], LogReader | None] = {}
+        "By place in KINDS and group; None if the file has another format."
+        self._chosen: tuple[str, LogReader] | None = None
+        self._next_search = 0.0
+        self._shared = False
+
+    def read(self, search: bool = False) -> tuple[str, list[Reading]]:
+        """Return the kind of the chosen log and what is new in it. `search`: search now, at the end."""
+        if self._chosen is not None:
+            name, reader = self._chosen
+            return name, _new(reader) or []
+        if search or time.monotonic() >= self._next_search:
+            self._search()
+        for place, path in sorted(self._readers):
+            reader_or_none = self._readers[place, path]
+            if reader_or_none is None:
+                continue
+            found = _new(reader_or_none)
+            if found is None:
+                self._readers[place, path] = None
+            elif found:
+                self._chosen = KINDS[place].name, reader_or_none
+                return KINDS[place].name, found
+        return "", []
+
+    def _search(self) -> None:
+        began = time.monotonic()
+        self._shared = self._shared or self._is_shared()
+        roots = [self._run.path] if self._shared else [self._run.path, self._workdir]
+        patterns = tuple(kind.files for kind in KINDS)
+        within = {}
+        for root in roots:
+            for path in files_named(patterns, root, self._since):
+                place = next(place for place, kind in enumerate(KINDS) if path.match(kind.files))
+                within[place, KINDS[place].group(path)] = path
+        for key, path in within.items():
+            if key not in self._readers:
+                self._readers[key] = KINDS[key[0]].reader(path, self._since)
+        for key in self._readers.keys() - within:  # of a folder that is now shared
+            del self._readers[key]
+        taken = time.monotonic() - began
+        self._next_search = time.monotonic() + max(SEARCH_SECONDS, taken / SEARCH_SHARE)
+
+    def _is_shared(self) -> bool:
+        """Return whether another living run has this working folder."""
+        with contextlib.suppress(OSError):
+            for folder in self._run.path.parent.iterdir():
+                other = RunDir(folder)
+                if folder != self._run.path and shows_life(other):
+                    workdir = other.read_about().workdir
+                    if workdir is not None and Path(workdir) == self._workdir:
+                        return True
+        return False
+
+
+def _new(reader: LogReader) -> list[Reading] | None:
+    """Return what is new; nothing if the file cannot be read now, None if it has another format."""
+    try:
+        return reader.read()
+    except OSError:
+        return []
+    except Exception:  # any bytes may be in a file of a program; none of them ends the worker's thread
+        return None

@@ -1,0 +1,77 @@
+"""Scalars in TensorBoard's event files, as torch's SummaryWriter, transformers and Lightning write them.
+
+A file is a sequence of records: length (8 bytes), its checksum (4), an `Event` message, its checksum (4).
+Source: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto, summary.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.rundir.files import open_regular
+from launcher.supervise.framework_logs.protobuf import fields, parts
+from launcher.supervise.framework_logs.reading import Reading
+
+NAMES = "events.out.tfevents.*"
+MAX_EVENT = 2**20
+"Bytes. Larger events, such as images and graphs, are skipped."
+_WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
+"Fields of Event."
+_VALUE = 1
+"Field of Summary."
+_TAG, _SIMPLE_VALUE = 1, 2
+"Fields of Summary.Value."
+
+
+class TensorBoardReader:
+    """Reads all event files of a folder that were written since a moment: a writer may begin several."""
+
+    def __init__(self, path: Path, since: float) -> None:
+        self._folder, self._since = path.parent, since
+        self._read: dict[Path, int] = {}
+        "Bytes of each file that were read."
+
+    def read(self) -> list[Reading]:
+        paths = sorted(path for path in self._folder.glob(NAMES) if path.stat().st_mtime >= self._since)
+        return [reading for path in paths for reading in self._readings(path)]
+
+    def _readings(self, path: Path) -> list[Reading]:
+        """Return one reading for each step in a row. Lightning logs `epoch` and counts steps from 0."""
+        found: list[Reading] = []
+        for time, step, tag, value in self._scalars(path):
+            if not found or found[-1].step != step:
+                found.append(Reading(step, {}, time))
+            metrics = {**found[-1].metrics, tag: value}
+            found[-1] = Reading(step, metrics, time, first=0 if "epoch" in metrics else None)
+        return found
+
+    def _scalars(self, path: Path) -> Iterator[tuple[float, int, str, float]]:
+        for event in self._events(path):
+            time, step = 0.0, 0
+            for field, value in fields(event):
+                if field == _WALL_TIME and isinstance(value, bytes):
+                    (time,) = struct.unpack("<d", value)
+                elif field == _STEP and isinstance(value, int):
+                    step = value
+                elif field == _SUMMARY and isinstance(value, bytes):
+                    for one in parts(value, _VALUE):
+                        of = dict(fields(one))
+                        tag, number = of.get(_TAG), of.get(_SIMPLE_VALUE)
+                        if isinstance(tag, bytes) and isinstance(number, bytes):
+                            yield time, step, tag.decode(errors="replace"), struct.unpack("<f", number)[0]
+
+    def _events(self, path: Path) -> Iterator[bytes]:
+        at = self._read.get(path, 0)
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            while at + 12 <= size:
+                file.seek(at)
+                (length,) = struct.unpack("<Q", file.read(8))
+                if at + 16 + length > size:  # not complete yet
+                    break
+                file.seek(at + 12)
+                event = file.read(length) if length <= MAX_EVENT else b""
+                at = self._read[path] = at + 16 + length
+                yield event

@@ -1,0 +1,74 @@
+"""`trainer_state.json` of transformers' Trainer, in each checkpoint: everything that it has logged so far."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from launcher.rundir.files import read_json
+from launcher.supervise.framework_logs.reading import Reading
+
+NAMES = "trainer_state.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+class TrainerStateReader:
+    """Reads the newest state below one output folder."""
+
+    def __init__(self, path: Path, since: float) -> None:
+        self._folder = output_folder(path)
+        self._since = since
+        self._newest: tuple[float, Path] = (0.0, path)
+        self._told = 0
+        "Number of entries that were read."
+
+    def read(self) -> list[Reading]:
+        files = [self._folder / NAMES, *self._folder.glob(f"checkpoint-*/{NAMES}")]
+        times = {path: path.stat().st_mtime for path in files if path.exists()}
+        written = [(time, path) for path, time in times.items() if time >= self._since]
+        if not written or max(written) == self._newest:
+            return []
+        state = read_json(max(written)[1])
+        if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
+            return []  # not written completely yet
+        if not self._told:
+            older = [path for path, time in times.items() if time < self._since]
+            self._told = _of_earlier_attempts(history, max(written)[1], older)
+        new, self._told = history[self._told :], max(self._told, len(history))
+        self._newest = max(written)
+        steps = state.get("max_steps")
+        readings = [_reading(entry, steps if type(steps) is int and steps > 0 else None) for entry in new]
+        return [reading for reading in readings if reading is not None]
+
+
+def output_folder(path: Path) -> Path:
+    """Return the Trainer's `output_dir`."""
+    return path.parent.parent if _CHECKPOINT.fullmatch(path.parent.name) else path.parent
+
+
+def _of_earlier_attempts(history: list[Any], newest: Path, older: list[Path]) -> int:
+    """Return how many entries an earlier attempt has logged.
+
+    The Trainer keeps them when it goes on from a checkpoint. A state of fewer steps than an older checkpoint
+    is of a Trainer that began again.
+    """
+    resumed = max((steps for path in older if (steps := _steps(path)) is not None), default=0)
+    reached = _steps(newest)
+    if reached is not None and reached <= resumed:
+        return 0
+    return sum(reading.step <= resumed for entry in history if (reading := _reading(entry, None)) is not None)
+
+
+def _steps(path: Path) -> int | None:
+    """Return the steps of a checkpoint by its folder's name; None for the state at the end."""
+    named = _CHECKPOINT.fullmatch(path.parent.name)
+    return None if named is None else int(named[1])
+
+
+def _reading(entry: Any, steps: int | None) -> Reading | None:
+    """Return what an entry tells of a step; None for another one, such as the summary at the end."""
+    if not isinstance(entry, dict) or "train_runtime" in entry or type(step := entry.get("step")) is not int:
+        return None
+    metrics = {name: value for name, value in entry.items() if name != "step"}
+    return Reading(step, metrics, steps=steps, first=1)

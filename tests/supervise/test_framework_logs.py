@@ -1,0 +1,339 @@
+"""Logs that frameworks write by themselves become lines of metrics.jsonl: written by the real libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.report.metric_curves import steps_that_count
+from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.layout import RunDir
+from launcher.supervise.framework_logs.follower import FrameworkLogs
+from launcher.supervise.framework_logs.search import files_named
+from launcher.supervise.framework_logs.sources import Source
+from launcher.supervise.host import SupervisorLock
+from tests.lab import Lab, wait_for
+
+LONG_AGO = 1e9
+NET = """
+import os, torch
+from torch import nn
+rows = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(32)]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+    def forward(self, x, labels):
+        return {"loss": nn.functional.mse_loss(self.layer(x), labels)}
+"""
+TRANSFORMERS = """
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+out = os.environ["LAUNCHER_CHECKPOINT_DIR"]
+args = TrainingArguments(output_dir=out, max_steps=int(os.environ["STEPS"]), logging_steps=2,
+    eval_strategy="steps", eval_steps=4, save_steps=4, per_device_train_batch_size=8, use_cpu=True,
+    report_to=os.environ["TO"].split(), disable_tqdm=True)
+Trainer(Net(), args, train_dataset=rows, eval_dataset=rows).train(get_last_checkpoint(out))
+"""
+LIGHTNING = """
+import lightning
+from torch.utils.data import DataLoader
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def training_step(self, row, index):
+        loss = self.net(**row)["loss"]
+        self.log("train_loss", loss)
+        return loss
+    def validation_step(self, row, index):
+        self.log("val_loss", self.net(**row)["loss"])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+trainer = lightning.Trainer(accelerator="cpu", devices=1, max_steps=8, log_every_n_steps=2,
+    logger=eval(os.environ["TO"]), enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Module(), DataLoader(rows, 8), DataLoader(rows, 8))
+"""
+WANDB = """
+import wandb
+run = wandb.init(project="p", config={"lr": 0.1})
+for step in range(300):  # several blocks of 32 KiB
+    run.log({"train/loss": 1 / (step + 1), "nested": {"a": step}, "note": "x" * 100, "nan": float("nan")})
+run.finish()
+"""
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run beside its working folder `work`."""
+    run = RunDir(tmp_path / "runs" / "this")
+    for folder in (run.path, tmp_path / "work"):
+        folder.mkdir(parents=True)
+    replace_json(run.run, {"job": {"batch": {"global": 16}}, "workdir": str(tmp_path / "work")})
+    return run
+
+
+def work(run: RunDir) -> Path:
+    return run.path.parents[1] / "work"
+
+
+def taken_over(run: RunDir, attempt: int = 0, since: float = LONG_AGO) -> list[dict[str, Any]]:
+    """What the end of a rank adds to metrics.jsonl."""
+    before = len(run.read_metrics())
+    FrameworkLogs(run, attempt, work(run), since).close()
+    return run.read_metrics()[before:]
+
+
+def program(text: str, folder: Path) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    subprocess.run([sys.executable, "-c", text], cwd=folder, env=environ, check=True, timeout=240)
+
+
+@needs("wandb")
+def test_wandb_offline(run: RunDir) -> None:
+    program(WANDB, work(run))
+    lines = taken_over(run)
+    assert [line["step"] for line in lines] == list(range(1, 301)), "W&B counts from 0"
+    assert lines[-1]["loss"] == pytest.approx(1 / 300) and lines[-1]["nested.a"] == 299
+    assert lines[-1]["nan"] is None and "note" not in lines[-1]
+    assert {line["from"] for line in lines} == {"wandb"}
+    assert lines[1]["samples"] == 16 and lines[1]["seconds"] > 0
+
+
+@needs("wandb")
+def test_a_record_of_wandb_that_is_not_complete_is_read_later(run: RunDir, tmp_path: Path) -> None:
+    program(WANDB, tmp_path)
+    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    data = file.read_bytes()
+    assert len(data) > 3 * 2**15
+    source = Source(run, work(run), LONG_AGO)
+    steps: list[int] = []
+    for end in (3, 7, 2**15 - 3, 2**15, 2**15 + 5, 2**16 + 100, len(data)):  # as its blocks are written
+        (work(run) / "run-x.wandb").write_bytes(data[:end])
+        steps += [reading.step for reading in source.read(search=True)[1]]
+    assert steps == list(range(300))
+
+
+@needs("torch", "tensorboard")
+def test_tensorboard(run: RunDir) -> None:
+    text = """
+    from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter("runs/first")
+    writer.add_text("about", "a run", 0)
+    for step in range(1, 4):
+        writer.add_scalar("train/loss", 1 / step, step)
+        writer.add_scalar("val/accuracy", step / 10, step)
+    writer.add_image("picture", __import__("numpy").zeros((3, 600, 600), "uint8"), 3)
+    writer.close()
+    writer = SummaryWriter("runs/first")  # a further file
+    writer.add_scalar("train/loss", 0.25, 4)
+    writer.close()
+    """
+    program(textwrap.dedent(text), work(run))
+    lines = taken_over(run)
+    assert [(line["step"], line["loss"]) for line in lines] == [
+        (1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 0.25)
+    ]  # fmt: skip
+    assert lines[2]["eval_accuracy"] == pytest.approx(0.3)
+    assert {line["from"] for line in lines} == {"tensorboard"}
+
+
+@needs("lightning")
+def test_the_file_of_lightnings_csv_logger_is_read_while_it_grows_and_gets_columns(run: RunDir) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    source = Source(run, work(run), LONG_AGO)
+    logger = CSVLogger(work(run))
+    read = []
+    for metrics, step in (
+        ({"train_loss": 3.0, "epoch": 0}, 0),
+        ({"train_loss": 2.0, "epoch": 0}, 1),
+        ({"val_loss": 2.5, "epoch": 0}, 1),  # a new column: the file is written again
+        ({"train_loss": 1.0, "epoch": 1}, 2),
+    ):
+        logger.log_metrics(metrics, step)
+        logger.save()
+        read.append([(one.step + 1 - one.first, dict(one.metrics)) for one in source.read(search=True)[1]])
+    assert read == [
+        [(1, {"train_loss": 3.0, "epoch": 0.0})],
+        [(2, {"train_loss": 2.0, "epoch": 0.0})],
+        [(2, {"val_loss": 2.5, "epoch": 0.0})],
+        [(3, {"train_loss": 1.0, "epoch": 1.0})],
+    ]
+
+
+@needs("transformers")
+def test_a_trainer_that_goes_on_does_not_tell_again_what_earlier_attempts_logged(run: RunDir) -> None:
+    from transformers import TrainerState
+
+    def save(*steps: int) -> None:
+        folder = run.checkpoints / f"checkpoint-{steps[-1]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        history = [{"loss": 1 / step, "learning_rate": 0.1, "epoch": 1.0, "step": step} for step in steps]
+        history.append({"train_runtime": 1.0, "train_loss": 9.0, "step": steps[-1]})
+        TrainerState(global_step=steps[-1], max_steps=40, log_history=history).save_to_json(
+            str(folder / "trainer_state.json")
+        )
+
+    save(1, 2)
+    save(1, 2, 3, 4)
+    first = taken_over(run)
+    assert [(line["step"], line["loss"], line["steps"]) for line in first] == [
+        (1, 1.0, 40), (2, 0.5, 40), (3, pytest.approx(1 / 3), 40), (4, 0.25, 40)
+    ]  # fmt: skip
+    for path in run.checkpoints.glob("*/*"):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    since = time.time() - 5.0
+    save(1, 2, 3, 4, 5)
+    assert [line["step"] for line in taken_over(run, 1, since)] == [5], "from checkpoint-4"
+    for path in run.checkpoints.glob("*/*"):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    save(1, 2)
+    assert [line["step"] for line in taken_over(run, 2, since)] == [1, 2], "from the beginning"
+
+
+def rows(folder: Path, *steps: int) -> Path:
+    """Write what CSVLogger would."""
+    path = folder / "lightning_logs" / "version_0" / "metrics.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["epoch,step,train_loss", *(f"0,{step - 1},{1 / step}" for step in steps)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_one_log_is_followed_and_none_once_the_script_calls_launcher_log(run: RunDir) -> None:
+    rows(run.path / "one", 1, 2)
+    rows(work(run), 1, 2)
+    follower = FrameworkLogs(run, 0, work(run), LONG_AGO)
+    wait_for(lambda: len(run.read_metrics()) == 2, "lines while the run goes on")
+    append_json(run.metrics, {"time": "2026-11-26T00:00:00", "attempt": 0, "step": 3, "seconds": 1.0})
+    rows(run.path / "one", 1, 2, 3, 4)
+    follower.close()
+    assert [(line["step"], line.get("from")) for line in run.read_metrics()] == [
+        (1, "lightning"), (2, "lightning"), (3, None)
+    ]  # fmt: skip
+
+
+def test_times_that_a_log_does_not_tell_are_spread_and_the_first_ones_are_no_speed(run: RunDir) -> None:
+    rows(run.path, 1, 2)
+    began = time.time()
+    follower = FrameworkLogs(run, 0, work(run), began - 1.0)
+    wait_for(lambda: len(run.read_metrics()) == 2, "first lines")
+    rows(run.path, 1, 2, 3, 4)
+    follower.close()
+    lines = run.read_metrics()
+    assert [line["seconds"] > 0 for line in lines] == [False, False, True, True]
+    assert lines[2]["seconds"] == pytest.approx(lines[3]["seconds"], abs=1e-5)
+    assert [line["time"] for line in lines] == sorted({line["time"] for line in lines})
+
+
+def test_a_log_in_a_working_folder_of_two_runs_at_once_is_not_read(run: RunDir) -> None:
+    rows(work(run), 1, 2)
+    other = RunDir(run.path.parent / "other")
+    other.path.mkdir()
+    replace_json(other.run, {"workdir": str(work(run))})
+    with SupervisorLock(other):
+        assert taken_over(run) == []
+        rows(run.path, 1)
+        assert [line["step"] for line in taken_over(run)] == [1], "its own directory is not shared"
+    (run.path / "lightning_logs" / "version_0" / "metrics.csv").unlink()
+    assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run has ended"
+
+
+def test_logs_that_are_damaged_or_of_another_kind_change_nothing(run: RunDir) -> None:
+    at = run.path
+    (at / "metrics.csv").write_text("name,value\nx,1\n")
+    (at / "run-a.wandb").write_bytes(b"no log")
+    (at / "run-b.wandb").write_bytes(b":W&B\0\0\0" + b"\0\0\0\0\5\0\1" + b"\xff" * 5)
+    (at / "events.out.tfevents.1").write_bytes(struct.pack("<QI", 2**60, 0) + b"x" * 99)
+    (at / "events.out.tfevents.2").write_bytes(struct.pack("<QI", 9, 0) + b"\xff" * 13)
+    (at / "trainer_state.json").write_text('{"log_history": [1, {"step": "x"}, {"step": -3, "loss": 1}]}')
+    os.mkfifo(at / "run-c.wandb")
+    assert taken_over(run) == []
+    huge = {"step": 1, "loss": 10**400, "time": 5, "attempt": 7, "ok": 1, "flag": True, "text": "x"}
+    (at / "trainer_state.json").write_text(json.dumps({"log_history": [huge]}))
+    [line] = taken_over(run)
+    assert (line["step"], line["attempt"], line["loss"], line["ok"]) == (1, 0, None, 1)
+    assert "flag" not in line and "text" not in line and isinstance(line["time"], str)
+
+
+def test_a_search_leaves_out_other_runs_environments_and_what_is_old_or_too_deep(tmp_path: Path) -> None:
+    def file(*folders: str) -> Path:
+        path = tmp_path.joinpath(*folders, "metrics.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return path
+
+    expected = {file("out"), file("a", "b", "c", "d", "e", "f")}
+    file(*"abcdefg"), file(".hidden"), file("env", "lib"), file("runs", "one", "x")
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "runs" / "one" / "run.json").touch()
+    os.utime(file("old"), (LONG_AGO, LONG_AGO))
+    (tmp_path / "out" / "loop").symlink_to(tmp_path)
+    assert set(files_named(("metrics.csv",), tmp_path, time.time() - 3600)) == expected
+
+
+@pytest.mark.slow
+@needs("transformers", "accelerate", "tensorboard", "wandb")
+@pytest.mark.parametrize("to", ["tensorboard wandb", "wandb", "none"])
+def test_a_trainer_without_any_change(lab: Lab, to: str) -> None:
+    lines = _trained(lab, NET + TRANSFORMERS, {"TO": to, "STEPS": "8"})
+    assert {line["from"] for line in lines} == {"transformers" if to == "none" else to.split()[0]}
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    assert all({"loss", "lr", "grad_norm"} <= line.keys() for line in lines)
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8]
+    [state] = lab.folder.glob("runs/*/checkpoints/checkpoint-8/trainer_state.json")
+    history = json.loads(state.read_text())["log_history"]
+    logged = [entry["loss"] for entry in history if "loss" in entry]
+    assert [line["loss"] for line in lines] == pytest.approx(logged, rel=1e-6), "TensorBoard has 32 bits"
+
+
+@pytest.mark.slow
+@needs("lightning", "tensorboard", "wandb")
+@pytest.mark.parametrize(
+    ("to", "kind"),
+    [
+        ("CSVLogger('.')", "lightning"),
+        ("TensorBoardLogger('.')", "tensorboard"),
+        ("WandbLogger(offline=True)", "wandb"),
+    ],
+)
+def test_lightning_without_any_change(lab: Lab, to: str, kind: str) -> None:
+    lines = _trained(lab, NET + LIGHTNING, {"TO": to})
+    assert {line["from"] for line in lines} == {kind}
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8]
+
+
+def _trained(lab: Lab, script: str, environ: dict[str, str]) -> list[dict[str, Any]]:
+    """Run a script as a job of one rank, and return the steps of its metrics."""
+    lab.script(script)
+    job = lab.job(
+        command="python train.py",
+        recipe=None,
+        steps=8,
+        resources={"gpus_per_node": 0, "ranks_per_node": 1},
+        env={**environ, "WANDB_MODE": "offline"},
+    )
+    done = lab.cli("run", str(job), "-c", "local")
+    run = lab.newest()
+    assert done.returncode == 0, done.stderr + lab.all_logs(run)
+    status = lab.status(run)
+    assert (status["step"], status["steps"]) == (8, 8)
+    return steps_that_count(run.read_metrics())
