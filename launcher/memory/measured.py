@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.memory.ledger import Entry, Family, capacity_of, minor
@@ -12,6 +14,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.drill import DRILLS
 from launcher.spec.events import Event
+from launcher.spec.forms import fits
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.records import RunRecord
@@ -51,6 +54,42 @@ def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
     return None
 
 
+class Parts(NamedTuple):
+    """What the peak of one step consisted of, on the rank with the highest peak."""
+
+    rank: int
+    step: int
+    bytes: dict[str, int]
+    "By category; the last one is the rest."
+
+
+def parts_of_run(run: RunDir) -> Parts | None:
+    """Return the categories that the newest attempt with any has measured last; None if none did.
+
+    A command and a CPU without a memory budget measure none.
+    """
+    for attempt in reversed(run.attempts()):
+        found = [parts for path in _files(attempt) if (parts := _parts(path)) is not None]
+        if found:
+            return max(found, key=lambda parts: (sum(parts.bytes.values()), -parts.rank))
+    return None
+
+
+def _parts(path: Path) -> Parts | None:
+    with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
+        for line in reversed(file.read(HEAD).splitlines()):
+            if b'"parts"' not in line:
+                continue
+            value = _line(line)
+            if fits(value, {"step": int, "parts": {"*": int}}) and value["parts"]:
+                return Parts(int(path.stem.partition("-")[2]), value["step"], value["parts"])
+    return None
+
+
+def _files(attempt: AttemptDir) -> list[Path]:
+    return sorted((attempt.path / "memory").glob("rank-*.jsonl"))
+
+
 class Held(NamedTuple):
     """Measured memory of an attempt, in bytes, for the rank with the most."""
 
@@ -63,7 +102,7 @@ def _held(attempt: AttemptDir, after: int) -> Held | None:
     """Read an attempt's memory. `after`: the step of the last change of the recipe, 0 if there was none."""
     peaks: dict[str, int] = {}
     reserved, retries = 0, 0
-    for path in (attempt.path / "memory").glob("rank-*.jsonl"):
+    for path in _files(attempt):
         with open_regular(path) as file:
             lines = [line for line in map(_line, file.read(HEAD).splitlines()) if "peak" in line]
         lines = [line for line in lines if line["step"] > after]

@@ -27,6 +27,7 @@ def as_html(report: Report, refresh: int | None = None) -> str:
             for name, (size, rank, step, attempt) in memory.highest.items()
         ],
         moments=[(one.name, *_compared(one.planned, one.measured)) for one in report.moments],
+        categories=[(one.name, *_compared(one.planned, one.measured)) for one in report.categories],
         lanes=_lanes(report.timeline),
         begin=stamp(report.timeline.begin),
         data=_data(report),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.memory.estimate import Estimate
 from launcher.memory.ledger import capacity_of
-from launcher.memory.measured import entry_of_run
+from launcher.memory.measured import Parts, entry_of_run, parts_of_run
 from launcher.report.history import told_history, turns_of
 from launcher.report.memory_bars import Bar, bars
 from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
@@ -55,7 +55,8 @@ class Rung(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A peak of memory. Bytes of tensors on the rank with the most; None: not known."""
+    """A peak of memory, or a category of the highest one. Bytes of tensors on the rank with the most; None:
+    not known."""
 
     name: str
     planned: int | None
@@ -108,6 +109,10 @@ class Report:
     curves: Curves
     memory: RankMemory
     moments: tuple[Moment, ...]
+    categories: tuple[Moment, ...]
+    "The highest peak by category; empty if no rank measured it."
+    worst: Parts | None
+    "The measured ones, with rank and step."
     bars: tuple[Bar, ...]
     "The planned peaks by category."
     timeline: Timeline
@@ -134,7 +139,8 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
     turns = turns_of(events, metrics)
     timeline = timeline_of(run, events, metrics, turns, now)
     capacity = capacity_of_rank(about, plan)
-    estimate = _estimate(plan)
+    estimate, worst = _estimate(plan), parts_of_run(run)
+    moments = _moments(run, estimate)
     return Report(
         run=run.id,
         name=about.job.name or run.id,
@@ -149,7 +155,9 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         planned=estimate.needed if estimate is not None else None,
         curves=curves_of(lines, began),
         memory=read_rank_memory(run, began),
-        moments=_moments(run, estimate),
+        moments=moments,
+        categories=_categories(estimate if any(one.planned for one in moments) else None, worst),
+        worst=worst,
         bars=tuple(bars(estimate)) if estimate is not None else (),
         timeline=timeline,
         rungs=_rungs(plan, events),
@@ -208,6 +216,22 @@ def _moments(run: RunDir, estimate: Estimate | None) -> tuple[Moment, ...]:
         reserved = estimate.reserved if estimate is not None and entry.predicted else None
         found.append(Moment("held by PyTorch's allocator", reserved, entry.reserved))
     return tuple(found)
+
+
+def _categories(estimate: Estimate | None, worst: Parts | None) -> tuple[Moment, ...]:
+    """Return the categories of the measured peak, and the planned ones added up to the same categories.
+
+    `estimate`: None if the run did not have the plan's recipe.
+    """
+    if worst is None:
+        return ()
+    planned: dict[str, int] = {}
+    *_, rest = worst.bytes
+    for name, size in estimate.worst.parts.items() if estimate is not None else ():
+        own = next((one for one in worst.bytes if name in one.split(", ")), rest)
+        planned[own] = planned.get(own, 0) + size
+    names = dict.fromkeys([*worst.bytes, *planned])
+    return tuple(Moment(name, planned.get(name), worst.bytes.get(name)) for name in names)
 
 
 def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:

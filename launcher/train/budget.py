@@ -147,6 +147,10 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._on_host.pop(tensor.untyped_storage()._cdata, None)
             self._count(tensor)
 
+    def counts(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether `storage` is counted."""
+        return storage._cdata in self._storages
+
     @property
     def peak(self) -> int:
         """Peak since the start, in bytes."""

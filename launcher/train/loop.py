@@ -114,7 +114,7 @@ class Trainer:
             restart.handover = self.handover
         self.grace_period = GracePeriod(rank, restart)
         self.logged = open_logged(self.task.metrics)
-        self.recorder = Recorder(rank, self.steps, self.task, budget)
+        self.recorder = Recorder(rank, self.steps, self.task, budget, self.model, self.optimizer)
         closing = partial(self.recorder.close, failed=True)
         self.recovery = recovery = Recovery(
             self.model,
@@ -254,6 +254,7 @@ class Trainer:
             factor /= self.scaler.factor
             with self.budget.host_side() if self.rank.recipe.gradients_leave else contextlib.nullcontext():
                 gradients = self._all_gradients()
+                self.recorder.before_update(gradients.values(), self.current.recipe)
                 self.copies.average(gradients)
                 over_stages = self.stage.add_up if self.stage is not None else None
                 limit = self.rank.job.train.clip_norm
@@ -309,6 +310,7 @@ class Trainer:
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
         self.current.step_done()
+        self.recorder.before_update((), self.current.recipe)
         means, mean_loss = self.logged.means(logged), _mean(total_loss, total_weight)
         result = StepResult(mean_loss, total_weight, 0.0, lr, stop > 0, began - started, means)
         record = asdict(result)

@@ -13,7 +13,8 @@ from launcher.report.metric_curves import charts_of, curves_of, steps_that_count
 from launcher.report.run_html import as_html
 from launcher.report.run_report import headline
 from launcher.report.timeline import MAX_EVENTS
-from launcher.rundir.files import append_json
+from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.time import stamp
 from launcher.spec.base import GIB
 from tests.report.written_run import BEGIN, Log, eventful, recipe
 
@@ -68,6 +69,29 @@ def test_memory_is_drawn_for_each_rank_with_a_gap_between_attempts(log: Log) -> 
     assert first[0] == 50 * GIB and first[9] is None and second[8] == 51 * GIB + 8
     assert memory.highest["peak"] == (51 * GIB + 8, 1, 9, 0)
     assert memory.seconds[0] == 14  # 12 s of start-up and the first step
+
+
+def test_the_measured_categories_of_the_highest_peak_stand_beside_the_planned_ones(log: Log) -> None:
+    assert log.report().categories == ()
+    told = {"parameters": 21 * GIB, "gradients, activations and other": 30 * GIB}
+    for rank, parts in ((0, {"parameters": GIB}), (1, told), (2, {})):
+        line = {"time": stamp(BEGIN), "step": 99, "peak": sum(parts.values()), "parts": parts}
+        append_json(log.run.attempt(1).memory(rank), line)
+    report = log.report()
+    assert report.worst is not None and (report.worst.rank, report.worst.step) == (1, 99)
+    assert report.categories == (
+        ("parameters", None, 21 * GIB),
+        ("gradients, activations and other", None, 30 * GIB),
+    ), "the last recipe is not the planned one"
+    assert "rank 1, step 99" in as_html(report)
+    [attempt] = [one for one in log.run.attempts() if one.number == 1]
+    replace_json(attempt.recipe, recipe(16))
+    events = [line for line in log.run.events.read_text().splitlines() if '"downgrade"' not in line]
+    log.run.events.write_text("\n".join(events) + "\n")
+    assert log.report().categories == (
+        ("parameters", 20 * GIB, 21 * GIB),
+        ("gradients, activations and other", 40 * GIB, 30 * GIB),
+    )
 
 
 def test_a_long_run_keeps_the_extremes_of_every_rank(log: Log) -> None:

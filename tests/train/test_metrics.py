@@ -71,6 +71,54 @@ def test_every_rank_writes_its_memory_after_every_step(run: RunDir) -> None:
         assert all(line["allocated"] < line["peak"] and line["rss"] > 2**20 for line in lines)
 
 
+def test_every_rank_measures_the_categories_of_its_second_steps_peak(run: RunDir) -> None:
+    for rank in (0, 1):
+        first, second, third = read_json_lines(run.attempt(1).memory(rank))
+        assert "parts" not in first and "parts" not in third
+        parts = second["parts"]
+        assert list(parts) == ["parameters", "optimizer states", "gradients", "activations and other"]
+        assert sum(parts.values()) == second["peak"]
+        assert parts["gradients"] == parts["parameters"], "DDP's buckets, in fp32 too"
+        assert second["allocated"] == sum(parts.values()) - parts["activations and other"], "between steps"
+
+
+@pytest.mark.parametrize(
+    ("of", "accumulation", "optimizer"),
+    [("fsdp", 1, "adamw-bf16"), ("fsdp", 2, "adamw"), ("none", 1, "adamw-8bit"), ("zero1", 1, "adamw-bf16")],
+)
+@pytest.mark.slow
+def test_measured_categories_are_those_of_the_recipe(
+    tmp_path: Path, of: str, accumulation: int, optimizer: str
+) -> None:
+    if optimizer == "adamw-8bit":
+        pytest.importorskip("bitsandbytes")
+    asked = job(
+        task="launcher.tasks.gpt:PydocGPT",
+        args={"layers": 2, "dim": 64, "heads": 2, "context": 32},
+        steps=4,
+        train={"probe": "never", "checkpoint_every": None, "eval_every": 2},
+    )
+    run = prepare(tmp_path / "run", asked)
+    micro = (8 if of == "none" else 4) // accumulation
+    ended = start(
+        run,
+        recipe(of, micro=micro, accumulation=accumulation, optimizer=optimizer),
+        ranks=1 if of == "none" else 2,
+        env={"TRAIN_MEMORY_BUDGET": "64MiB"},
+    )
+    assert set(ended.codes.values()) == {0}, ended.output
+    _, evaluated, measured, _ = read_json_lines(run.attempt(0).memory(0))
+    assert "parts" not in evaluated, "its peak may be the evaluation's"
+    parts = measured["parts"]
+    assert sum(parts.values()) == measured["peak"]
+    whole = 537_600  # bytes of the parameters in fp32
+    assert parts["parameters"] == (whole // 2 if of == "fsdp" else whole)
+    states = {"adamw": 2.0, "adamw-bf16": 1.0, "adamw-8bit": 0.5}[optimizer] * parts["parameters"]
+    shards = 2 if of == "zero1" else 1
+    assert parts["optimizer states"] == pytest.approx(states / shards, rel=0.05, abs=100)
+    assert ("gradients" in parts) == (accumulation > 1 or of != "fsdp")
+
+
 def test_a_peak_above_the_threshold_is_told_once_by_each_rank(run: RunDir) -> None:
     alerts = [event for event in run.read_events() if event["event"] == "memory-alert"]
     assert len({(alert["rank"], alert["bytes"], alert["step"]) for alert in alerts}) == len(alerts)

@@ -38,6 +38,9 @@ class Meter(Protocol):
     def read(self) -> Reading:
         """Return a reading and start a new peak."""
 
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether a reading counts this storage."""
+
 
 class CudaMeter:
     def __init__(self, device: torch.device) -> None:
@@ -58,6 +61,9 @@ class CudaMeter:
             num_ooms=stats["num_ooms"],
         )
 
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == "cuda"
+
 
 class BudgetMeter:
     def __init__(self, budget: MemoryBudget) -> None:
@@ -67,12 +73,18 @@ class BudgetMeter:
     def read(self) -> Reading:
         return Reading(rss=_rss(), allocated=self.budget.live, peak=self.budget.take_peak())
 
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        return self.budget.counts(storage)
+
 
 class HostMeter:
     capacity: int | None = None
 
     def read(self) -> Reading:
         return Reading(rss=_rss())
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        return False
 
 
 def open_meter(device: torch.device, budget: Budget) -> Meter:

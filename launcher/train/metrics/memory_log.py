@@ -11,6 +11,7 @@ from launcher.spec.base import threshold_bytes
 from launcher.train.metrics.alerts import Alerts
 from launcher.train.metrics.memory import Meter, Reading
 from launcher.train.metrics.notes import Notes
+from launcher.train.metrics.peak_parts import PeakParts
 from launcher.train.rank import Rank
 
 SECONDS_BETWEEN_WRITES = 1.0
@@ -24,8 +25,8 @@ class MemoryLog:
     If the disk is full, lines are lost and training continues.
     """
 
-    def __init__(self, rank: Rank, meter: Meter, notes: Notes) -> None:
-        self.rank, self.meter, self.notes = rank, meter, notes
+    def __init__(self, rank: Rank, meter: Meter, parts: PeakParts, notes: Notes) -> None:
+        self.rank, self.meter, self.parts, self.notes = rank, meter, parts, notes
         capacity = meter.capacity
         threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
         self.alerts = Alerts(rank.number, threshold, rank.recipe, capacity)
@@ -34,9 +35,11 @@ class MemoryLog:
         self._written = float("-inf")
         self._writes_every = max(SECONDS_BETWEEN_WRITES, rank.world / WRITES_PER_SECOND)
 
-    def step(self, step: int) -> Reading:
-        reading = self.meter.read()
-        self._lines.append({"time": now(), "step": step, **reading.known()})
+    def step(self, step: int, *, evaluated: bool) -> Reading:
+        """Record a step. `evaluated`: whether an evaluation followed it."""
+        reading, parts = self.parts.after_step(self.meter.read(), evaluated=evaluated)
+        more = {"parts": parts} if parts else {}
+        self._lines.append({"time": now(), "step": step, **reading.known(), **more})
         alerts = self.alerts.of(reading, step)
         for alert in alerts:
             self.notes.line(alert.text)

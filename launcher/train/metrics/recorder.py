@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import nn
 
 from launcher.rundir.files import append_json
 from launcher.rundir.progress import progress_text
 from launcher.rundir.time import now
 from launcher.spec.events import Event
+from launcher.spec.recipe import Recipe
 from launcher.train.budget import Budget
 from launcher.train.metrics.flops import open_mfu
 from launcher.train.metrics.memory import Reading, open_meter
 from launcher.train.metrics.memory_log import MemoryLog
 from launcher.train.metrics.notes import Notes
+from launcher.train.metrics.peak_parts import PeakParts
 from launcher.train.metrics.snapshot import Snapshots
 from launcher.train.metrics.trackers import Trackers
 from launcher.train.rank import Rank
@@ -46,10 +51,20 @@ class StepResult:
 class Recorder:
     """Records memory on every rank and everything else on rank 0. A full disk does not stop training."""
 
-    def __init__(self, rank: Rank, steps: int, task: Task, budget: Budget) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        steps: int,
+        task: Task,
+        budget: Budget,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
         self.rank, self.steps, self.task = rank, steps, task
         self.notes = Notes(rank)
-        self.memory = MemoryLog(rank, open_meter(rank.device, budget), self.notes)
+        meter = open_meter(rank.device, budget)
+        self.parts = PeakParts(model, optimizer, meter)
+        self.memory = MemoryLog(rank, meter, self.parts, self.notes)
         self.snapshots = Snapshots(rank, budget, self.notes)
         self.mfu = open_mfu(rank, task)
         self.trackers = Trackers(rank)
@@ -65,9 +80,13 @@ class Recorder:
         if self.mfu is not None:
             self.mfu.see(batch, of)
 
+    def before_update(self, gradients: Iterable[torch.Tensor], recipe: Recipe) -> None:
+        """Note the end of a step's last backward pass."""
+        self.parts.before_update(gradients, recipe)
+
     def step(self, step: int, result: StepResult, seconds: float, evaluated: Mapping[str, float]) -> None:
         """Record a step. `seconds` excludes evaluation and lost time."""
-        reading = self.memory.step(step)
+        reading = self.memory.step(step, evaluated=bool(evaluated))
         self.snapshots.after_step(step)
         if not self.rank.first:
             return
