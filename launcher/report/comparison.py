@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
+from launcher.report.rank_memory import peak_of_first_rank
 from launcher.report.run_report import first_start, recipe_now
 from launcher.report.spent import seconds_run, usd_per_hour
 from launcher.rundir.layout import RunDir
@@ -109,7 +110,8 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
         "tokens": totals.tokens,
         "seconds": seconds,
         "usd": None if seconds is None or price is None else seconds * price / 3600,
-        "peak_memory": totals.peak,
+        # The metrics of a task have it; the file is only as long as a `command:` ran, not as its steps.
+        "peak_memory": totals.peak or peak_of_first_rank(run),
     }
     return ComparedRun(
         run=run.id,

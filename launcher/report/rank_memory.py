@@ -94,6 +94,18 @@ def read_rank_memory(run: RunDir, began: float) -> RankMemory:
     )
 
 
+def peak_of_first_rank(run: RunDir) -> float | None:
+    """Return the highest memory of rank 0 in bytes: of its GPU, or else of its processes. None if it wrote
+    none."""
+    highest: dict[str, float] = {}
+    for attempt in run.attempts():
+        for line in _lines(attempt.memory(0)):
+            for name in MEASURES:
+                if (value := number(line.get(name))) is not None:
+                    highest[name] = max(value, highest.get(name, value))
+    return next((highest[name] for name in MEASURES if name in highest), None)
+
+
 def _files(attempt: AttemptDir) -> dict[int, Path]:
     """Rank -> its file."""
     with contextlib.suppress(OSError):

@@ -1,10 +1,11 @@
-"""Record the memory of a `command:` rank once a second. A `task:` rank records its own with each step."""
+"""Record memory and utilization of a `command:` rank once a second. A `task:` rank records its own."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ class MemorySampler:
     """Appends lines to `memory/rank-003.jsonl` from a thread of its own until it is closed.
 
     `rss`: host memory of the rank's process and its descendants, in bytes; memory that they share counts
-    once for each. If `nvidia-ml-py` is installed: `used`, their GPU memory in bytes, and `utilization`, the
+    once for each. `cpu`: the CPU time that they used since the last line, in percent of one core. If
+    `nvidia-ml-py` is installed: `used`, their GPU memory in bytes, and `utilization`, the
     largest share of the time, in percent, in which one of their GPUs worked. If the disk is full, lines are
     lost.
     """
@@ -35,6 +37,9 @@ class MemorySampler:
         self._path, self._pid = path, pid
         self._every = max(SECONDS, ranks / WRITES_PER_SECOND)
         self._on_gpus: OnGpus = _nvml() if gpus else _unknown
+        self._cpu_before: dict[int, float] = {}
+        "Process -> seconds of CPU time at the last sample."
+        self._read_at = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -59,11 +64,17 @@ class MemorySampler:
             processes = [psutil.Process(self._pid), *psutil.Process(self._pid).children(recursive=True)]
         except psutil.Error:
             return None
-        rss = 0
+        rss, cpu = 0, dict[int, float]()
         for process in processes:
             with contextlib.suppress(psutil.Error):  # just ended
                 rss += process.memory_info().rss
-        return {"rss": rss, **self._on_gpus({process.pid for process in processes})} if rss else None
+                cpu[process.pid] = sum(process.cpu_times()[:2])  # user and system
+        if not rss:
+            return None
+        busy = sum(max(0.0, spent - self._cpu_before.get(pid, 0.0)) for pid, spent in cpu.items())
+        self._cpu_before, before, self._read_at = cpu, self._read_at, time.monotonic()
+        share = round(100 * busy / max(self._read_at - before, 1e-3))
+        return {"rss": rss, "cpu": share, **self._on_gpus({process.pid for process in processes})}
 
 
 def _unknown(pids: set[int]) -> dict[str, int]:

@@ -64,12 +64,14 @@ def curve(values: tuple[float, ...], width: int) -> Sparkline[float]:
 
 
 def rank_text(number: int, rank: Rank, capacity: int | None) -> str:
-    """Return the memory and utilization of a rank, such as `r003 12.3 GiB 51%  GPU 98%`."""
+    """Return the memory and utilization of a rank, such as `r003 12.3 GiB 51% GPU 98%`."""
     parts = [f"r{number:03d}", "" if rank.bytes is None else format_bytes(int(rank.bytes))]
     if rank.bytes is not None and rank.on_gpu and capacity:
         parts.append(f"{rank.bytes / capacity:.0%}")
     elif rank.bytes is not None and not rank.on_gpu:
         parts.append("host")
-    if rank.utilization is not None:
-        parts.append(f"GPU {rank.utilization:.0f}%")
+    if rank.gpu is not None:
+        parts.append(f"GPU {rank.gpu:.0f}%")
+    elif rank.cpu is not None:
+        parts.append(f"CPU {rank.cpu:.0f}%")
     return " ".join(filter(None, parts))

@@ -24,8 +24,10 @@ class Rank:
 
     bytes: float | None = None
     on_gpu: bool = False
-    utilization: float | None = None
+    gpu: float | None = None
     "Percent of the time in which the GPU worked."
+    cpu: float | None = None
+    "CPU time in percent of one core."
     history: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS))
 
     def take(self, line: dict[str, Any]) -> None:
@@ -34,7 +36,7 @@ class Rank:
                 self.bytes, self.on_gpu = value, name != "rss"
                 self.history.append(value)
                 break
-        self.utilization = number(line.get("utilization"))
+        self.gpu, self.cpu = number(line.get("utilization")), number(line.get("cpu"))
 
     @property
     def short(self) -> str:

@@ -14,8 +14,10 @@ import launcher
 from launcher.api.compare import chosen, compared
 from launcher.report.comparison import Comparison, parallel
 from launcher.report.comparison_html import as_html
+from launcher.rundir.files import append_json
 from launcher.rundir.find import RunNotFoundError
 from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.spec.errors import UsageError
 from tests.lab import Lab
 from tests.report.written_run import Log, recipe
@@ -52,6 +54,21 @@ def runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of(*names: str, by: str | None = None) -> Comparison:
     return compared(chosen(names), by)
+
+
+def test_the_peak_of_a_command_is_that_of_its_memory_samples(runs: Path) -> None:
+    log = Log(runs / "script-1")
+    log.about("script", steps=3)
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    log.steps(0, 1, 3, 1.0, loss=1.0)
+    log.state("succeeded")
+    memory = log.run.attempt(0).memory(0)
+    memory.parent.mkdir(parents=True)
+    for sample, (rss, used) in enumerate([(9, 3), (7, 8), (5, 4)], 1):
+        append_json(memory, {"time": now(), "sample": sample, "rss": rss, "used": used, "cpu": 100})
+    assert of("script-1").runs[0].results["peak_memory"] == 8, "of the GPU, if it is known"
+    memory.write_text(memory.read_text().replace("used", "unused"))
+    assert of("script-1").runs[0].results["peak_memory"] == 9
 
 
 def test_runs_are_named_by_id_job_tag_pattern_and_path(runs: Path) -> None:

@@ -34,4 +34,5 @@ def test_the_memory_of_descendants_counts_and_the_file_ends_with_the_rank(tmp_pa
     lines = read_json_lines(path)
     assert [line["sample"] for line in lines[:2]] == [1, 2]
     assert HELD < lines[0]["rss"] < HELD + 100 * MIB
+    assert all(0 <= line["cpu"] <= 100 for line in lines[1:]), "it waits for its input"
     assert seconds_of(lines[0]["time"]) < seconds_of(lines[1]["time"])

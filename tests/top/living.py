@@ -38,7 +38,8 @@ class Living(Log):
         for rank in range(2):
             path = self.run.attempt(0).memory(rank)
             path.parent.mkdir(exist_ok=True)
-            append_json(path, {"time": now(), "step": step, "reserved": (20 + rank) * GIB, "rss": GIB})
+            use = {"cpu": 100, **({"utilization": 98} if rank == 0 else {})}
+            append_json(path, {"time": now(), "step": step, "reserved": (20 + rank) * GIB, "rss": GIB, **use})
             self.log(0, rank, f"step {step}")
 
     def release(self, state: str = "succeeded") -> None:

@@ -94,7 +94,7 @@ def test_living_runs_come_first_with_step_loss_speed_time_left_and_memory(runs: 
         assert second.startswith("gpt-b | succeeded | 40/40 | 1 | ") and second.endswith("|  |  | ")
         panel = text_of(app, "#panel")
         assert "loss 4.7000  8,474 tokens/s" in panel
-        assert "r000 20 GiB 25%   r001 21 GiB 26%" in panel, "of 80 GiB each"
+        assert "r000 20 GiB 25% GPU 98%    r001 21 GiB 26% CPU 100%" in panel, "of 80 GiB each"
         living.grow(31)
         app.read()
         assert rows(app)[0].startswith("gpt-a | running | 31/1000 | 4.69 |")

@@ -71,7 +71,7 @@ def test_top_shows_a_run_follows_it_and_leaves_the_terminal_as_it_was(lab: Lab, 
     assert len(lines) == 24 and lines[0].strip() == "launcher top   1 running, 1 succeeded"
     assert lines[1].split()[:4] == ["RUN", "STATE", "STEP", "LOSS"]
     assert lines[2].startswith("[red]gpt") and lines[3].startswith("gpt-ended")
-    assert "r000 20 GiB 25%" in screen and "q Quit" in lines[23]
+    assert "r000 20 GiB 25% GPU 98%" in screen and "q Quit" in lines[23]
     living.grow(2)
     terminal.shows("2/1000")
     terminal("send-keys", "f")

@@ -69,6 +69,7 @@ def test_every_rank_writes_its_memory_after_every_step(run: RunDir) -> None:
         lines = read_json_lines(run.attempt(1).memory(rank))
         assert [line["step"] for line in lines] == [4, 5, 6]
         assert all(line["allocated"] < line["peak"] and line["rss"] > 2**20 for line in lines)
+        assert all(line["cpu"] > 0 and "utilization" not in line for line in lines)
 
 
 def test_every_rank_measures_the_categories_of_its_second_steps_peak(run: RunDir) -> None:

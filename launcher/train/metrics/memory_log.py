@@ -12,6 +12,7 @@ from launcher.train.metrics.alerts import Alerts
 from launcher.train.metrics.memory import Meter, Reading
 from launcher.train.metrics.notes import Notes
 from launcher.train.metrics.peak_parts import PeakParts
+from launcher.train.metrics.utilization import Utilization
 from launcher.train.rank import Rank
 
 SECONDS_BETWEEN_WRITES = 1.0
@@ -27,6 +28,7 @@ class MemoryLog:
 
     def __init__(self, rank: Rank, meter: Meter, parts: PeakParts, notes: Notes) -> None:
         self.rank, self.meter, self.parts, self.notes = rank, meter, parts, notes
+        self._utilization = Utilization(rank.device)
         capacity = meter.capacity
         threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
         self.alerts = Alerts(rank.number, threshold, rank.recipe, capacity)
@@ -39,7 +41,8 @@ class MemoryLog:
         """Record a step. `evaluated`: whether an evaluation followed it."""
         reading, parts = self.parts.after_step(self.meter.read(), evaluated=evaluated)
         more = {"parts": parts} if parts else {}
-        self._lines.append({"time": now(), "step": step, **reading.known(), **more})
+        use = self._utilization.read()
+        self._lines.append({"time": now(), "step": step, **reading.known(), **use, **more})
         alerts = self.alerts.of(reading, step)
         for alert in alerts:
             self.notes.line(alert.text)
