@@ -29,13 +29,13 @@ def main() -> int:
         os.chdir(folder)
         os.environ |= {f"XDG_{name}_HOME": f"{folder}/{name}" for name in ("STATE", "CACHE", "CONFIG")}
         demo, held_out = str(EXAMPLES / "demo.yaml"), ("-s", "train.eval_every=5")
-        launcher("run", str(EXAMPLES / "demo-oom.yaml"), "-s", "steps=80", *held_out)
+        launcher("run", str(EXAMPLES / "demo-oom.yaml"), "-s", "steps=40", *held_out)
         launcher("report", "-o", "run.html")
-        picture(Path("run.html"), DOCS / "report.png", height=1700)
+        picture(Path("run.html"), DOCS / "report.png", height=2280)
         for lr in ("3e-4", "1e-3", "3e-3"):
             launcher("run", demo, "-s", "steps=30", "-s", f"train.lr={lr}", "-s", "tags=[rates]", *held_out)
         launcher("compare", "rates", "--by", "eval_loss", "-o", "runs.html")
-        picture(Path("runs.html"), DOCS / "compare.png", height=1500)
+        picture(Path("runs.html"), DOCS / "compare.png", height=1450)
         launcher("submit", demo, "-s", "steps=5000")
         asyncio.run(record_top())
         launcher("cancel")

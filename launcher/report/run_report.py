@@ -23,6 +23,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster
+from launcher.spec.command import reads, seen_as
 from launcher.spec.events import (
     AttemptStarted,
     Event,
@@ -32,6 +33,7 @@ from launcher.spec.events import (
 )
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.records import RunRecord
 from launcher.spec.rules import changes_line
 
 if TYPE_CHECKING:
@@ -165,7 +167,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         history=tuple(told_history(run, events, turns)),
         failures=_failures(run),
         environment=_environment(run, events),
-        recipe=tuple((name, _text(value)) for name, value in recipe_now(run, events).items()),
+        recipe=_recipe_rows(about, recipe_now(run, events)),
         texts=_texts(run),
     )
 
@@ -240,6 +242,16 @@ def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
     for recipe, _ in _recipes(events):
         found = recipe.model_dump()
     return found
+
+
+def _recipe_rows(about: RunRecord, recipe: dict[str, Any]) -> Rows:
+    """Return the fields that are set; of a `command:` those that it can read."""
+    shown = [
+        name
+        for name in recipe
+        if about.job.task is not None or seen_as(f"recipe.{name}") is not None or reads(f"recipe.{name}")
+    ]
+    return tuple((name, text) for name in shown if (text := _text(recipe[name])))
 
 
 def _recipes(events: Sequence[Event]) -> list[tuple[Recipe, str]]:

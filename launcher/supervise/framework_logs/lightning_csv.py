@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 
 from launcher.rundir.files import open_regular
@@ -24,7 +25,7 @@ class CsvReader:
             known = self._rows if head != self._head else 0  # rows of this text that were told already
             at = self._at if head == self._head else len(head)
             file.seek(at)
-            text = file.read()
+            text, written = file.read(), os.fstat(file.fileno()).st_mtime
         whole = text[: text.rfind(b"\n") + 1]
         rows = list(csv.reader(io.StringIO(whole.decode(errors="replace"))))
         if len(rows) < known or not head.endswith(b"\n"):  # it is being written again
@@ -34,10 +35,10 @@ class CsvReader:
             raise ValueError(f"{self._path} has no column `step`")
         self._head, self._at = head, at + len(whole)
         self._rows += len(rows) - known
-        return [_reading(dict(zip(names, row, strict=False))) for row in rows[known:]]
+        return [_reading(dict(zip(names, row, strict=False)), written) for row in rows[known:]]
 
 
-def _reading(row: dict[str, str]) -> Reading:
+def _reading(row: dict[str, str], written: float) -> Reading:
     """Lightning logs `epoch` and counts steps from 0. Raises ValueError for what is no number."""
     metrics = {name: float(value) for name, value in row.items() if value and name != "step"}
-    return Reading(int(row["step"]), metrics, first=0 if "epoch" in metrics else None)
+    return Reading(int(row["step"]), metrics, written=written, first=0 if "epoch" in metrics else None)

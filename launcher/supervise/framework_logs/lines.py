@@ -34,11 +34,13 @@ class FrameworkLines:
     def lines(self, kind: str, readings: Sequence[Reading], now: float) -> list[dict[str, Any]]:
         """Return the lines of what was read at a time, in Unix seconds.
 
-        Times that the log does not tell are spread evenly between two calls. Before the first call there was
-        the start of the program, so its steps have no seconds.
+        Times that the log does not tell are spread evenly since the last call, until the file was written.
+        Before the first call there was the start of the program, so its steps have no seconds.
         """
         found = []
-        spread = (now - self._read_at) / max(len({reading.step for reading in readings}), 1)
+        written = next((reading.written for reading in readings if reading.written is not None), now)
+        end = min(max(written, self._read_at), now)
+        spread = (end - self._read_at) / max(len({reading.step for reading in readings}), 1)
         at, before = self._read_at, None
         for reading in readings:
             at += spread if reading.step != before else 0.0
@@ -48,7 +50,7 @@ class FrameworkLines:
                 time, measured = reading.time, True
             line = self._line(reading, time, measured=measured)
             found += [] if line is None else [{**line, FROM: kind}]
-        self._read_at, self._batches = now, self._batches + 1
+        self._read_at, self._batches = end, self._batches + 1
         return found
 
     def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:

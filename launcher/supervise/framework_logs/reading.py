@@ -18,6 +18,8 @@ class Reading(NamedTuple):
     "Under the framework's names."
     time: float | None = None
     "When it was logged, in Unix seconds; None if the log does not tell."
+    written: float | None = None
+    "When its file was written, in Unix seconds, if `time` is None."
     steps: int | None = None
     "Steps of the whole training."
     first: int | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.rundir.files import read_json
-from launcher.supervise.framework_logs.reading import Reading
+from launcher.supervise.framework_logs.reading import Reading, number
 
 NAMES = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -37,8 +37,7 @@ class TrainerStateReader:
             self._told = _of_earlier_attempts(history, max(written)[1], older)
         new, self._told = history[self._told :], max(self._told, len(history))
         self._newest = max(written)
-        steps = state.get("max_steps")
-        readings = [_reading(entry, steps if type(steps) is int and steps > 0 else None) for entry in new]
+        readings = [_reading(entry, state.get("max_steps"), max(written)[0]) for entry in new]
         return [reading for reading in readings if reading is not None]
 
 
@@ -57,7 +56,9 @@ def _of_earlier_attempts(history: list[Any], newest: Path, older: list[Path]) ->
     reached = _steps(newest)
     if reached is not None and reached <= resumed:
         return 0
-    return sum(reading.step <= resumed for entry in history if (reading := _reading(entry, None)) is not None)
+    return sum(
+        isinstance(entry, dict) and number(entry.get("step")) in range(resumed + 1) for entry in history
+    )
 
 
 def _steps(path: Path) -> int | None:
@@ -66,9 +67,10 @@ def _steps(path: Path) -> int | None:
     return None if named is None else int(named[1])
 
 
-def _reading(entry: Any, steps: int | None) -> Reading | None:
+def _reading(entry: Any, steps: Any, written: float) -> Reading | None:
     """Return what an entry tells of a step; None for another one, such as the summary at the end."""
     if not isinstance(entry, dict) or "train_runtime" in entry or type(step := entry.get("step")) is not int:
         return None
     metrics = {name: value for name, value in entry.items() if name != "step"}
-    return Reading(step, metrics, steps=steps, first=1)
+    known = steps if type(steps) is int and steps > 0 else None
+    return Reading(step, metrics, written=written, steps=known, first=1)
