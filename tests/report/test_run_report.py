@@ -94,6 +94,18 @@ def test_the_measured_categories_of_the_highest_peak_stand_beside_the_planned_on
     )
 
 
+def test_the_recipe_of_a_command_is_what_a_command_can_read(log: Log) -> None:
+    of_task = dict(log.report().recipe)
+    assert {"micro_batch_size", "loss_chunks"} <= of_task.keys() and all(of_task.values())
+    about = log.run.read_about()
+    command = {**about["job"], "task": None, "command": ["python", "train.py"]}
+    replace_json(log.run.submitted, {**about, "job": command})
+    of_command = dict(log.report().recipe)
+    assert of_command == {name: value for name, value in of_task.items() if name in of_command}
+    assert {"micro_batch_size", "grad_accum", "precision"} <= of_command.keys()
+    assert not {"loss_chunks", "tensor", "schedule"} & of_command.keys()
+
+
 def test_a_long_run_keeps_the_extremes_of_every_rank(log: Log) -> None:
     peaks = [GIB] * 5000
     peaks[1234], peaks[4000] = 70 * GIB, 7
