@@ -31,7 +31,7 @@ def main() -> int:
         demo, held_out = str(EXAMPLES / "demo.yaml"), ("-s", "train.eval_every=5")
         launcher("run", str(EXAMPLES / "demo-oom.yaml"), "-s", "steps=40", *held_out)
         launcher("report", "-o", "run.html")
-        picture(Path("run.html"), DOCS / "report.png", height=1600)
+        picture(Path("run.html"), DOCS / "report.png", height=2190)
         for lr in ("3e-4", "1e-3", "3e-3"):
             launcher("run", demo, "-s", "steps=30", "-s", f"train.lr={lr}", "-s", "tags=[rates]", *held_out)
         launcher("compare", "rates", "--by", "eval_loss", "-o", "runs.html")
