@@ -64,8 +64,8 @@ def communicators(recipe: Recipe, ranks: Ranks) -> list[tuple[int, bool]]:
         found += [(ranks.shards(recipe), False), (nodes, True)]
     elif data < ranks.world:
         found.append((data, data * tensor > ranks.per_node))
-    if stages > 1:  # launcher.train.pipeline.channel has one group for each direction
-        found += [(stages, nodes > 1)] * 2
+    if stages > 1:  # launcher.train.pipeline.channel has a group for each way
+        found += [(stages, nodes > 1)] * (2 if recipe.virtual_stages == 1 else 4)
     return [(members, across) for members, across in found if members > 1]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,17 +16,20 @@ from launcher.memory.trace import (
     ACTIVATIONS,
     BATCH,
     COMPUTE,
+    GATHERED,
     GRADIENTS,
     TEMPORARIES,
     Affine,
     Moment,
     Storage,
     Trace,
+    Work,
 )
 from launcher.memory.update import update_temporaries
+from launcher.spec.mesh import stages_of
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
-from launcher.spec.schedule import in_flight
+from launcher.spec.schedule import Beside, held_beside
 
 
 class Profile:
@@ -109,13 +115,13 @@ class Profile:
         return self.trace.storages[self.trace.events[event]].module
 
 
-def profile_of(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
-    """Return the profile of a recipe's trace. `model`: in the recipe's precision."""
+def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
+    """Return the profile of a recipe. `traces`: of each stage that the rank has; without a pipeline, of the
+    model. `model`: in the recipe's precision."""
+    trace = in_schedule(traces, held_beside(recipe, ranks.stage))
     leaves = _reduced if recipe.sharding in SHARDED else _is_gradient
     # FSDP2 holds what it has reduced over nodes until the pass ends: FSDPParamGroup._all_reduce_state.
     behind = len(trace.storages) if recipe.sharding == "hybrid" else 0
-    if (others := in_flight(recipe, ranks.stage) - 1) > 0:
-        trace = beside_others(trace, others)
     if adds_to_buckets(recipe):
         trace = settled(trace)
     elif recipe.optimizer_step == "backward":
@@ -138,21 +144,98 @@ def leave_the_gpu(recipe: Recipe) -> bool:
     return recipe.gradients_leave or recipe.offload == "cpu"
 
 
-def beside_others(trace: Trace, others: int) -> Trace:
-    """Return the trace of a micro-batch of a pipeline, beside `others` that wait for their backward pass."""
-    phases = dict(trace.phases)
-    alive = trace.live_at(phases["backward"] - 1)
-    kept = [trace.storages[n] for n in alive if trace.storages[n].category in (ACTIVATIONS, BATCH)]
-    waiting = [
-        one._replace(fixed=others * one.fixed, per_sample=others * one.per_sample, category=ACTIVATIONS)
-        for one in kept
+def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
+    """Return the recipe and the ranks to trace each stage of a rank by itself: those of a pipeline of more
+    ranks, each with one stage."""
+    number = recipe.virtual_stages
+    alone = recipe.model_copy(update={"pipeline": recipe.pipeline * number, "virtual_stages": 1})
+    return [
+        (alone, replace(ranks, world=ranks.world * number, stage=stage))
+        for stage in stages_of(recipe, ranks.stage)
     ]
-    numbers = range(len(trace.storages), len(trace.storages) + len(waiting))
-    end = phases.get("evaluation", len(trace.events))
-    events = (*numbers, *trace.events[:end], *(~number for number in numbers), *trace.events[end:])
-    starts = {"forward": 0, "evaluation": end + 2 * len(waiting)}
-    moved = tuple((name, starts.get(name, start + len(waiting))) for name, start in trace.phases)
-    return Trace((*trace.storages, *waiting), events, moved, trace.work)
+
+
+def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside]) -> Trace:
+    """Return the trace of a micro-batch in all stages of a rank, one stage after the other, beside other
+    micro-batches that wait for their backward pass: in each pass as many as take most memory."""
+    kept = [[t.storages[number] for number in t.live_at(dict(t.phases)["backward"] - 1)] for t in traces]
+    weights = [sum(one.at(1) for one in stage if one.category in _WAITING) for stage in kept]
+    most: dict[tuple[str, int], tuple[int, ...]] = {}
+    for kind, stage, held in sorted(moments, key=lambda one: sum(map(operator.mul, one.held, weights))):
+        most[kind, stage] = held
+    merged, nothing = _Merged(traces, kept), [0] * len(traces)
+    for phase, _ in traces[0].phases:
+        if phase == "evaluation":
+            merged.hold(nothing, len(traces))
+        merged.phases.append((phase, len(merged.events)))
+        backward = phase.startswith("backward")
+        for stage in reversed(range(len(traces))) if backward else range(len(traces)):
+            if phase != "evaluation":
+                merged.hold(most["backward" if backward else "forward", stage], stage)
+            merged.run(phase, stage)
+        merged.free_gradients()
+    merged.hold(nothing, len(traces))
+    return Trace(tuple(merged.storages), tuple(merged.events), tuple(merged.phases), work_of(traces))
+
+
+_WAITING = (ACTIVATIONS, BATCH)
+
+
+class _Merged:
+    """The storages and events of several traces as one."""
+
+    def __init__(self, traces: Sequence[Trace], kept: Sequence[Sequence[Storage]]) -> None:
+        """`kept`: the storages of each trace that are alive between its forward and its backward pass."""
+        self._traces, self._kept = traces, kept
+        self.storages = [storage for trace in traces for storage in trace.storages]
+        self._firsts = [0, *itertools.accumulate(len(trace.storages) for trace in traces)]
+        self.events: list[int] = []
+        self.phases: list[tuple[str, int]] = []
+        self._held = [(0, False)] * len(traces)
+        self._waiting: list[list[int]] = [[] for _ in traces]
+        self._gradients: list[int] = []
+        "Gradients that a stage would free at the end of its pass. They stay until the other stages ran too."
+
+    def hold(self, numbers: Sequence[int], stage: int) -> None:
+        """Let as many micro-batches of each stage wait, one of which may be the traced one; `stage` runs."""
+        for at, number in enumerate(numbers):
+            # The traced micro-batch waits itself in the stages before. In the stages behind it does not, and
+            # parameters that stay gathered for others are there once.
+            held = (number - 1, False) if at < stage and number else (number, at > stage and number > 0)
+            if held != self._held[at]:
+                self.events += [~one for one in self._waiting[at]]
+                self._waiting[at] = [*self._alive(at, *held)]
+                self.events += self._waiting[at]
+                self._held[at] = held
+
+    def _alive(self, stage: int, number: int, gathered: bool) -> Iterator[int]:
+        for one in self._kept[stage]:
+            times, category = (number, ACTIVATIONS) if one.category in _WAITING else (gathered, one.category)
+            if times and (one.category in _WAITING or one.category == GATHERED):
+                yield len(self.storages)
+                self.storages.append(
+                    one._replace(
+                        fixed=times * one.fixed, per_sample=times * one.per_sample, category=category
+                    )
+                )
+
+    def run(self, phase: str, stage: int) -> None:
+        trace, first = self._traces[stage], self._firsts[stage]
+        [(start, end)] = [span[1:] for span in trace.spans() if span[0] == phase]
+        events = [number + first if number >= 0 else number - first for number in trace.events[start:end]]
+        while events and events[-1] < 0 and self.storages[~events[-1]].category == GRADIENTS:
+            self._gradients.append(events.pop())
+        self.events += events
+
+    def free_gradients(self) -> None:
+        self.events += reversed(self._gradients)
+        self._gradients.clear()
+
+
+def _sum(sizes: Iterable[Affine]) -> Affine:
+    """Return the sum of affine quantities."""
+    fixed, per_sample = map(sum, zip(*sizes, strict=True))
+    return Affine(fixed, per_sample)
 
 
 def adds_to_buckets(recipe: Recipe) -> bool:
@@ -176,10 +259,17 @@ class Kept(NamedTuple):
     "Bytes kept in the numbered blocks; None if there are none."
 
 
-def kept_of(trace: Trace) -> Kept:
-    kept = [storage for storage in trace.storages if storage.category == ACTIVATIONS]
-    inside = [storage for storage in kept if _numbered(storage)]
-    return Kept(_summed(trace, kept), _summed(trace, inside) if inside else None)
+def work_of(traces: Sequence[Trace]) -> Work:
+    """Return the work of one micro-batch in all stages of a rank."""
+    return Work(*(_sum(of) for of in zip(*(trace.work for trace in traces), strict=True)))
+
+
+def kept_of(traces: Sequence[Trace]) -> Kept:
+    """`traces`: as for `profile_of`."""
+    kept = [(t, [one for one in t.storages if one.category == ACTIVATIONS]) for t in traces]
+    inside = [(t, [one for one in some if _numbered(one)]) for t, some in kept]
+    everywhere, in_blocks = (_sum(_summed(t, some) for t, some in each) for each in (kept, inside))
+    return Kept(everywhere, in_blocks if any(some for _, some in inside) else None)
 
 
 def _numbered(storage: Storage) -> bool:

@@ -21,6 +21,7 @@ from launcher.spec.base import Value, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import LauncherError, Problem
 from launcher.spec.job import Job
+from launcher.spec.mesh import UNCUT
 from launcher.spec.recipe import WHOLE_LOSS, Recipe
 from launcher.spec.rules import changes_line
 
@@ -231,7 +232,7 @@ class Decider:
     ) -> Decision:
         if misfit := self.capacity.misfit(chosen.estimate):
             raise PlanRefusedError([Problem("job", "recipe", misfit)])
-        whole = chosen.recipe.model_copy(update={"tensor": 1, "pipeline": 1, "stages": None})
+        whole = chosen.recipe.model_copy(update=UNCUT)
         model = self.evaluate.traces.model(whole)
         warnings = plan.warnings
         if self.capacity.is_unknown_for(chosen.recipe):

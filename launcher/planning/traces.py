@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from launcher.memory.formulas import formula_trace
 from launcher.memory.peaks import completely_traced_as, peaks_of, traced_as
-from launcher.memory.profile import Kept, Profile, kept_of, profile_of
+from launcher.memory.profile import Kept, Profile, kept_of, profile_of, stages_alone, work_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
@@ -17,7 +17,7 @@ from launcher.planning.source import Args, NotCompiledError, NoTraceError, Sourc
 from launcher.spec.errors import Problem
 from launcher.spec.mesh import Part, model_parallel
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
-from launcher.spec.schedule import in_flight
+from launcher.spec.schedule import held_beside
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."
@@ -30,6 +30,7 @@ _DECIDE_WORK = (
     "compile",
     "tensor",
     "pipeline",
+    "virtual_stages",
     "stages",
 )
 
@@ -50,7 +51,7 @@ class Traces:
     def __init__(self, source: Source, ranks: Ranks, plain: Sharding) -> None:
         self.source, self.ranks, self.plain = source, ranks, plain
         self._models: dict[Hashable, ModelShapes] = {}
-        self._traces: dict[_Key, Trace] = {}
+        self._traces: dict[_Key, tuple[Trace, ...]] = {}
         self._passes: dict[Hashable, tuple[Work, Kept]] = {}
         self._not_affine: set[_Key] = set()
         self._profiles: dict[Hashable, Profile] = {}
@@ -71,7 +72,7 @@ class Traces:
             whole = self.profile(recipe.model_copy(update={"loss_chunks": 1}), args)
             if self._most_saved(whole, recipe, args) < _WORTH_A_TRACE:
                 return whole
-        key = (self._traced(recipe, args), Profile.kind(recipe), in_flight(recipe, self.ranks.stage))
+        key = (self._traced(recipe, args), Profile.kind(recipe), held_beside(recipe, self.ranks.stage))
         if key not in self._profiles:
             self._profiles[key] = self._adapted(self._trace(recipe, args), recipe, args)
         return self._profiles[key]
@@ -80,8 +81,8 @@ class Traces:
         """Return the profile of a complete trace with the recipe's own micro-batch."""
         return self._adapted(self._ask(completely_traced_as(recipe), args, exact=True), recipe, args)
 
-    def _adapted(self, trace: Trace, recipe: Recipe, args: Args | None) -> Profile:
-        return profile_of(trace, self.model(recipe, args), recipe, replace(self.ranks, on_gpu=True))
+    def _adapted(self, traces: Sequence[Trace], recipe: Recipe, args: Args | None) -> Profile:
+        return profile_of(traces, self.model(recipe, args), recipe, replace(self.ranks, on_gpu=True))
 
     def work(self, recipe: Recipe, args: Args | None = None) -> Work:
         """Return a rank's FLOPs and memory traffic, which are the same for every sharding.
@@ -127,8 +128,8 @@ class Traces:
         wanted = traced_as(plain)
         key = (args_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
         if key not in self._passes:
-            trace = self._trace(plain, args)
-            self._passes[key] = trace.work, kept_of(trace)
+            traces = self._trace(plain, args)
+            self._passes[key] = work_of(traces), kept_of(traces)
         return self._passes[key]
 
     def _most_saved(self, whole: Profile, recipe: Recipe, args: Args | None) -> float:
@@ -143,7 +144,8 @@ class Traces:
         )
         return 1 - of_blocks / of_all
 
-    def _trace(self, recipe: Recipe, args: Args | None) -> Trace:
+    def _trace(self, recipe: Recipe, args: Args | None) -> tuple[Trace, ...]:
+        """Return the trace of each stage that the rank has; without a pipeline, that of the model."""
         key = self._traced(recipe, args)
         if key not in self._traces:
             try:
@@ -153,13 +155,14 @@ class Traces:
                 return self._trace(recipe, args)
         return self._traces[key]
 
-    def _ask(self, recipe: Recipe, args: Args | None, *, exact: bool) -> Trace:
-        """Return the source's trace, or the formulas' trace if there is none."""
+    def _ask(self, recipe: Recipe, args: Args | None, *, exact: bool) -> tuple[Trace, ...]:
+        """Return the source's traces, or the formulas' trace if there is none."""
         if self.untraced is None:
             if self.uncompiled is not None:
                 recipe = recipe.model_copy(update={"compile": False})
             try:
-                return self.source.trace(recipe, self.ranks, args, exact=exact)
+                alone = stages_alone(recipe, self.ranks)
+                return tuple(self.source.trace(one, ranks, args, exact=exact) for one, ranks in alone)
             except NotCompiledError as error:
                 self.uncompiled = str(error)
                 return self._ask(recipe, args, exact=exact)
@@ -169,7 +172,7 @@ class Traces:
             message = f"not estimated, because the step cannot be traced: {self.untraced}"
             raise NotEstimatedError([Problem("job", "recipe", message)])
         tokens = self.source.about(args).tokens_per_sample
-        return formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact)
+        return (formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact),)
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
         affine = _Key(traced_as(recipe), args_key(args))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from launcher.spec.recipe import SHARDED, Recipe, RecipeChoice
 
@@ -31,13 +31,24 @@ class Part(NamedTuple):
     pipeline: int = 1
     stages: tuple[int, ...] | None = None
     stage: int = 0
+    "The rank of the pipeline, counted from 0."
+    virtual_stages: int = 1
 
     @staticmethod
     def of(recipe: Recipe, stage: int = 0) -> Part:
-        return Part(recipe.tensor, recipe.pipeline, recipe.stages, stage)
+        return Part(recipe.tensor, recipe.pipeline, recipe.stages, stage, recipe.virtual_stages)
 
 
 WHOLE = Part()
+ONE_STAGE: dict[str, Any] = {"pipeline": 1, "virtual_stages": 1, "stages": None}
+"Fields of a recipe without a pipeline."
+UNCUT: dict[str, Any] = {"tensor": 1, **ONE_STAGE}
+"Fields of a recipe in which each rank computes the whole model."
+
+
+def stages_of(recipe: Recipe, rank: int) -> range:
+    """Return the stages that a rank of the pipeline, counted from 0, has."""
+    return range(rank, recipe.pipeline * recipe.virtual_stages, recipe.pipeline)
 
 
 def model_parallel(recipe: Recipe | RecipeChoice) -> int:

@@ -70,11 +70,16 @@ class Recipe(Value):
     "Tensor parallelism: ranks that compute each layer together, on the same samples. They share a node."
     pipeline: PositiveInt = 1
     "Pipeline parallelism: stages of consecutive blocks, each on ranks of its own."
+    virtual_stages: PositiveInt = 1
+    """Stages on each rank of a pipeline. With n > 1, the `1f1b` schedule is interleaved: a rank holds n parts
+    of the model that do not follow each other, and waits an n-th of the time. `grad_accum` must be a multiple
+    of `pipeline`."""
     schedule: Schedule = "1f1b"
     """Order in which a stage runs the micro-batches of a step, which are `grad_accum`. With `1f1b` it holds
     the activations of at most `pipeline` micro-batches, with `gpipe` those of all."""
     stages: tuple[PositiveInt, ...] | None = None
-    """Blocks of each stage. Without it, the stage with the most parameters has as few as possible."""
+    """Blocks of each of the `pipeline` x `virtual_stages` stages. Without it, the stage with the most
+    parameters has as few as possible."""
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
     optimizer_step: OptimizerStep = "after"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.drill import BUDGET, DRILLS
-from launcher.spec.mesh import data_ranks, model_parallel
+from launcher.spec.mesh import ONE_STAGE, UNCUT, data_ranks, model_parallel
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -201,7 +201,7 @@ RULES = (
         lambda r, s: s.ranks % model_parallel(r) != 0,
         "each copy of the model takes tensor x pipeline ranks, which must divide the number of ranks",
         "launcher.spec.mesh",
-        lambda r, s: {"tensor": 1, "pipeline": 1, "stages": None},
+        lambda r, s: UNCUT,
     ),
     Rule(
         "tensor-within-node",
@@ -217,7 +217,7 @@ RULES = (
         "tensor and pipeline parallelism are done by the built-in training loop; a `command:` splits its "
         "model itself",
         "launcher.train.mesh",
-        lambda r, s: {"tensor": 1, "pipeline": 1, "stages": None},
+        lambda r, s: UNCUT,
     ),
     Rule(
         "mesh-no-ddp",
@@ -236,10 +236,25 @@ RULES = (
     ),
     Rule(
         "stages-are-pipeline",
-        lambda r, s: r.stages is not None and len(r.stages) != r.pipeline,
-        "stages has the number of blocks of each of the stages that pipeline counts",
+        lambda r, s: r.stages is not None and len(r.stages) != r.pipeline * r.virtual_stages,
+        "stages has the number of blocks of each of the pipeline x virtual_stages stages",
         "launcher.spec.schedule",
         lambda r, s: {"stages": None},
+    ),
+    Rule(
+        "virtual-stages-interleave",
+        lambda r, s: r.virtual_stages > 1 and (r.pipeline == 1 or r.schedule != "1f1b"),
+        "several stages on each rank are for pipeline > 1 with schedule: 1f1b, which then interleaves them",
+        "Megatron-LM, arXiv 2104.04473, section 2.2",
+        lambda r, s: {"virtual_stages": 1, "stages": None},
+    ),
+    Rule(
+        "virtual-stages-need-rounds",
+        lambda r, s: r.virtual_stages > 1 and r.grad_accum % r.pipeline != 0,
+        "the interleaved schedule takes as many micro-batches at a time as there are ranks in the pipeline: "
+        "grad_accum must be a multiple of pipeline",
+        "Megatron-LM, arXiv 2104.04473, section 2.2",
+        lambda r, s: {"virtual_stages": 1, "stages": None},
     ),
     Rule(
         "pipeline-no-adapter",
@@ -247,7 +262,7 @@ RULES = (
         "a checkpoint of an adapter holds a fingerprint of all frozen weights, of which a stage has a part; "
         "the frozen weights of an adapter fit with fsdp, or quantised with qlora",
         "launcher.train.frozen",
-        lambda r, s: {"pipeline": 1, "stages": None},
+        lambda r, s: ONE_STAGE,
     ),
     Rule(
         "hybrid-needs-nodes",

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: which blocks a stage has, and the order in which it runs its micro-batches."""
+"""Pipeline parallelism: which blocks a stage has, and the order in which ranks run their micro-batches."""
 
 from __future__ import annotations
 
@@ -15,114 +15,173 @@ BACKWARD_TIME = 2.0
 
 
 class Action(NamedTuple):
-    """One pass of a stage."""
+    """One pass of a rank."""
 
     kind: Pass
     micro_batch: int
     "Index in the step, counted from 0."
+    chunk: int = 0
+    """Which of the rank's stages runs it, counted from 0. Stage s of the model is chunk s // n of rank s % n,
+    where n is the recipe's `pipeline`."""
 
 
 Table = tuple[tuple[Action, ...], ...]
-"The actions of each stage in one step, in order."
+"The actions of each rank of a pipeline in one step, in order."
 
 
 class DeadlockError(ValueError):
-    """The stages of a schedule would wait for each other."""
+    """The ranks of a schedule would wait for each other."""
 
 
-def gpipe(stages: int, micro_batches: int) -> Table:
+def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Run all forward passes first. Source: arXiv 1811.06965."""
-    return tuple(_turns(micro_batches, micro_batches) for _ in range(stages))
+    return _in_turn(ranks, micro_batches, chunks, [micro_batches * chunks] * ranks)
 
 
-def one_f_one_b(stages: int, micro_batches: int) -> Table:
-    """Run a backward pass as soon as its gradient can arrive. The last stage holds one micro-batch, the first
-    one as many as there are stages. Source: PipeDream-Flush, arXiv 2006.09503."""
-    return tuple(_turns(min(stages - stage, micro_batches), micro_batches) for stage in range(stages))
+def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    """Run a backward pass as soon as its gradient can arrive. The last rank holds one micro-batch, the first
+    one as many as there are ranks. Source: PipeDream-Flush, arXiv 2006.09503.
+
+    With several chunks it is the interleaved schedule of Megatron-LM, arXiv 2104.04473, section 2.2. The
+    micro-batches must then be a multiple of the ranks.
+    """
+    if chunks == 1:
+        first = [ranks - rank for rank in range(ranks)]
+    else:
+        first = [2 * (ranks - rank) - 1 + (chunks - 1) * ranks for rank in range(ranks)]
+    return _in_turn(ranks, micro_batches, chunks, first)
 
 
-def _turns(first: int, micro_batches: int) -> tuple[Action, ...]:
-    """Return `first` forward passes, then backward and forward passes in turn."""
-    actions = [Action("forward", index) for index in range(first)]
-    for index in range(micro_batches):
-        actions.append(Action("backward", index))
-        if first + index < micro_batches:
-            actions.append(Action("forward", first + index))
-    return tuple(actions)
+def _in_turn(ranks: int, micro_batches: int, chunks: int, first: Sequence[int]) -> Table:
+    """Return the table in which each rank runs `first` forward passes, then backward and forward passes in
+    turn."""
+    order = in_groups(ranks, micro_batches, chunks)
+    forward = [Action("forward", index, chunk) for index, chunk in order]
+    backward = [Action("backward", index, chunks - 1 - chunk) for index, chunk in order]
+    return tuple(_turns(min(number, len(forward)), forward, backward) for number in first)
 
 
-SCHEDULES: dict[Schedule, Callable[[int, int], Table]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+def in_groups(ranks: int, micro_batches: int, chunks: int) -> list[tuple[int, int]]:
+    """Return the order of (micro-batch, chunk) in which a rank runs forward passes: `ranks` micro-batches in
+    its first chunk, the same ones in its next chunk, and so on."""
+    size = ranks if chunks > 1 else micro_batches
+    return [
+        (index, chunk)
+        for start in range(0, micro_batches, size)
+        for chunk in range(chunks)
+        for index in range(start, min(start + size, micro_batches))
+    ]
+
+
+def _turns(first: int, forward: Sequence[Action], backward: Sequence[Action]) -> tuple[Action, ...]:
+    rest = itertools.zip_longest(backward, forward[first:])
+    return (*forward[:first], *(one for pair in rest for one in pair if one is not None))
+
+
+SCHEDULES: dict[Schedule, Callable[[int, int, int], Table]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
 
 
 def table_of(recipe: Recipe) -> Table:
-    return _table(recipe.schedule, recipe.pipeline, recipe.grad_accum)
+    return _table(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages)
 
 
 @lru_cache
-def _table(schedule: Schedule, stages: int, micro_batches: int) -> Table:
-    return SCHEDULES[schedule](stages, micro_batches)
+def _table(schedule: Schedule, ranks: int, micro_batches: int, chunks: int) -> Table:
+    return SCHEDULES[schedule](ranks, micro_batches, chunks)
 
 
-def in_flight(recipe: Recipe, stage: int) -> int:
-    """Return the largest number of micro-batches whose activations a stage, counted from 0, holds at the same
-    time."""
+class Beside(NamedTuple):
+    """What a rank holds while it runs a pass."""
+
+    kind: Pass
+    chunk: int
+    held: tuple[int, ...]
+    "For each chunk, the number of other micro-batches that wait for their backward pass."
+
+
+def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
+    """Return what a rank of the pipeline, counted from 0, holds during the passes of a step. Moments are left
+    out at which it holds no more of any chunk than at another one of the same kind and chunk."""
     if recipe.pipeline == 1:
-        return 1
-    held = itertools.accumulate(1 if one.kind == "forward" else -1 for one in table_of(recipe)[stage])
-    return max(held)
+        return frozenset({Beside("forward", 0, (0,)), Beside("backward", 0, (0,))})
+    return _held_beside(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages, rank)
+
+
+@lru_cache
+def _held_beside(
+    schedule: Schedule, ranks: int, micro_batches: int, chunks: int, rank: int
+) -> frozenset[Beside]:
+    held, found = [0] * chunks, set[Beside]()
+    for kind, _, chunk in _table(schedule, ranks, micro_batches, chunks)[rank]:
+        held[chunk] -= kind == "backward"
+        found.add(Beside(kind, chunk, tuple(held)))
+        held[chunk] += kind == "forward"
+    return frozenset(one for one in found if not any(_is_more(other, one) for other in found))
+
+
+def _is_more(other: Beside, than: Beside) -> bool:
+    alike = other != than and other[:2] == than[:2]
+    return alike and all(a >= b for a, b in zip(other.held, than.held, strict=True))
 
 
 def bubble(recipe: Recipe) -> float:
-    """Return the time in which a stage waits for others, as a share of the time in which it works."""
+    """Return the time in which a rank waits for others, as a share of the time in which it works."""
     if recipe.pipeline == 1:
         return 0.0
-    return _bubble(recipe.schedule, recipe.pipeline, recipe.grad_accum)
+    return _bubble(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages)
 
 
 @lru_cache
-def _bubble(schedule: Schedule, stages: int, micro_batches: int) -> float:
-    work = micro_batches * (1.0 + BACKWARD_TIME)
-    return max(finish(_table(schedule, stages, micro_batches))) / work - 1.0
+def _bubble(schedule: Schedule, ranks: int, micro_batches: int, chunks: int) -> float:
+    work = micro_batches * chunks * (1.0 + BACKWARD_TIME)
+    return max(finish(_table(schedule, ranks, micro_batches, chunks))) / work - 1.0
 
 
 def finish(table: Table) -> list[float]:
-    """Return when each stage has done its actions, if a forward pass takes 1 and a backward pass
+    """Return when each rank has done its actions, if a forward pass takes 1 and a backward pass
     BACKWARD_TIME.
 
-    A message takes no time, but at most one is on its way between two stages: the next one is sent when the
-    one before is received, as in launcher.train.pipeline.channel. Raises DeadlockError.
+    A message takes no time, but at most one is on its way over a link: the next one is sent when the one
+    before is received, as in launcher.train.pipeline.channel. Raises DeadlockError.
     """
     clocks, at = [0.0] * len(table), [0] * len(table)
-    taken: dict[tuple[int, Action], float] = {}
-    "When a stage began an action, for which it received what its neighbour had sent."
-    sent: dict[tuple[int, Action], float] = {}
-    "When a stage could send the result of an action."
+    stages = len(table) * (1 + max(action.chunk for actions in table for action in actions))
+    taken: dict[tuple[int, Pass, int], float] = {}
+    "(stage, kind, micro-batch) -> when the stage began the pass, for which it received a message."
+    sent: dict[tuple[int, Pass, int], float] = {}
+    "(stage, kind, micro-batch) -> when the stage could send the result of the pass."
+    last: dict[tuple[Pass, int, bool], tuple[int, Pass, int]] = {}
+    "Link: what was last sent over it."
     moved = True
     while moved:
         moved = False
-        for stage, actions in enumerate(table):
-            while at[stage] < len(actions):
-                action, kind = actions[at[stage]], actions[at[stage]].kind
-                way = 1 if kind == "forward" else -1
-                source, target, before = stage - way, stage + way, Action(kind, action.micro_batch - 1)
-                begins = clocks[stage]
-                if 0 <= source < len(table):
-                    if (source, action) not in sent:
+        for rank, actions in enumerate(table):
+            while at[rank] < len(actions):
+                kind, index, chunk = actions[at[rank]]
+                stage, way = chunk * len(table) + rank, 1 if kind == "forward" else -1
+                source, target = ((other, kind, index) for other in (stage - way, stage + way))
+                begins = clocks[rank]
+                if 0 <= source[0] < stages:
+                    if source not in sent:
                         break
-                    begins = max(begins, sent[source, action])
-                taken[stage, action] = begins
+                    begins = max(begins, sent[source])
+                taken[stage, kind, index] = begins
                 ends = begins + (1.0 if kind == "forward" else BACKWARD_TIME)
-                if 0 <= target < len(table) and action.micro_batch:
-                    if (target, before) not in taken:
-                        break
-                    ends = max(ends, taken[target, before])
-                clocks[stage] = sent[stage, action] = ends
-                at[stage] += 1
+                if 0 <= target[0] < stages:
+                    link = kind, rank, target[0] // len(table) == chunk
+                    before = last.get(link, target)
+                    if before != target:
+                        if before not in taken:
+                            break
+                        ends = max(ends, taken[before])
+                    last[link] = target
+                clocks[rank] = sent[stage, kind, index] = ends
+                at[rank] += 1
                 moved = True
-    waiting = [stage for stage, actions in enumerate(table) if at[stage] < len(actions)]
+    waiting = [rank for rank, actions in enumerate(table) if at[rank] < len(actions)]
     if waiting:
-        told = ", ".join(f"{stage} in {' '.join(map(str, table[stage][at[stage]]))}" for stage in waiting)
-        raise DeadlockError(f"all stages wait: {told}")
+        told = ", ".join(f"{rank} in {' '.join(map(str, table[rank][at[rank]][:2]))}" for rank in waiting)
+        raise DeadlockError(f"all ranks wait: {told}")
     return clocks
 
 

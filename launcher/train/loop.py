@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import signal
 import time
@@ -12,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from launcher.rundir.made_with import other_data
 from launcher.spec.events import (
@@ -27,7 +27,7 @@ from launcher.spec.events import (
     StepLeftOut,
 )
 from launcher.spec.recipe import APPROXIMATE, Recipe
-from launcher.spec.schedule import table_of
+from launcher.spec.schedule import in_groups, table_of
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapter import write_config
@@ -47,7 +47,7 @@ from launcher.train.offload import gradient_of
 from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.state import put_back, settings
-from launcher.train.pipeline.stage import Stage
+from launcher.train.pipeline.stage import Stages
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collectives import kind_of
@@ -61,7 +61,7 @@ from launcher.train.recovery.restart import Restart
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, used_parameters
+from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.tensor_parallel import Copies
@@ -98,7 +98,7 @@ class Trainer:
             self.undeclared_batch_norm = check_batch_norm(model, rank)
             self.undeclared_coupling = check_coupling(self.task, rank)
             self.model = arranged(model, self.task, rank, budget)
-        self.stage = Stage(self.model, self.task, rank) if rank.recipe.pipeline > 1 else None
+        self.stages = Stages(self.model, self.task, rank) if rank.recipe.pipeline > 1 else None
         self.optimizer = build_optimizer(self.model, rank, budget)
         self.copies = Copies(self.model, self.task, rank.recipe)
         self.in_backward: StepInBackward | None = None
@@ -256,7 +256,7 @@ class Trainer:
                 gradients = self._all_gradients()
                 self.recorder.before_update(gradients.values(), self.current.recipe)
                 self.copies.average(gradients)
-                over_stages = self.stage.add_up if self.stage is not None else None
+                over_stages = self.stages.add_up if self.stages is not None else None
                 limit = self.rank.job.train.clip_norm
                 grad_norm = divide_and_clip([*gradients.values()], factor, limit, over_stages)
                 del gradients
@@ -351,10 +351,10 @@ class Trainer:
         if recipe.gradients_leave:
             self.optimizer.zero_grad(set_to_none=True)  # those of a failed try are still on the host
         self.logged.clear()
-        if self.stage is None:
+        if self.stages is None:
             found = self._in_turn(step)
         else:
-            found = recovery.must(partial(self._in_stages, step, self.stage))
+            found = recovery.must(partial(self._in_stages, step, self.stages))
         if found is None:
             return None
         loss, weight = found
@@ -395,30 +395,34 @@ class Trainer:
                 return None
         return loss, weight
 
-    def _in_stages(self, step: int, stage: Stage) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run this stage's part of the micro-batches; return the sums of loss and weight, zeros before the
-        last stage."""
+    def _in_stages(self, step: int, stages: Stages) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run this rank's part of the micro-batches; return the sums of loss and weight, zeros on ranks
+        without the last stage."""
         where, recipe = self.where, self.current.recipe
         loss, weight = self._zero(), self._zero()
-        batches = self._fetched(self.data.micro_batches(step), "data")
-        for kind, index in table_of(recipe)[stage.number]:
+        batches, held = self._fetched(self.data.micro_batches(step), "data"), dict[int, Any]()
+        last_chunk, first_backward = recipe.virtual_stages - 1, True
+        for kind, index, chunk in table_of(recipe)[stages.at]:
             if kind == "forward":
-                with where.during("data", users=True):
-                    batch = self._on_device(next(batches))
-                self.recorder.micro_batch(batch, recipe.grad_accum)
+                if chunk == 0:
+                    with where.during("data", users=True):
+                        held[index] = self._on_device(next(batches))
+                    self.recorder.micro_batch(held[index], recipe.grad_accum)
+                batch = held[index] if chunk < last_chunk else held.pop(index)
                 with where.during("forward", users=True):
-                    result = stage.forward(batch)
+                    result = stages.forward(batch, chunk)
                 if result is not None:
                     loss += result[0]
                     weight += result[1]
                 del batch, result
                 continue
-            if index == 0 and self._keeps_gradients:
+            if first_backward and self._keeps_gradients:
                 self.optimizer.zero_grad(set_to_none=True)
+            first_backward = False
             with where.during("backward", users=True):
-                stage.backward(self.scaler.scaled, last=index == recipe.grad_accum - 1)
+                stages.backward(self.scaler.scaled, chunk, last=index == recipe.grad_accum - 1)
         with where.during("backward"):
-            stage.settle()
+            stages.settle()
         return loss, weight
 
     def _all_gradients(self) -> dict[str, torch.Tensor]:
@@ -469,8 +473,8 @@ class Trainer:
         """Apply the micro-batch, accumulation and loss chunks of a changed recipe, without a rebuild."""
         self.task.loss_chunks = recipe.loss_chunks
         self.where.micro_batch = recipe.micro_batch_size
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(True)  # the initial value; `grad_sync: each` never sets it
+        for root in fsdp_roots(self.model):
+            root.set_requires_gradient_sync(True)  # the initial value; `grad_sync: each` never sets it
         self.data.change(recipe)
         if self.held_out is not None:
             self.held_out.micro = recipe.micro_batch_size
@@ -482,17 +486,19 @@ class Trainer:
         loss, weight = self._zero(), self._zero()
         self.logged.clear()
         self.model.eval()
-        for batch, counts in self._fetched(self.held_out.batches(), "evaluation"):
+        for (batch, counts), chunk in self._evaluated(self.held_out.batches()):
             with self.where.during("evaluation", users=True):
-                batch = self._on_device(batch)
                 found = (
-                    self.stage.forward(batch)
-                    if self.stage is not None
+                    self.stages.forward(batch, chunk)
+                    if self.stages is not None
                     else loss_of(self.task, self.model, batch, self.rank)
                 )
             if counts and found is not None:
                 loss += found[0]
                 weight += found[1]
+        if self.stages is not None:
+            with self.where.during("evaluation"):
+                self.stages.settle()
         with self.where.during("evaluation"):
             total_loss, total_weight, *logged = self.rank.add_up(
                 *self.rank.once(loss, weight, *self.logged.values())
@@ -500,6 +506,17 @@ class Trainer:
         self.model.train()
         means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
         return {"eval_loss": _mean(total_loss, total_weight), **means}
+
+    def _evaluated(self, batches: Iterator[tuple[Any, bool]]) -> Iterator[tuple[tuple[Any, bool], int]]:
+        """Yield each batch, and whether it counts, with each stage of this rank that runs it, counted from
+        0."""
+        recipe, fetched = self.rank.recipe, self._fetched(batches, "evaluation")
+        size = recipe.pipeline if recipe.virtual_stages > 1 else 1
+        while group := list(itertools.islice(fetched, size)):
+            with self.where.during("evaluation", users=True):
+                group = [(self._on_device(batch), counts) for batch, counts in group]
+            for index, chunk in in_groups(recipe.pipeline, len(group), recipe.virtual_stages):
+                yield group[index], chunk
 
     def _fetched(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
         """Yield batches in host memory, one at a time."""

@@ -17,6 +17,7 @@ from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.mesh import Meshes
 from launcher.train.optimizers.state import local
+from launcher.train.pipeline.cut import chunks_of
 from launcher.train.precision import mixed_precision
 from launcher.train.rank import Rank, SetupError
 
@@ -104,17 +105,29 @@ def fully_sharded(
         assert isinstance(unit, FSDPModule)
         if looked_up:
             unit.set_unshard_in_backward(False)
-    # The backward pass needs the root's parameters first, so FSDP2's default keeps them after forward.
-    apply(model, reshard_after_forward=False if keep else None)
-    # FSDP reduces only the gradients that a rank has. If ranks took different branches (experts, modalities),
-    # it adds gradients of different parameters. torch 2.13 can send zeros for the rest; see used_parameters.
-    if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
-        model.set_reduce_scatter_unused_params(True)
+    for root in roots_of(model):
+        # The backward pass needs a root's parameters first, so FSDP2's default keeps them after forward.
+        apply(root, reshard_after_forward=False if keep else None)
+        # FSDP reduces only the gradients that a rank has. If ranks took different branches (experts,
+        # modalities), it adds gradients of different parameters. torch 2.13 can send zeros for the rest; see
+        # used_parameters.
+        if isinstance(root, FSDPModule) and hasattr(root, "set_reduce_scatter_unused_params"):
+            root.set_reduce_scatter_unused_params(True)
     return model
 
 
+def roots_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return what is called as a whole: the model, or the stages of a pipeline that this rank has."""
+    return chunks_of(model) or (model,)
+
+
+def fsdp_roots(model: nn.Module) -> list[FSDPModule]:
+    """Return those of `roots_of` that FSDP shards."""
+    return [root for root in roots_of(model) if isinstance(root, FSDPModule)]
+
+
 def reshard_units(model: nn.Module, recipe: Recipe) -> None:
-    """Free the gathered parameters of the units inside the model, after a loss without a backward pass.
+    """Free the gathered parameters of the units inside a root, after a forward pass without a backward pass.
 
     Until then a head keeps its parameters, so that a task may read them after the head's forward, as in a
     training step. `fsdp-keep` keeps all parameters, and the root keeps its own.
@@ -138,7 +151,7 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 
     It differs between ranks that used different parameters. A sum over 2^13 ranks is still exact in fp64.
     """
-    if not isinstance(model, FSDPModule):
+    if not fsdp_roots(model):
         return 0
     return hash(tuple(map(used, model.parameters()))) % 2**40
 

@@ -120,6 +120,7 @@ class Case:
             r.sharding,
             f"tensor {r.tensor}" if r.tensor > 1 else "",
             f"pipeline {r.pipeline} {r.schedule}" if r.pipeline > 1 else "",
+            f"{r.virtual_stages} virtual stages" if r.virtual_stages > 1 else "",
             r.precision,
             r.optimizer,
             "half checkpointed"

@@ -8,7 +8,7 @@ from typing import Literal
 from launcher.memory.assess import Surroundings, assess
 from launcher.memory.estimate import Estimate
 from launcher.memory.peaks import completely_traced_as
-from launcher.memory.profile import profile_of
+from launcher.memory.profile import profile_of, stages_alone
 from launcher.memory.states import Ranks
 from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
@@ -32,9 +32,10 @@ def predicted(
     source = TaskSource(job, Path(job.workdir), like)
     # The CPU stands in for the device: what a GPU run keeps in host memory is not counted.
     place = Ranks(ranks, per_node or min(ranks, 8), on_gpu=True, stage=stage)
-    trace = source.trace(completely_traced_as(recipe), place, exact=True)
+    alone = stages_alone(completely_traced_as(recipe), place)
+    traces = [source.trace(one, where, exact=True) for one, where in alone]
     model, around = source.shapes(recipe.precision, None, Part.of(recipe, stage)), Surroundings(gpu)
-    profile = profile_of(trace, model, recipe, place)
+    profile = profile_of(traces, model, recipe, place)
     return assess(model, profile, recipe, place, around, replayed=like == "cuda")
 
 

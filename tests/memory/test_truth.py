@@ -77,6 +77,8 @@ STAGES: tuple[Case, ...] = (
     case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, schedule="gpipe", **MIXED),
     case("llama", ranks=4, micro=2, accumulation=2, pipeline=2, activations="checkpoint", grad_sync="last"),
     case("gpt", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, stages=(2, 4), **MIXED),
+    case("gpt", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, virtual_stages=2, **MIXED),
+    case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, virtual_stages=2, activations="checkpoint"),
     case("llama", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2),
     case("gpt", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2, **MIXED),
     case("hf llama", ranks=8, micro=2, accumulation=2, tensor=2, pipeline=2, activations="checkpoint"),

@@ -14,7 +14,8 @@ from launcher.spec.schedule import (
     balanced,
     bubble,
     finish,
-    in_flight,
+    held_beside,
+    in_groups,
     one_f_one_b,
 )
 from tests.train.runs import recipe
@@ -30,46 +31,93 @@ def test_the_stages_of_a_report_and_of_a_model_with_a_large_vocabulary() -> None
 
 
 SIZES = [(2, 1), (2, 5), (3, 2), (4, 4), (4, 11), (16, 40)]
+CASES = [
+    *((schedule, *size, 1) for schedule in SCHEDULES for size in SIZES),
+    *(("1f1b", *size) for size in ((2, 2, 2), (2, 6, 3), (3, 3, 2), (4, 8, 2), (4, 12, 5), (16, 48, 3))),
+]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_no_stage_waits_for_one_that_waits_and_the_bubble_is_that_of_the_papers(
-    schedule: Schedule, stages: int, micro_batches: int
+@pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "chunks"), CASES)
+def test_no_rank_waits_for_one_that_waits_and_the_bubble_is_that_of_the_papers(
+    schedule: Schedule, ranks: int, micro_batches: int, chunks: int
 ) -> None:
-    table = SCHEDULES[schedule](stages, micro_batches)
+    table = SCHEDULES[schedule](ranks, micro_batches, chunks)
     for actions in table:
         assert Counter(actions) == Counter(
-            Action(kind, index) for kind in ("forward", "backward") for index in range(micro_batches)
+            Action(kind, index, chunk)
+            for kind in ("forward", "backward")
+            for index in range(micro_batches)
+            for chunk in range(chunks)
         )
-    assert len(finish(table)) == stages
-    asked = recipe(schedule=schedule, pipeline=stages, accumulation=micro_batches)
-    assert bubble(asked) == pytest.approx((stages - 1) / micro_batches)
+    assert len(finish(table)) == ranks
+    asked = recipe(schedule=schedule, pipeline=ranks, accumulation=micro_batches, virtual_stages=chunks)
+    assert bubble(asked) == pytest.approx((ranks - 1) / (micro_batches * chunks))
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
-def test_what_a_stage_holds_follows_from_its_actions(stages: int, micro_batches: int) -> None:
+@pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
+def test_what_a_rank_holds_follows_from_its_actions(ranks: int, micro_batches: int) -> None:
     held = {
         schedule: [
-            in_flight(recipe(schedule=schedule, pipeline=stages, accumulation=micro_batches), stage)
-            for stage in range(stages)
+            {
+                (one.kind, one.held)
+                for one in held_beside(
+                    recipe(schedule=schedule, pipeline=ranks, accumulation=micro_batches), rank
+                )
+            }
+            for rank in range(ranks)
         ]
         for schedule in SCHEDULES
     }
-    assert held["gpipe"] == [micro_batches] * stages
-    assert held["1f1b"] == [min(stages - stage, micro_batches) for stage in range(stages)]
+    assert held["gpipe"] == [_both(micro_batches - 1)] * ranks
+    assert held["1f1b"] == [_both(min(ranks - rank, micro_batches) - 1) for rank in range(ranks)]
+
+
+def _both(others: int) -> set[tuple[str, tuple[int]]]:
+    return {("forward", (others,)), ("backward", (others,))}
+
+
+def test_an_interleaved_rank_holds_parts_of_more_micro_batches() -> None:
+    """Megatron-LM begins with (ranks - rank - 1) x 2 + (chunks - 1) x ranks forward passes."""
+    asked = recipe(pipeline=4, accumulation=8, virtual_stages=2)
+    most = [max(1 + sum(one.held) for one in held_beside(asked, rank)) for rank in range(4)]
+    assert most == [11, 9, 7, 5]
+    # The last rank has the last stage's loss once.
+    assert {one.held[1] for one in held_beside(asked, 3) if one.chunk == 1} == {0}
+
+
+def test_interleaved_forward_passes_alone_do_not_wait_for_each_other_either() -> None:
+    """An evaluation, whose last micro-batches may be fewer than the ranks."""
+    for ranks, chunks, batches in ((2, 2, 3), (4, 2, 5), (4, 3, 17), (8, 4, 12)):
+        forward = tuple(
+            Action("forward", start + index, chunk)
+            for start in range(0, batches, ranks)
+            for index, chunk in in_groups(ranks, min(ranks, batches - start), chunks)
+        )
+        assert len(finish((forward,) * ranks)) == ranks
 
 
 def test_a_schedule_whose_stages_wait_for_each_other_is_found() -> None:
     forward, backward = Action("forward", 0), Action("backward", 0)
-    with pytest.raises(DeadlockError, match="all stages wait: 0 in backward 0, 1 in forward 0"):
+    with pytest.raises(DeadlockError, match="all ranks wait: 0 in backward 0, 1 in forward 0"):
         finish(((backward, forward), (forward, backward)))
     # The second message waits until the first is received, so an order of its own is not possible either.
     other = Action("forward", 1)
-    with pytest.raises(DeadlockError, match="all stages wait: 0 in forward 1, 1 in forward 1"):
+    with pytest.raises(DeadlockError, match="all ranks wait: 0 in forward 1, 1 in forward 1"):
         finish(((forward, other), (other, forward)))
 
 
 def test_1f1b_is_the_order_of_the_paper() -> None:
-    order = [" ".join(f"{kind[0]}{at}" for kind, at in actions) for actions in one_f_one_b(3, 4)]
+    order = [" ".join(f"{kind[0]}{at}" for kind, at, _ in actions) for actions in one_f_one_b(3, 4)]
     assert order == ["f0 f1 f2 b0 f3 b1 b2 b3", "f0 f1 b0 f2 b1 f3 b2 b3", "f0 b0 f1 b1 f2 b2 f3 b3"]
+
+
+def test_the_interleaved_order_is_that_of_megatron_lm() -> None:
+    """A capital letter: the second stage of a rank."""
+    order = [
+        " ".join(f"{kind[0].upper() if chunk else kind[0]}{at}" for kind, at, chunk in actions)
+        for actions in one_f_one_b(2, 4, 2)
+    ]
+    assert order == [
+        "f0 f1 F0 F1 f2 B0 f3 B1 F2 b0 F3 b1 B2 B3 b2 b3",
+        "f0 f1 F0 B0 F1 B1 f2 b0 f3 b1 F2 B2 F3 B3 b2 b3",
+    ]

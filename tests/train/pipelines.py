@@ -18,6 +18,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.sharding import fsdp_roots
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 
@@ -63,6 +64,8 @@ def steps_of(made: Trainer) -> dict[str, Any]:
     assert made.held_out is not None
     made.held_out.samples = HELD_OUT
     evaluated = made.evaluate()
+    for root in fsdp_roots(made.model):
+        root.reshard()  # an evaluation leaves what it gathered, in the type of the computation
     own = {
         name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
         for name, p in made.model.named_parameters()

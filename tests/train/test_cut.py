@@ -21,7 +21,7 @@ from launcher.tasks.llama import LanguageModel
 from launcher.tasks.video import VideoLanguageModel
 from launcher.train.budget import Unlimited
 from launcher.train.optimizers.build import build_optimizer
-from launcher.train.pipeline.cut import Batch, cut
+from launcher.train.pipeline.cut import Batch, chunks_of, cut
 from launcher.train.pipeline.parts import Pipeline, in_turn
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
@@ -71,7 +71,8 @@ def test_each_parameter_is_in_one_stage_and_the_stages_together_compute_the_loss
     assert names[0].keys() | names[1].keys() == dict(whole.named_parameters()).keys()
     data = task.data("train")
     batch = task.collate([data[index] for index in range(2)])
-    total, weight = stages[1](stages[0](batch, Batch(batch)), Batch(batch))
+    first, last = (chunk for stage in stages for chunk in chunks_of(stage))
+    total, weight = last(first(batch, Batch(batch)), Batch(batch))
     expected, its_weight = task.loss(whole, batch)
     assert torch.equal(total, expected) and weight == its_weight
 
@@ -140,7 +141,7 @@ def test_a_middle_that_does_something_apart_from_the_blocks_is_found_in_the_firs
     cut(model, task, rank(0))
     batch = torch.zeros((2, 17), dtype=torch.int64)
     with pytest.raises(TaskError, match=words):
-        model(batch, Batch(batch))
+        chunks_of(model)[0](batch, Batch(batch))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_a_module_of_another_stage_cannot_be_used(
     model = a_model(task)
     cut(model, task, rank(1))
     with pytest.raises(raised, match=words):
-        model(torch.zeros(2, 16, 32), Batch(torch.zeros((2, 17), dtype=torch.int64)))
+        chunks_of(model)[0](torch.zeros(2, 16, 32), Batch(torch.zeros((2, 17), dtype=torch.int64)))
 
 
 class Forgetful(PydocGPT):
@@ -189,7 +190,7 @@ class Uncut(PydocGPT):
         (Synchronous(), {}, "SyncBatchNorm waits for all ranks"),
         (Uncut(), {}, r"pipeline: 2 needs pipeline\(\) of the task, which Uncut does not have"),
         (PydocGPT(), {"stages": (2, 3)}, r"stages: \[2, 3\] are 5 blocks, but the model has 4"),
-        (PydocGPT(layers=1), {}, "pipeline: 2 is more than the 1 blocks of the model"),
+        (PydocGPT(layers=1), {}, "pipeline: 2: 2 stages are more than the 1 blocks of the model"),
     ],
     ids=["tied", "forgotten", "SyncBatchNorm", "no pipeline()", "other stages", "few blocks"],
 )

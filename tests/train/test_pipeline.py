@@ -30,10 +30,13 @@ ADAM = 5e-5
 """Difference of parameters after five steps of 1e-3. Where a gradient is as small as its rounding, Adam makes
 a step of full size of it. Measured 1.2e-5."""
 FSDP = {"sharding": "fsdp"}
+INTERLEAVED = {"virtual_stages": 2}
 
 TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, 1f1b": ("gpt", {}),
     "gpt, by hand, fsdp": ("gpt", {"stages": [1, 3], **FSDP}),
+    "gpt, interleaved": ("gpt", INTERLEAVED),
+    "llama, interleaved, fsdp": ("llama", {"activations": "checkpoint", **INTERLEAVED, **FSDP}),
     "llama, gpipe": ("llama", {"schedule": "gpipe"}),
     "brain": ("brain", {}),
 }
@@ -120,7 +123,7 @@ def compare(
 
 def whole(fields: dict[str, Any]) -> dict[str, Any]:
     """Return what of a recipe is the same in one process. Several data-parallel ranks share the batch."""
-    own = ["pipeline", "tensor", "stages", "schedule"]
+    own = ["pipeline", "virtual_stages", "tensor", "stages", "schedule"]
     own += ["micro", "accumulation"] if "sharding" in fields else []
     kept = {name: value for name, value in fields.items() if name not in own}
     return {**kept, "sharding": "fsdp"} if kept.get("sharding") == "hybrid" else kept

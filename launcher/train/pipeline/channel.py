@@ -78,19 +78,24 @@ LENGTH = 3 + MOST_DIMENSIONS
 
 
 class Channel:
-    """One direction between neighbouring stages, with a process group of its own.
+    """The messages to one rank of the pipeline, and from another one, with a process group of its own.
 
     NCCL runs what two ranks send each other in one group in the order of the calls: if both directions shared
     a group, a stage that sends an activation and one that sends a gradient would wait for each other.
     """
 
-    def __init__(self, rank: Rank, group: dist.ProcessGroup, mesh: DeviceMesh | None, *, down: bool) -> None:
-        """`mesh`: the tensor-parallel ranks. `down`: from each stage to the next one. Connects the ranks; all
-        of them must call this."""
+    def __init__(
+        self,
+        rank: Rank,
+        group: dist.ProcessGroup,
+        mesh: DeviceMesh | None,
+        to: int | None,
+        from_: int | None,
+    ) -> None:
+        """`mesh`: the tensor-parallel ranks. `to`, `from_`: numbers in the group; None: nothing is sent, or
+        nothing received. Connects the ranks; all of them must call this."""
         self._group, self._device, self._mesh = group, rank.device, mesh
-        at, step = rank.coordinates.pipeline, 1 if down else -1
-        self._to = self._rank_of(at + step)
-        self._from = self._rank_of(at - step)
+        self._to, self._from = to, from_
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
         # NCCL connects at the first message, which takes seconds and memory.
         if self._from is not None:
@@ -98,9 +103,6 @@ class Channel:
         if self._to is not None:
             self.send(torch.zeros(1, device=self._device))
         self.settle()
-
-    def _rank_of(self, stage: int) -> int | None:
-        return stage if 0 <= stage < dist.get_world_size(self._group) else None
 
     def send(self, tensor: torch.Tensor) -> None:
         """Begin to send. At most one tensor is on its way: the one before has arrived."""
@@ -148,12 +150,25 @@ def _part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Channels(NamedTuple):
+    """The channels of one rank. Those from the last rank to the first, and back, are used with several stages
+    on each rank."""
+
     group: dist.ProcessGroup
     "The ranks with the stages of one copy of the model."
     down: Channel
-    "From each stage to the next one: activations."
+    "From each rank to the next one: activations."
     up: Channel
-    "From each stage to the one before: gradients."
+    "From each rank to the one before: gradients."
+    around: Channel | None
+    "Activations from the last rank to the first."
+    back: Channel | None
+    "Gradients from the first rank to the last."
+
+    def settle(self) -> None:
+        """Wait until everything that was sent has arrived. On a GPU, its stream waits."""
+        for channel in (self.down, self.up, self.around, self.back):
+            if channel is not None:
+                channel.settle()
 
 
 def open_channels(rank: Rank, mesh: DeviceMesh | None) -> Channels:
@@ -165,5 +180,16 @@ def open_channels(rank: Rank, mesh: DeviceMesh | None) -> Channels:
     columns = [[stage * data * tensor + place for stage in range(pipeline)] for place in range(data * tensor)]
     timeout = timedelta(seconds=rank.job.train.collective_timeout)
     subgroups: Any = dist.new_subgroups_by_enumeration
-    down, up = (subgroups(columns, timeout=timeout)[0] for _ in range(2))
-    return Channels(down, Channel(rank, down, mesh, down=True), Channel(rank, up, mesh, down=False))
+    at, last = rank.coordinates.pipeline, pipeline - 1
+    to_next = at + 1 if at < last else None
+    to_before = at - 1 if at > 0 else None
+    ways = [(to_next, to_before), (to_before, to_next)]
+    if rank.recipe.virtual_stages > 1:
+        to_first, to_last = 0 if at == last else None, last if at == 0 else None
+        ways += [(to_first, to_last), (to_last, to_first)]
+    groups = [subgroups(columns, timeout=timeout)[0] for _ in ways]
+    channels = [
+        Channel(rank, group, mesh, to, from_) for group, (to, from_) in zip(groups, ways, strict=True)
+    ]
+    down, up, around, back, *_ = *channels, None, None
+    return Channels(groups[0], down, up, around, back)

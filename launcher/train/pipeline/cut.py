@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.spec.mesh import stages_of
 from launcher.spec.schedule import balanced
 from launcher.train.pipeline.parts import Pipeline
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import whole as gathered
+
+CHUNKS = "_chunks"
+"Attribute of a model that is cut."
 
 
 class Elsewhere(nn.Module):
@@ -41,51 +46,84 @@ class Batch:
     content: Any
 
 
-def cut(model: nn.Module, task: Task, rank: Rank) -> None:
-    """Replace the modules of other stages, and the model's forward by that of this rank's stage.
+class Chunk(nn.Module):
+    """One stage of the model: some of its blocks, and what comes before or after them.
+
+    Its modules are the model's own. To FSDP it is a model by itself, so that its passes leave the parameters
+    of the rank's other chunks alone.
 
     The first stage takes the batch, the others what the stage before returned; each also takes the
     micro-batch as a `Batch`. The last stage returns sum and weight like `Task.loss`.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], run: Callable[[Any, Batch], Any]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+        self._run = run
+
+    def forward(self, value: Any, batch: Batch) -> Any:
+        return self._run(value, batch)
+
+
+def chunks_of(model: nn.Module) -> tuple[Chunk, ...]:
+    """Return the stages of a model that are on this rank, in order; none if the model is not cut."""
+    found: tuple[Chunk, ...] = vars(model).get(CHUNKS, ())
+    return found
+
+
+def cut(model: nn.Module, task: Task, rank: Rank) -> None:
+    """Replace the modules of other ranks' stages. `chunks_of` then returns the stages of this rank.
 
     Raises SetupError if the model cannot be cut.
     """
-    parts, stages = task.pipeline(model), rank.mesh.pipeline
+    parts, ranks = task.pipeline(model), rank.mesh.pipeline
     if parts is None:
         raise SetupError(
-            f"pipeline: {stages} needs pipeline() of the task, which {type(task).__name__} does not have: "
+            f"pipeline: {ranks} needs pipeline() of the task, which {type(task).__name__} does not have: "
             "return a launcher.train.Pipeline that says what comes before and after the blocks, as "
             "docs/tasks.md shows, or use pipeline: 1"
         )
     names = _names(parts, model, type(task).__name__)
-    home = dict.fromkeys(parts.before, 0) | dict.fromkeys(parts.after, stages - 1)
-    blocks, numbers = iter(parts.blocks), blocks_of_stages(parts, rank)
+    numbers = blocks_of_stages(parts, rank)
     rank.say(f"pipeline: {' + '.join(map(str, numbers))} blocks")
-    for stage, number in enumerate(numbers):
-        home |= {next(blocks): stage for _ in range(number)}
+    ends = [*itertools.accumulate(numbers)]
+    stages = [list(parts.blocks[end - number : end]) for number, end in zip(numbers, ends, strict=True)]
+    stages[0][:0], stages[-1][:] = parts.before, [*stages[-1], *parts.after]
     forward = _Forward(model, parts, names, type(task).__name__)
-    at = rank.coordinates.pipeline
-    for module, stage in home.items():
-        if stage != at:
-            _put(model, names[module], forward.stand_in(module, names[module]))
-    model.forward = forward.of_stage(first=at == 0, last=at == stages - 1)
+    absent = [{names[one]: forward.stand_in(one, names[one]) for one in modules} for modules in stages]
+    mine = stages_of(rank.recipe, rank.coordinates.pipeline)
+    for stage, stand_ins in enumerate(absent):
+        if stage not in mine:
+            _put(model, stand_ins)
+    chunks = []
+    for stage in mine:
+        others = {name: one for other in mine if other != stage for name, one in absent[other].items()}
+        run = forward.of_stage(others, first=stage == 0, last=stage == len(stages) - 1)
+        chunks.append(Chunk(stages[stage], run))
+    vars(model)[CHUNKS] = tuple(chunks)
 
 
 def blocks_of_stages(parts: Pipeline, rank: Rank) -> Sequence[int]:
     """Return the number of blocks of each stage. Raises SetupError."""
     recipe, count = rank.recipe, len(parts.blocks)
+    stages = recipe.pipeline * recipe.virtual_stages
     if recipe.stages is not None:
         if sum(recipe.stages) != count:
             raise SetupError(
                 f"stages: {list(recipe.stages)} are {sum(recipe.stages)} blocks, but the model has {count}"
             )
         return recipe.stages
-    if count < recipe.pipeline:
-        raise SetupError(f"pipeline: {recipe.pipeline} is more than the {count} blocks of the model")
+    if count < stages:
+        each = f", virtual_stages: {recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""
+        raise SetupError(
+            f"pipeline: {recipe.pipeline}{each}: {stages} stages are more than the {count} blocks of the "
+            "model"
+        )
     return balanced(
         [_parameters([block]) for block in parts.blocks],
         _parameters(parts.before),
         _parameters(parts.after),
-        recipe.pipeline,
+        stages,
     )
 
 
@@ -144,17 +182,22 @@ class _Forward:
 
         return Elsewhere(module, name, run)
 
-    def of_stage(self, *, first: bool, last: bool) -> Callable[[Any, Batch], Any]:
+    def of_stage(
+        self, others: Mapping[str, nn.Module], *, first: bool, last: bool
+    ) -> Callable[[Any, Batch], Any]:
+        """Return the forward pass of a stage. `others`: stand-ins for the modules of this rank's other
+        stages."""
         unchecked = True
 
         def forward(value: Any, batch: Batch) -> Any:
             nonlocal unchecked
-            x = self.begin(value) if first else value
-            if unchecked:
-                self._check(x, batch.content)
-                unchecked = False
-            x = self._middle(x, batch.content)
-            return self.end(x, batch.content) if last else x
+            with self._replaced(others):
+                x = self.begin(value) if first else value
+                if unchecked:
+                    self._check(x, batch.content)
+                    unchecked = False
+                x = self._middle(x, batch.content)
+                return self.end(x, batch.content) if last else x
 
         return forward
 
@@ -170,8 +213,16 @@ class _Forward:
         """Run `middle` with every block left out. Raises TaskError if it then changes its input, as it would
         in each stage, or does not call each block once."""
         called: list[str] = []
+
+        def noting(name: str) -> Elsewhere:
+            def run(x: torch.Tensor) -> torch.Tensor:
+                called.append(name)
+                return x
+
+            return Elsewhere(self.model.get_submodule(name), name, run)
+
         try:
-            with self._all_elsewhere(called):
+            with self._replaced({name: noting(name) for name in (*self.blocks, *self.after)}):
                 passed = self.middle(x, content)
         except Exception as error:  # any type: it is the task's code, and may be a model of a library
             raise TaskError(
@@ -191,24 +242,14 @@ class _Forward:
             )
 
     @contextmanager
-    def _all_elsewhere(self, called: list[str]) -> Iterator[None]:
-        """Replace the blocks and what comes after them by modules that note their name in `called`."""
-
-        def noting(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-            def run(x: torch.Tensor) -> torch.Tensor:
-                called.append(name)
-                return x
-
-            return run
-
-        kept = {name: self.model.get_submodule(name) for name in (*self.blocks, *self.after)}
+    def _replaced(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Replace modules of the model, by name, for a while."""
+        kept = {name: self.model.get_submodule(name) for name in modules}
         try:
-            for name, module in kept.items():
-                _put(self.model, name, Elsewhere(module, name, noting(name)))
+            _put(self.model, modules)
             yield
         finally:
-            for name, module in kept.items():
-                _put(self.model, name, module)
+            _put(self.model, kept)
 
 
 def is_elsewhere(model: nn.Module, name: str) -> bool:
@@ -221,6 +262,7 @@ def is_elsewhere(model: nn.Module, name: str) -> bool:
     return isinstance(module, Elsewhere)
 
 
-def _put(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, key = name.rpartition(".")
-    model.get_submodule(parent)._modules[key] = module
+def _put(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        parent, _, key = name.rpartition(".")
+        model.get_submodule(parent)._modules[key] = module

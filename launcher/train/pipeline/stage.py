@@ -1,4 +1,4 @@
-"""The forward and backward passes of this rank's stage, and what it exchanges with its neighbours."""
+"""The forward and backward passes of this rank's stages, and what it exchanges with its neighbours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.model import check_loss, computing
-from launcher.train.pipeline.channel import open_channels, why_not_sent
-from launcher.train.pipeline.cut import Batch
+from launcher.train.pipeline.channel import Channel, Channels, open_channels, why_not_sent
+from launcher.train.pipeline.cut import Batch, Chunk, chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, reshard_units
 from launcher.train.task import Task, TaskError
@@ -30,71 +30,110 @@ class Held(NamedTuple):
     "What the next stage gets; the sum of the losses in the last stage."
 
 
-class Stage:
-    """Runs a model that launcher.train.pipeline.cut has cut."""
+class Links(NamedTuple):
+    """The channels of one stage; None where there is no neighbour."""
+
+    activations_from: Channel | None
+    activations_to: Channel | None
+    gradients_from: Channel | None
+    gradients_to: Channel | None
+
+
+class Stages:
+    """Runs the stages of a model that this rank has since launcher.train.pipeline.cut has cut it."""
 
     def __init__(self, model: nn.Module, task: Task, rank: Rank) -> None:
-        """Connects the stages: every rank must call this."""
-        self.model, self.rank = model, rank
-        self.number = rank.coordinates.pipeline
-        self.first, self.last = self.number == 0, self.number == rank.mesh.pipeline - 1
-        self._group, self._down, self._up = open_channels(rank, mesh_of(model))
-        self._name = f"pipeline() of {type(task).__name__}"
+        """Connects the ranks: every rank must call this."""
+        self.rank, self.at = rank, rank.coordinates.pipeline
+        self._channels = open_channels(rank, mesh_of(model))
+        name, chunks = f"pipeline() of {type(task).__name__}", chunks_of(model)
+        self._stages = [
+            Stage(chunk, links_of(number, len(chunks), rank, self._channels), name, rank)
+            for number, chunk in enumerate(chunks)
+        ]
+
+    def forward(self, batch: Any, chunk: int) -> SumAndWeight | None:
+        """Run the forward pass of a micro-batch in the stage `chunk` of this rank. Return sum and weight in
+        the last stage of the model, None in others.
+
+        Every rank must call this in the order of the schedule. A backward pass must follow, except under
+        torch.no_grad().
+        """
+        return self._stages[chunk].forward(batch)
+
+    def backward(self, scaled: Callable[[torch.Tensor], torch.Tensor], chunk: int, *, last: bool) -> None:
+        """Run the backward pass of the oldest micro-batch without one in the stage `chunk` of this rank;
+        `last`: it is the step's last one.
+
+        `scaled` is applied to the sum of the losses.
+        """
+        self._stages[chunk].backward(scaled, last=last)
+
+    def settle(self) -> None:
+        """Wait until the neighbours have received everything, at the end of a step."""
+        self._channels.settle()
+
+    def add_up(self, value: float) -> float:
+        """Return the sum of `value` over the ranks of the pipeline."""
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total, group=self._channels.group)
+        return float(total)
+
+
+def links_of(number: int, chunks: int, rank: Rank, channels: Channels) -> Links:
+    """Return the channels of the rank's stage `number` of `chunks`. The last rank sends to the next stage of
+    the first one."""
+    at, last = rank.coordinates.pipeline, rank.mesh.pipeline - 1
+    down, up, around, back = channels[1:]
+    before = (down, up) if at > 0 else (around, back) if number > 0 else (None, None)
+    after = (down, up) if at < last else (around, back) if number < chunks - 1 else (None, None)
+    return Links(before[0], after[0], after[1], before[1])
+
+
+class Stage:
+    """Runs one stage of the model."""
+
+    def __init__(self, chunk: Chunk, links: Links, name: str, rank: Rank) -> None:
+        self._chunk, self._links, self._name, self._rank = chunk, links, name, rank
         self._held: list[Held] = []
         "Micro-batches without their backward pass, which comes in the same order."
 
     def forward(self, batch: Any) -> SumAndWeight | None:
-        """Run the forward pass of a micro-batch. Return sum and weight in the last stage, None in others.
-
-        Every stage must call this with the same micro-batches. A backward pass must follow, except under
-        torch.no_grad().
-        """
-        trains = torch.is_grad_enabled()
-        received = None if self.first else self._down.receive_with_shape().requires_grad_(trains)
-        with computing(self._name, self.rank):
-            result = self.model(batch if received is None else received, Batch(batch))
-        if self.last:
+        """See `Stages.forward`."""
+        links, trains, received = self._links, torch.is_grad_enabled(), None
+        if links.activations_from is not None:
+            received = links.activations_from.receive_with_shape().requires_grad_(trains)
+        with computing(self._name, self._rank):
+            result = self._chunk(batch if received is None else received, Batch(batch))
+        if links.activations_to is None:
             check_loss(f"end of {self._name}", result)
             output, weight = result
         else:
             if (problem := why_not_sent(result)) is not None:
                 raise TaskError(f"{self._name}: middle returned {problem}")
             output = result
-            self._down.send_with_shape(output)
+            links.activations_to.send_with_shape(output)
         if trains:
             self._held.append(Held(received, output))
         else:
-            self._down.settle()
-            reshard_units(self.model, self.rank.recipe)
-        return (output.detach(), weight) if self.last else None
+            reshard_units(self._chunk, self._rank.recipe)
+            if isinstance(self._chunk, FSDPModule):
+                self._chunk.reshard()  # state_dict() of the model does not know of it
+        return (output.detach(), weight) if links.activations_to is None else None
 
     def backward(self, scaled: Callable[[torch.Tensor], torch.Tensor], *, last: bool) -> None:
-        """Run the backward pass of the oldest micro-batch without one; `last`: it is the step's last one.
-
-        `scaled` is applied to the sum of the losses.
-        """
-        received, output = self._held.pop(0)
-        with accumulate(self.model, self.rank.recipe, last=last):
-            if isinstance(self.model, FSDPModule):
+        """See `Stages.backward`."""
+        links, (received, output) = self._links, self._held.pop(0)
+        with accumulate(self._chunk, self._rank.recipe, last=last):
+            if isinstance(self._chunk, FSDPModule):
                 # FSDP otherwise forgets what it has noted about forward passes of later micro-batches.
-                self.model.set_is_last_backward(last)
-            if self.last:
+                self._chunk.set_is_last_backward(last)
+            if links.gradients_from is None:
                 scaled(output).backward()  # type: ignore[no-untyped-call]
             else:
-                gradient = self._up.receive_like(output)
+                gradient = links.gradients_from.receive_like(output)
                 if output.requires_grad:
                     torch.autograd.backward(output, gradient)
         if received is not None:
-            assert received.grad is not None
-            self._up.send(placed_like(received, received.grad))
-
-    def settle(self) -> None:
-        """Wait until the neighbours have received everything, at the end of a step."""
-        self._down.settle()
-        self._up.settle()
-
-    def add_up(self, value: float) -> float:
-        """Return the sum of `value` over the stages."""
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total, group=self._group)
-        return float(total)
+            assert received.grad is not None and links.gradients_to is not None
+            links.gradients_to.send(placed_like(received, received.grad))

@@ -248,7 +248,7 @@ def layout_of(rank: Rank, model: nn.Module) -> Layout:
     return {
         "ranks": [rank.world, rank.per_node],
         "tensor": recipe.tensor,
-        "stages": [rank.mesh.pipeline, recipe.stages],
+        "stages": [rank.mesh.pipeline, recipe.virtual_stages, recipe.stages],
         "sharding": {"fsdp-keep": "fsdp"}.get(recipe.sharding, recipe.sharding),
         "optimizer": saved_as(recipe.optimizer),
         "precision": recipe.precision,

@@ -67,7 +67,7 @@ class Probe:
         in_backward: StepInBackward | None = None,
     ) -> None:
         alone = rank.recipe.pipeline == 1
-        assert (collectives is not None) == (isinstance(model, FSDPModule) and alone)
+        assert (collectives is not None) == isinstance(model, FSDPModule)
         self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
         self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
         self.collectives, self.agreement, self.in_backward = collectives, agreement, in_backward

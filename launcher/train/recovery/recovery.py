@@ -92,7 +92,7 @@ class Recovery:
         with budget.host_side():
             self.undo = Undo(model, rank.device, task, data)
         self.collectives = None
-        if isinstance(model, FSDPModule) and rank.recipe.pipeline == 1:
+        if isinstance(model, FSDPModule):
             self.collectives = Collectives(model, rank.device)
         self.failure: Failure | None = None
         self.suspect: Suspect | None = None

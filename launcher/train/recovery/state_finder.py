@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
+from launcher.train.pipeline.cut import CHUNKS
 from launcher.train.rng import numpy
 
 MOST_ITEMS = 1000
@@ -38,8 +39,8 @@ SMALL = 2**20
 MOST_DATA = 64 * 2**20
 "Maximum bytes of a tensor of the task or its data that is copied before its first change."
 
-_INTERNAL = frozenset(vars(nn.Module()))
-"Attributes that every torch module has."
+_INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
+"Attributes that every torch module has, or that launcher sets."
 _SET_BY_THE_LOOP = frozenset({"loss_chunks"})
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})

@@ -76,6 +76,7 @@ class TaskSource:
             sharding="none",
             tensor=part.tensor,
             pipeline=part.pipeline,
+            virtual_stages=part.virtual_stages,
             stages=part.stages,
             micro_batch_size=1,
             grad_accum=1,

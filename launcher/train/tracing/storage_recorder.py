@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,6 +30,7 @@ from launcher.memory.trace import (
 from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
 from launcher.train.activations import ON_HOST
 from launcher.train.optimizers.state import local
+from launcher.train.sharding import fsdp_roots
 
 LOSS = "loss"
 "Module name for operators outside all modules."
@@ -111,8 +111,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def streams_of(self, model: nn.Module) -> None:
         """Learn the streams of a sharded model."""
-        if isinstance(model, FSDPModule):
-            self._communication = model._get_fsdp_state()._comm_ctx
+        for root in fsdp_roots(model):
+            self._communication = root._get_fsdp_state()._comm_ctx
 
     def arrive(self, batch: Any) -> None:
         self._are(BATCH, (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)))

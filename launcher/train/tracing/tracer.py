@@ -32,7 +32,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, computing, loss_of, new_model
 from launcher.train.pipeline.channel import Form
-from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
+from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages, chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, reshard_units
 from launcher.train.task import Task
@@ -245,10 +245,11 @@ class Tracer:
         """Return the output, and the weight if the loop holds it until the backward pass ends."""
         if rank.recipe.pipeline == 1:
             return loss_of(self.task, model, batch, rank)
+        [chunk] = chunks_of(model)
         with computing("pipeline()", rank):
-            result = model(batch if received is None else received, Batch(batch))
+            result = chunk(batch if received is None else received, Batch(batch))
         if not torch.is_grad_enabled():
-            reshard_units(model, rank.recipe)
+            reshard_units(chunk, rank.recipe)
         output: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return output, 0.0
 
