@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -113,7 +114,27 @@ def fully_sharded(
         # used_parameters.
         if isinstance(root, FSDPModule) and hasattr(root, "set_reduce_scatter_unused_params"):
             root.set_reduce_scatter_unused_params(True)
+    for chunk in chunks_of(model):
+        _gather_in_order(chunk)
     return model
+
+
+def _gather_in_order(chunk: nn.Module) -> None:
+    """Let each unit gather the one before it in the backward pass.
+
+    FSDP otherwise notes the order of the units in each forward pass, and forgets it in the next backward
+    pass, while more micro-batches of a pipeline wait for theirs.
+    """
+    units = list(dict.fromkeys(_in_forward_order(chunk)))
+    for before, unit in pairwise([units[0], *units]):  # the first one is there when it names itself
+        unit.set_modules_to_backward_prefetch([before])
+
+
+def _in_forward_order(module: nn.Module) -> Iterator[FSDPModule]:
+    for child in module.children():
+        yield from _in_forward_order(child)
+    if isinstance(module, FSDPModule):
+        yield module
 
 
 def roots_of(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -45,6 +45,11 @@ TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "video": ("video", {}),
     "llama, fsdp, last": ("llama", {"grad_sync": "last", **FSDP}),
     "transformers": ("transformers", {}),
+    "transformers, interleaved": ("transformers", {**INTERLEAVED, **FSDP}),
+    "video, interleaved by hand": ("video", {"stages": [1, 1, 1, 1], **INTERLEAVED}),
+    "gpt, interleaved, last": ("gpt", {"grad_sync": "last", **INTERLEAVED, **FSDP}),
+    "gpt, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "compile": True, **INTERLEAVED}),
+    "gpt, interleaved, offloaded": ("gpt", {"offload": "cpu", **INTERLEAVED, **FSDP}),
     "transformers, loss in parts": ("transformers", {"loss_chunks": 3, **FSDP}),
     **{
         ", ".join(map(str, fields.values())): ("gpt", fields)
@@ -71,6 +76,8 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2, recomputed": ("llama", {"activations": "checkpoint", "loss_chunks": 2, **FSDP}),
     "2 x 2, video": ("video", FSDP),
     "4": ("gpt", {"pipeline": 4}),
+    "2 x 2, interleaved": ("llama", {**INTERLEAVED, **FSDP}),
+    "2 x 2, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "optimizer": "adamw-8bit", **INTERLEAVED}),
 }
 
 TENSOR = {"tensor": 2}
@@ -91,12 +98,14 @@ BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
             {"optimizer": "lion"},
             {"offload": "cpu-optimizer"},
             {"stages": [1, 4]},
+            INTERLEAVED,
             FSDP,  # one shard
         )
     },
 }
 EIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt", {**TENSOR, **FSDP}),
+    "gpt, interleaved": ("gpt", {**TENSOR, **INTERLEAVED, **FSDP}),
     "llama": ("llama", {"grad_sync": "last", "schedule": "gpipe", **TENSOR, **FSDP}),
     "llama, kept": ("llama", {"sharding": "fsdp-keep", "activations": "checkpoint", **TENSOR}),
     "transformers": ("transformers", {"loss_chunks": 2, **TENSOR, **FSDP}),

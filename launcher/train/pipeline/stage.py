@@ -125,9 +125,6 @@ class Stage:
         """See `Stages.backward`."""
         links, (received, output) = self._links, self._held.pop(0)
         with accumulate(self._chunk, self._rank.recipe, last=last):
-            if isinstance(self._chunk, FSDPModule):
-                # FSDP otherwise forgets what it has noted about forward passes of later micro-batches.
-                self._chunk.set_is_last_backward(last)
             if links.gradients_from is None:
                 scaled(output).backward()  # type: ignore[no-untyped-call]
             else:
