@@ -100,6 +100,7 @@ class Decider:
             setting=self.layout.setting(self.job),
             chunks=self.about.loss_chunks,
             blocks=self.about.blocks,
+            stages=self.about.stages,
         )
 
     def choose(self, space: Space) -> Choice:

@@ -39,6 +39,8 @@ class About(NamedTuple):
     "The loss of one sample depends on the other samples of its micro-batch."
     tensor: bool = False
     "The task says how tensor parallelism splits its model."
+    stages: int = 0
+    "Largest number of stages into which a pipeline can cut the model: that of its blocks. 0: it cannot."
 
 
 class Source(Protocol):

@@ -19,6 +19,7 @@ from launcher.spec.supported import unsupported
 # for each combination; precision and `activations: compress`, which change numbers; compile, which costs
 # minutes at each start and fails on some models.
 AXES: Mapping[str, tuple[Any, ...]] = {
+    "virtual_stages": (4, 2, 1),
     "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
     "optimizer_step": ("after", "backward"),
@@ -41,6 +42,8 @@ class Space:
     "The task can compute its loss in parts."
     blocks: bool = True
     "The task names blocks, which are the units of recomputation and of activation offload."
+    stages: int = 0
+    "Largest number of stages into which a pipeline can cut the model."
 
     @functools.cached_property
     def axes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -58,6 +61,8 @@ class Space:
         # Each value costs a trace of its own, so the job has to ask for them.
         if not ("activations" in self.fixed and self.base.activations == "budget"):
             given.add("activation_budget")
+        if self.base.pipeline == 1 or self.base.schedule != "1f1b" or "stages" in self.fixed:
+            given.add("virtual_stages")
         free = {name: values for name, values in AXES.items() if name not in given}
         pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is no GPU to offload from
@@ -66,6 +71,8 @@ class Space:
             pointless["optimizer_step"] = {"backward"}
         if data_ranks(self.base, self.setting.ranks) == 1:  # only FSDP can offload parameters
             pointless["sharding"] = {*AXES["sharding"]} - {"none", "fsdp"}
+        too_many = (number for number in AXES["virtual_stages"] if number * self.base.pipeline > self.stages)
+        pointless["virtual_stages"] = {*too_many} - {1}
         return {
             name: tuple(value for value in values if value not in pointless.get(name, ()))
             for name, values in free.items()
@@ -99,6 +106,8 @@ class Space:
         """
         made = []
         for name, values in self.axes.items():
+            if name == "virtual_stages":  # no rank could go on from the state of the last step
+                continue
             later = values[values.index(getattr(recipe, name)) + 1 :] if name != "grad_sync" else ("each",)
             for value in later:
                 one = nearest_valid(recipe.model_copy(update={name: value}), self.setting)

@@ -204,6 +204,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sharding": "fsdp",
         "tensor": "2",
         "pipeline": "2",
+        "virtual_stages": "2",
         "schedule": "gpipe",
         "stages": "[28, 29]",
         "offload": "cpu-optimizer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ def test_a_job_that_fixes_its_tensor_is_planned_with_it_alone() -> None:
     found = decided(job(tensor=1, activations="keep"), SLOW)
     assert found.plan.recipe.tensor == 1
     assert not any(line.startswith("tensor: ") for line in found.explained)
+
+
+def test_stages_are_interleaved_where_a_pipeline_waits_and_the_plan_says_what_it_is_worth() -> None:
+    small = {"layers": 4, "dim": 256, "heads": 4, "kv_heads": 4, "hidden": 768}
+    found = decided(
+        job(
+            args={"context": 512, "model": small},
+            pipeline=2,
+            sharding="none",
+            tensor=1,
+            activations="keep",
+            optimizer="adamw",
+            offload="none",
+            loss_chunks=1,
+            grad_sync="each",
+        ),
+        {**GPU, "count": 2},
+    )
+    assert found.plan.recipe.virtual_stages == 2
+    [line] = [line for line in found.explained if line.startswith("virtual_stages: ")]
+    assert re.search(r"\b1 (fits, |at least )\d+% slower", line)
+    assert all(rung.recipe.virtual_stages == 2 for rung in found.rungs)
 
 
 @pytest.mark.slow

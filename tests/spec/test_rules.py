@@ -51,6 +51,10 @@ def test_a_usual_recipe_breaks_nothing():
         ({"tensor": 2}, GPUS, "mesh-needs-entrypoint"),
         ({"pipeline": 2, "sharding": "ddp"}, TASK, "mesh-no-ddp"),
         ({"pipeline": 2, "stages": (3, 4, 5)}, TASK, "stages-are-pipeline"),
+        ({"pipeline": 2, "virtual_stages": 2, "stages": (3, 4)}, TASK, "stages-are-pipeline"),
+        ({"virtual_stages": 2}, TASK, "virtual-stages-interleave"),
+        ({"pipeline": 2, "virtual_stages": 2, "schedule": "gpipe"}, TASK, "virtual-stages-interleave"),
+        ({"pipeline": 2, "virtual_stages": 2, "grad_accum": 3}, TASK, "virtual-stages-need-rounds"),
         ({"pipeline": 2}, Setting(8, 1, 8, entrypoint=True, adapter=True), "pipeline-no-adapter"),
         (
             {"pipeline": 2, "optimizer_step": "backward", "grad_accum": 1},
@@ -151,6 +155,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 MESH: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
     "pipeline": (1, 2),
+    "virtual_stages": (1, 2),
     "stages": (None, (1, 1)),
     "schedule": get_args(Schedule),
 }

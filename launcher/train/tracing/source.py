@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from launcher.memory.peaks import Like
@@ -65,6 +66,7 @@ class TaskSource:
             blocks=next(iter(task.blocks(model)), None) is not None,
             couples_samples=task.couples_samples,
             tensor=task.parallel_plan(model) is not None,
+            stages=_stages(task, model),
         )
 
     def shapes(
@@ -125,6 +127,14 @@ class TaskSource:
             check_varied(task, self.job.args, self.job.plan.vary)
             self._tracers[key] = Tracer(task, self.job, self.like)
         return self._tracers[key]
+
+
+def _stages(task: Task, model: nn.Module) -> int:
+    try:
+        parts = task.pipeline(model)
+    except Exception:  # any type: it is the task's code, and most jobs have no pipeline
+        return 0
+    return len(parts.blocks) if parts is not None else 0
 
 
 def _is_users(file: Path) -> bool:
