@@ -280,6 +280,20 @@ def _restarts_after(
     assert resumed is None or found == (resumed, "shared-memory")
 
 
+def test_interleaved_stages_lose_no_step_and_their_checkpoint_is_read_on_other_meshes(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", gpt(args={"layers": 4}, train=SAVING))
+    _restarts_after(run, staged(**INTERLEAVED), 2, "rank=1,step=3,phase=backward", 1)
+    before = losses(run)
+    for attempt, (then, ranks) in enumerate(((staged(), 2), (recipe("none", micro=8), 1)), start=2):
+        shutil.rmtree(run.checkpoints / "step-00000005")
+        assert set(start(run, then, ranks=ranks).codes.values()) == {0}
+        expected = {step: before[step] for step in (4, 5)}
+        assert losses(run, attempt=attempt) == pytest.approx(expected, rel=ORDER)
+    shutil.rmtree(run.checkpoints / "step-00000005")
+    assert set(start(run, staged(**INTERLEAVED)).codes.values()) == {0}
+    assert losses(run, attempt=4) == pytest.approx(expected, rel=ORDER)
+
+
 @pytest.fixture(scope="module")
 def sharing(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """Two stages of two ranks that share their layers, with dropout, clipping and checkpoints."""
