@@ -41,6 +41,7 @@ from launcher.train.failure import fail
 from launcher.train.feed import Feed, open_feed
 from launcher.train.guard import Guard
 from launcher.train.logged import open_logged
+from launcher.train.mesh import meshes
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.offload import gradient_of
@@ -97,10 +98,12 @@ class Trainer:
                 model = new_model(self.task, rank.recipe)
             self.undeclared_batch_norm = check_batch_norm(model, rank)
             self.undeclared_coupling = check_coupling(self.task, rank)
-            self.model = arranged(model, self.task, rank, budget)
-        self.stages = Stages(self.model, self.task, rank) if rank.recipe.pipeline > 1 else None
+            with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
+                mesh = meshes(rank)
+            self.model = arranged(model, self.task, rank, budget, mesh)
+        self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
         self.optimizer = build_optimizer(self.model, rank, budget)
-        self.copies = Copies(self.model, self.task, rank.recipe)
+        self.copies = Copies(mesh.tensor, self.task, rank.recipe)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
             self.in_backward = StepInBackward(self.model, self.optimizer, self.copies, rank.world)

@@ -16,7 +16,7 @@ from launcher.train.adapter import initialise_adapter, initialise_with_adapter, 
 from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
-from launcher.train.mesh import Meshes, meshes
+from launcher.train.mesh import Meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
 from launcher.train.pipeline.cut import cut, is_elsewhere
@@ -44,19 +44,16 @@ def arranged(
     task: Task,
     rank: Rank,
     budget: Budget,
-    mesh: Meshes | None = None,
+    mesh: Meshes,
     compiled: Callable[[Forward], Forward] | None = None,
 ) -> nn.Module:
     """Return this rank's part of the model, ready to train.
 
-    Without `mesh`, it is made here. `compiled` replaces torch.compile.
+    `compiled` replaces torch.compile.
     """
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device)
-    if mesh is None:
-        with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
-            mesh = meshes(rank)
     blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:

@@ -7,8 +7,9 @@ and what a model or a loss needs to work with values that are cut.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -38,7 +39,9 @@ TENSOR = "tensor"
 SHOWN = 12
 "Number of layers that a message names."
 COMPARED = 3
-"Number of steps, without those that overflow, in which the ranks compare the gradients of whole layers."
+"""Number of steps in which the ranks compare the gradients of a parameter, without steps that overflow and
+those in which the gradient is only rounding. After such a step they wait for twice as many steps each time:
+a gradient that stays so small costs some 20 comparisons in a million steps."""
 APART = 0.05
 """Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
 each time differ by about 1e-2."""
@@ -209,9 +212,15 @@ def _placed(placements: Sequence[Placement], gradient: torch.Tensor) -> torch.Te
     return gradient.redistribute(placements=placements)
 
 
-def mesh_of(model: nn.Module) -> DeviceMesh | None:
-    """Return the ranks that share the layers of a model, or of its stage; None without tensor parallelism."""
-    return next((p.device_mesh[TENSOR] for p in model.parameters() if _is_cut(p)), None)  # type: ignore[attr-defined]
+@dataclass
+class _Checked:
+    """How far the gradients of one parameter have been compared."""
+
+    times: int = 0
+    "How often they have been compared, without those that were only rounding."
+    pause: int = 0
+    "Steps before the next comparison."
+    last_pause: int = 0
 
 
 class Copies:
@@ -221,16 +230,16 @@ class Copies:
     would let the copies of a parameter drift apart.
     """
 
-    def __init__(self, model: nn.Module, task: Task, recipe: Recipe) -> None:
-        mesh = mesh_of(model)
+    def __init__(self, mesh: DeviceMesh | None, task: Task, recipe: Recipe) -> None:
+        """`mesh`: the ranks that compute each layer together; None if there is one."""
         self._group = mesh.get_group() if mesh is not None else None
         self._plan = f"parallel_plan() of {type(task).__name__}"
         # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
         self._rounding = max(torch.finfo(compute_type(recipe)).eps / 10, 1e-5)
         self._largest = 0.0
         "Largest norm of a gradient so far."
-        self._compared: Counter[str] = Counter()
-        "How often the gradients of a parameter have been compared."
+        self._checked: defaultdict[str, _Checked] = defaultdict(_Checked)
+        "Name of a parameter -> how far it has been compared."
 
     @torch.no_grad()
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -240,13 +249,16 @@ class Copies:
         """
         if self._group is None:
             return
-        new = [name for name in gradients if self._compared[name] < COMPARED]
-        if new:
-            self._compare({name: gradients[name] for name in new})
+        if due := [name for name in gradients if self._is_due(self._checked[name])]:
+            self._compare({name: gradients[name] for name in due})
         for gradient in gradients.values():
             if not _is_cut(gradient):
                 dist.all_reduce(local(gradient), group=self._group)
                 local(gradient).div_(self._group.size())
+
+    def _is_due(self, checked: _Checked) -> bool:
+        checked.pause -= 1
+        return checked.times < COMPARED and checked.pause < 0
 
     def _compare(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Compare a few sums over each gradient: a copy of the gradient might not fit into memory."""
@@ -257,13 +269,18 @@ class Copies:
         sums = torch.stack(everyones)  # (ranks, gradients, sums)
         if not sums.isfinite().all():
             return  # an overflow in fp16: the step is left out, and the next one is compared
-        self._compared.update([*gradients])
         self._largest = max(self._largest, float(sums[..., 0].max()))
         scale = sums.abs().amax(dim=(0, 2))
         apart = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
         noise = self._rounding * self._largest
-        differ = ((apart > APART * scale) & (scale > noise)).tolist()
-        for (name, gradient), differs in zip(gradients.items(), differ, strict=True):
+        above = scale > noise
+        verdicts = torch.stack([above, above & (apart > APART * scale)], dim=1).tolist()
+        for (name, gradient), (tells, differs) in zip(gradients.items(), verdicts, strict=True):
+            checked = self._checked[name]
+            if tells:
+                checked.times += 1
+            else:  # later: it may grow, as behind an output that begins at zero
+                checked.pause = checked.last_pause = max(1, 2 * checked.last_pause)
             if differs and not _is_cut(gradient):
                 raise TaskError(
                     f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "

@@ -103,7 +103,9 @@ class Case:
         self.batches = [self.task.collate(samples[:2]), self.task.collate(samples[2:4])]
         self.task.loss_chunks = self.recipe.loss_chunks
         torch.manual_seed(0)
-        self.model = arranged(new_model(self.task, self.recipe), self.task, self.rank, budget)
+        self.model = arranged(
+            new_model(self.task, self.recipe), self.task, self.rank, budget, meshes(self.rank)
+        )
         assert isinstance(self.model, FSDPModule)
         self.collectives = Collectives(self.model, rank.device)
 

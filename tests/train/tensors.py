@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,25 @@ class Scaled(nn.Module):
         return nn.functional.gelu(x * self.scale)
 
 
+class Late(Tempered):
+    """What its MLPs return is left out in the first steps, so that they have no gradient."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        kept = [block.mlp[2].forward for block in model.blocks]
+        for block, forward in zip(model.blocks, kept, strict=True):
+            block.mlp[2].forward = partial(_times, forward, float(self.steps > 2 * COMPARED))
+        try:
+            return super().loss(model, batch)
+        finally:
+            for block in model.blocks:
+                del block.mlp[2].forward
+
+
+def _times(forward: Any, factor: float, x: torch.Tensor) -> torch.Tensor:
+    return forward(x * factor)
+
+
 class Planned(Tempered):
     def parallel_plan(self, model: nn.Module) -> Any:
         return super().parallel_plan(model) | {"blocks.*.mlp.1": ReplicatedInCutRegion()}
@@ -327,8 +347,21 @@ def overflowing(rank: Rank, out: Path) -> Any:
     return {"norms": norms, "told": "not refused"}
 
 
+def late(rank: Rank, out: Path) -> Any:
+    """What ends a step with a parameter in a cut region whose gradient is zero in the first steps."""
+    JOBS["late"] = {**JOBS["gpt"], "task": "tensors:Late", "steps": 4 * COMPARED}
+    made = trainer(rank, "late", sharding="none", tensor=2)
+    for step in range(1, 4 * COMPARED):
+        try:
+            made.train_step(step)
+        except TaskError as error:
+            return {"step": step, "told": str(error)}
+    return {"told": "not refused"}
+
+
 MODES = {
-    one.__name__: one for one in (trained, saved, restored, handed, drifting, partly, overflowing, refused)
+    one.__name__: one
+    for one in (trained, saved, restored, handed, drifting, partly, overflowing, late, refused)
 }
 
 

@@ -46,7 +46,7 @@ TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, fsdp, last": ("llama", {"grad_sync": "last", **FSDP}),
     "transformers": ("transformers", {}),
     "transformers, interleaved": ("transformers", {**INTERLEAVED, **FSDP}),
-    "video, interleaved by hand": ("video", {"stages": [1, 1, 1, 1], **INTERLEAVED}),
+    "llama, interleaved by hand": ("llama", {"stages": [2, 1, 1, 1], **INTERLEAVED}),
     "gpt, interleaved, last": ("gpt", {"grad_sync": "last", **INTERLEAVED, **FSDP}),
     "gpt, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "compile": True, **INTERLEAVED}),
     "gpt, interleaved, offloaded": ("gpt", {"offload": "cpu", **INTERLEAVED, **FSDP}),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from launcher.train.checkpoints.export import export
+from launcher.train.tensor_parallel import COMPARED
 from tests.train.runs import measure
 
 CONFIG = {
@@ -275,6 +276,12 @@ def test_steps_that_overflow_are_not_compared(tmp_path: Path) -> None:
     found = run("overflowing", tmp_path / "overflowing", 2)
     assert len(found["norms"]) == 3 and not {*found["norms"]} - {"inf", "nan"}
     assert "mlp.1.scale, which is whole on each of them" in found["told"]
+
+
+def test_a_gradient_that_is_zero_in_the_first_steps_is_compared_once_it_is_not(tmp_path: Path) -> None:
+    found = run("late", tmp_path / "late", 2)
+    assert "mlp.1.scale, which is whole on each of them" in found["told"]
+    assert found["step"] > 2 * COMPARED
 
 
 def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cut(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.model import check_loss, computing
@@ -16,7 +17,7 @@ from launcher.train.pipeline.cut import Batch, Chunk, chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, reshard_units
 from launcher.train.task import Task, TaskError
-from launcher.train.tensor_parallel import mesh_of, placed_like
+from launcher.train.tensor_parallel import placed_like
 
 SumAndWeight = tuple[torch.Tensor, torch.Tensor | float]
 
@@ -42,10 +43,10 @@ class Links(NamedTuple):
 class Stages:
     """Runs the stages of a model that this rank has since launcher.train.pipeline.cut has cut it."""
 
-    def __init__(self, model: nn.Module, task: Task, rank: Rank) -> None:
-        """Connects the ranks: every rank must call this."""
+    def __init__(self, model: nn.Module, task: Task, rank: Rank, mesh: DeviceMesh | None) -> None:
+        """`mesh`: the tensor-parallel ranks. Connects the ranks: every rank must call this."""
         self.rank, self.at = rank, rank.coordinates.pipeline
-        self._channels = open_channels(rank, mesh_of(model))
+        self._channels = open_channels(rank, mesh)
         name, chunks = f"pipeline() of {type(task).__name__}", chunks_of(model)
         self._stages = [
             Stage(chunk, links_of(number, len(chunks), rank, self._channels), name, rank)

@@ -6,6 +6,7 @@ from launcher.train.budget import Budget
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.folder import NotSavedError
 from launcher.train.feed import load
+from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank
@@ -30,7 +31,8 @@ def save_handover(rank: Rank, where: Where, budget: Budget) -> None:
         with budget.host_side():
             task = load(rank)
             model = new_model(task, rank.recipe)
-        model = arranged(model, task, rank, budget)
+            mesh = meshes(rank)
+        model = arranged(model, task, rank, budget, mesh)
     optimizer = build_optimizer(model, rank, budget)
     checkpoints = Checkpoints(model, optimizer, LossScaler(rank.recipe.grad_scaler), rank, task=task)
     handover = Handover(checkpoints, Progress(rank.device, budget))
