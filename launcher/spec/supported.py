@@ -28,11 +28,6 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         "gradients than eager ones); compile: false runs with it",
     ),
     (
-        lambda recipe: recipe.tensor > 1 and recipe.precision == "float8",
-        "tensor above 1 with precision: float8 is not run by the built-in entrypoint (a layer is cut before "
-        "its inputs are scaled, and ranks would scale them differently); precision: bf16-mixed runs with it",
-    ),
-    (
         lambda recipe: recipe.tensor > 1 and recipe.optimizer == "adam-mini",
         "tensor above 1 with optimizer: adam-mini is not run by the built-in entrypoint (its second moment "
         "is a mean over a row, which ranks hold in parts); optimizer: adamw-8bit needs less memory",

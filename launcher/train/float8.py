@@ -19,31 +19,37 @@ MULTIPLE = 16
 
 
 def to_float8(
-    model: nn.Module, blocks: Iterable[nn.Module], device: torch.device, *, emulate: bool = False
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    device: torch.device,
+    tensor: int = 1,
+    *,
+    emulate: bool = False,
 ) -> None:
     """Replace, in place, the linear layers inside the blocks. An output head stays, as its logits need bf16.
 
     Scales are per tensor and computed for each product, so there is no state; parameters keep their names.
-    FSDP gathers the weights in bf16. `emulate` computes in fp32 with values rounded to float8, on any device.
-    Raises SetupError.
+    FSDP gathers the weights in bf16. `tensor` ranks may cut a layer afterwards: torchao scales a tensor that
+    is cut by the largest value on any rank. `emulate` computes in fp32 with values rounded to float8, on any
+    device. Raises SetupError.
     """
     if not emulate:
         _check_device(device)
     inside = {id(child) for block in outermost(blocks) for child in block.modules() if child is not block}
-    float8 = _torchao()
+    float8, multiple = _torchao(), MULTIPLE * tensor
 
     def exchanged(module: nn.Module, _: str) -> bool:
         return (
             type(module) is nn.Linear
             and id(module) in inside
-            and module.in_features % MULTIPLE == 0
-            and module.out_features % MULTIPLE == 0
+            and module.in_features % multiple == 0
+            and module.out_features % multiple == 0
         )
 
     if not any(exchanged(module, "") for module in model.modules()):
         raise SetupError(
             f"precision: float8 needs linear layers inside the task's blocks() with dimensions that are "
-            f"multiples of {MULTIPLE}, and there are none; use precision: bf16-mixed"
+            f"multiples of {multiple}, and there are none; use precision: bf16-mixed"
         )
     # Padding: the number of tokens is a dimension in a weight's gradient and need not be a multiple.
     config = float8.Float8LinearConfig(pad_inner_dim=True, emulate=emulate)

@@ -53,7 +53,7 @@ def arranged(
     """
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
-        to_float8(model, task.blocks(model), device)
+        to_float8(model, task.blocks(model), device, recipe.tensor)
     blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:

@@ -21,9 +21,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.tasks.gpt import PydocGPT
+from launcher.train import model
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.failure import leave
+from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
@@ -98,7 +100,11 @@ def trainer(rank: Rank, name: str, folder: Path | None = None, **fields: Any) ->
 
 
 def trained(rank: Rank, out: Path) -> Any:
-    """The loss and norm of each step of each of CASES; and in a file, the whole parameters."""
+    """The loss and norm of each step of each of CASES; and in a file, the whole parameters.
+
+    Float8 is emulated: the same roundings, without the matrix products of a GPU.
+    """
+    model.to_float8 = partial(to_float8, emulate=True)
     results: dict[str, Any] = {}
     for label, (name, fields) in json.loads(os.environ["CASES"]).items():
         made = trainer(rank, name, **fields)
@@ -108,6 +114,7 @@ def trained(rank: Rank, out: Path) -> Any:
         if rank.first:
             torch.save({"first": first, "last": last}, out.parent / f"{label}.pt")
         results[label] = {
+            "float8": sum(type(module).__name__ == "Float8Linear" for module in made.model.modules()),
             "losses": [step.loss for step in steps],
             "norms": [step.grad_norm for step in steps],
             "weights": [step.weight for step in steps],
