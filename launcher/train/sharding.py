@@ -233,9 +233,9 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
     `grad_sync: last` keeps whole gradients until the last micro-batch; `price_of_last` computes their size.
     """
     if recipe.grad_sync == "last":
-        if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(last)
-        elif isinstance(model, DistributedDataParallel) and not last:
+        for root in fsdp_roots(model):
+            root.set_requires_gradient_sync(last)
+        if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
     return nullcontext()
 
