@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds after which a test gives up waiting. Only a hang takes as long, on a busy machine too: a test is
 about what happens, not about how fast."""
 
