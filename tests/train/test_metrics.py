@@ -115,7 +115,8 @@ def test_measured_categories_are_those_of_the_recipe(
     states = {"adamw": 2.0, "adamw-bf16": 1.0}[optimizer] * parts["parameters"]
     shards = 2 if of == "zero1" else 1
     assert parts["optimizer states"] == pytest.approx(states / shards, rel=0.05, abs=100)
-    assert ("gradients" in parts) == (accumulation > 1 or of != "fsdp")
+    # Elsewhere the peak is in the backward pass, where only some of them exist.
+    assert ("gradients" in parts) == (accumulation > 1 or of == "zero1")
 
 
 def test_a_peak_above_the_threshold_is_told_once_by_each_rank(run: RunDir) -> None:
