@@ -188,7 +188,9 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     per_rank = job.batch.global_ // ranks
     micro, accum = fixed.get("micro_batch_size"), fixed.get("grad_accum")
     if micro is None:
-        micro = per_rank // accum if accum and per_rank % accum == 0 else per_rank
+        # Interleaved stages take as many micro-batches at a time as the pipeline has ranks.
+        least = accum or (fixed.get("pipeline", 1) if fixed.get("virtual_stages", 1) > 1 else 1)
+        micro = per_rank // least if per_rank % least == 0 else per_rank
     if accum is None:
         accum = max(per_rank // micro, 1)
     if micro * accum != per_rank and "grad_accum" not in fixed:

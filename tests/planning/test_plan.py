@@ -55,6 +55,15 @@ def test_the_global_batch_is_that_of_the_ranks_that_train_on_different_samples()
     assert "3 does not divide the 16 samples that each of 4 data-parallel ranks gets" in refusal(asked, A6000)
 
 
+@pytest.mark.parametrize(("batch", "sizes"), [(64, (8, 4)), (96, (12, 4))])
+def test_interleaved_stages_start_with_a_micro_batch_for_each_rank_of_the_pipeline(batch, sizes):
+    fixed = {"pipeline": 4, "virtual_stages": 2}
+    plan = make_plan(job(batch={"global": batch}, recipe=fixed), A6000)
+    assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == sizes
+    odd = job(batch={"global": 12}, recipe=fixed)
+    assert "grad_accum must be a multiple of pipeline" in refusal(odd, A6000), "6 samples"
+
+
 def test_what_the_job_fixes_is_kept_and_the_rest_follows():
     plan = make_plan(job(recipe={"micro_batch_size": 2}), A6000)
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (2, 4)

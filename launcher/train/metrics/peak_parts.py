@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.metrics.memory import Meter, Reading
 from launcher.train.optimizers.proxies import ProxyOptimizer
 
@@ -68,7 +68,7 @@ class PeakParts:
             "optimizer states": self._bytes([*self._model.parameters(), *self._states()]) - parameters,
         }
         stays = reading.allocated - sum(held.values()) >= self._gradients
-        accumulated = self._begun is not None and self._begun.grad_accum > 1
+        accumulated = self._begun is not None and _accumulates(self._begun)
         if self._gradients and (reading.peak == peak or accumulated or stays):
             held[GRADIENTS] = self._gradients
         rest = REST if GRADIENTS in held else WITH_GRADIENTS
@@ -93,6 +93,12 @@ class PeakParts:
                     if self._meter.holds(storage):
                         sizes[storage._cdata] = storage.nbytes()
         return sum(sizes.values())
+
+
+def _accumulates(recipe: Recipe) -> bool:
+    """Return whether the gradients of the update are there from the first micro-batch on. With `grad_sync:
+    last`, FSDP accumulates whole gradients, and cuts them in the last one."""
+    return recipe.grad_accum > 1 and not (recipe.sharding in SHARDED and recipe.grad_sync == "last")
 
 
 def _plain(value: Any) -> Iterator[torch.Tensor]:
