@@ -154,6 +154,64 @@ def test_tensorboard(run: RunDir) -> None:
     assert {line["from"] for line in lines} == {"tensorboard"}
 
 
+@needs("torch", "tensorboard")
+def test_a_metric_under_its_epoch_belongs_to_the_last_step_and_a_training_may_begin_again(
+    run: RunDir,
+) -> None:
+    text = """
+    from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter("logs")
+    for step in range(1, 7):
+        writer.add_scalar("loss", 1 / step, step)
+        if step % 3 == 0:
+            writer.add_scalar("val_loss", 2 / step, step // 3 - 1)
+            writer.add_scalar("val_accuracy", step / 10, step // 3 - 1)
+    if AGAIN:
+        writer.add_scalar("loss", 5.0, 1)
+        writer.add_scalar("loss", 4.0, 2)
+    writer.close()
+    """
+    program(textwrap.dedent(text).replace("AGAIN", "False"), work(run))
+    lines = steps_that_count(taken_over(run))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    found = [(line["loss"], line["eval_loss"], line["eval_accuracy"]) for line in (lines[2], lines[5])]
+    assert found == [pytest.approx((1 / 3, 2 / 3, 0.3)), pytest.approx((1 / 6, 2 / 6, 0.6))]
+    assert lines[3]["samples"] == 16
+    for path in work(run).glob("logs/*"):
+        path.unlink()
+    program(textwrap.dedent(text).replace("AGAIN", "True"), work(run))
+    again = steps_that_count(taken_over(run, 1))
+    assert [(line["step"], line["loss"]) for line in again] == [(1, 5.0), (2, 4.0)]
+
+
+def event(step: int, value: float) -> bytes:
+    """A record of an event file: the scalar `loss`."""
+    scalar = b"\x0a\x04loss\x15" + struct.pack("<f", value)
+    summary = bytes([0x0A, len(scalar)]) + scalar
+    message = bytes([0x10, step, 0x2A, len(summary)]) + summary
+    return struct.pack("<QI", len(message), 0) + message + bytes(4)
+
+
+def test_event_files_of_another_process_in_the_same_folder_are_not_read(run: RunDir) -> None:
+    def write(process: int, *steps: int) -> None:
+        name = f"events.out.tfevents.17642000{steps[0]:02d}.a.host.{process}.0"
+        (work(run) / name).write_bytes(b"".join(event(step, process) for step in steps))
+
+    write(41, 1, 2)
+    source = Source(run, work(run), LONG_AGO)
+    read = [reading.step for reading in source.read()[1]]
+    write(42, 3, 4, 5)
+    write(41, 6, 7)
+    read += [reading.step for reading in source.read()[1]]
+    assert read == [1, 2, 6, 7]
+
+
+def test_a_damaged_record_costs_no_other_one(run: RunDir) -> None:
+    damaged = struct.pack("<QI", 9, 0) + b"\xff" * 13
+    (work(run) / "events.out.tfevents.1").write_bytes(event(1, 3.0) + damaged + event(2, 2.0) + b"\1\0")
+    assert [(line["step"], line["loss"]) for line in taken_over(run)] == [(1, 3.0), (2, 2.0)]
+
+
 @needs("lightning")
 def test_the_file_of_lightnings_csv_logger_is_read_while_it_grows_and_gets_columns(run: RunDir) -> None:
     from lightning.pytorch.loggers import CSVLogger
@@ -254,6 +312,11 @@ def test_a_log_in_a_working_folder_of_two_runs_at_once_is_not_read(run: RunDir) 
         assert [line["step"] for line in taken_over(run)] == [1], "its own directory is not shared"
     (run.path / "lightning_logs" / "version_0" / "metrics.csv").unlink()
     assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run has ended"
+    replace_json(other.run, {"workdir": str(work(run) / "lightning_logs")})
+    with SupervisorLock(other):
+        assert taken_over(run) == [], "a folder below the run's own"
+        (work(run) / "metrics.csv").write_text("step,loss\n1,0.5\n")
+        assert [line["loss"] for line in taken_over(run)] == [0.5]
 
 
 def test_logs_that_are_damaged_or_of_another_kind_change_nothing(run: RunDir) -> None:

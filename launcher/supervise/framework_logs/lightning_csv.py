@@ -11,6 +11,8 @@ from launcher.rundir.files import open_regular
 from launcher.supervise.framework_logs.reading import Reading
 
 NAMES = "metrics.csv"
+MAX_TEXT = 2**26
+"Bytes that are read at once. A data set may have this name."
 
 
 class CsvReader:
@@ -21,11 +23,13 @@ class CsvReader:
 
     def read(self) -> list[Reading]:
         with open_regular(self._path) as file:
-            head = file.readline()
+            head = file.readline(MAX_TEXT)
             known = self._rows if head != self._head else 0  # rows of this text that were told already
             at = self._at if head == self._head else len(head)
             file.seek(at)
-            text, written = file.read(), os.fstat(file.fileno()).st_mtime
+            text, written = file.read(MAX_TEXT + 1), os.fstat(file.fileno()).st_mtime
+        if len(text) > MAX_TEXT:
+            raise ValueError(f"{self._path} has too many rows")
         whole = text[: text.rfind(b"\n") + 1]
         rows = list(csv.reader(io.StringIO(whole.decode(errors="replace"))))
         if len(rows) < known or not head.endswith(b"\n"):  # it is being written again

@@ -28,6 +28,8 @@ class FrameworkLines:
         self._since, self._read_at, self._batches = since, since, 0
         self._first: int | None = None
         self._step: int | None = None
+        self._told: dict[str, int] = {}
+        "Metric -> the step under which the log told it last."
         self._tokens: float | None = None
         self._names: set[str] = set()
 
@@ -38,6 +40,7 @@ class FrameworkLines:
         Before the first call there was the start of the program, so its steps have no seconds.
         """
         found = []
+        self._first = next((one.first for one in readings if one.first is not None), self._first)
         written = next((reading.written for reading in readings if reading.written is not None), now)
         end = min(max(written, self._read_at), now)
         spread = (end - self._read_at) / max(len({reading.step for reading in readings}), 1)
@@ -56,7 +59,7 @@ class FrameworkLines:
     def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:
         """Return a line; None if the log tells nothing of a step that launcher counts."""
         numbers = self._numbers(reading.metrics)
-        step = reading.step + 1 - self._first_of(reading, numbers)
+        step = self._counted(reading.step + 1 - self._first_of(reading, numbers), numbers)
         if step < 1 or not numbers:
             return None
         before, self._step = self._step, step
@@ -67,6 +70,18 @@ class FrameworkLines:
                 numbers["tokens"] = so_far - self._tokens
             self._tokens = so_far
         return self._lines.line(step, numbers, at, steps=reading.steps, measured=measured)
+
+    def _counted(self, step: int, numbers: Mapping[str, float | None]) -> int:
+        """Return the optimizer step of metrics that are told under a step.
+
+        Metrics under a lower step than before, none of which goes back itself, count something else, such as
+        epochs. They belong to the last step. If one goes back, the training begins again.
+        """
+        before = self._step
+        counts_otherwise = before is not None and step < before
+        counts_otherwise &= all(step >= self._told.get(name, step) for name in numbers)
+        self._told.update(dict.fromkeys(numbers, step))
+        return before if before is not None and counts_otherwise else step
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float | None]:
         numbers = numbers_of({name: value for name, value in metrics.items() if type(value) in (int, float)})

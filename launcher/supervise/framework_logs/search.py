@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -19,11 +19,14 @@ _OF_LAUNCHER = frozenset({"attempts", "plans", "scripts"})
 "Folders of a run directory that only launcher writes."
 
 
-def files_named(patterns: tuple[str, ...], root: Path, since: float) -> Iterator[Path]:
+def files_named(
+    patterns: tuple[str, ...], root: Path, since: float, left_out: Set[str] = frozenset()
+) -> Iterator[Path]:
     """Yield files by name that were written since a time (Unix seconds), those near the root first.
 
-    Other runs of launcher, hidden folders and Python environments are left out, and so is what exceeds the
-    limits. Each file is found once, under its real path.
+    Other runs of launcher, hidden folders and Python environments are left out. So are the folders of
+    `left_out`, named by their real paths, and what exceeds the limits. Each file is found once, under its
+    real path.
     """
     waiting = deque([(os.path.realpath(root), 0)])
     seen = {waiting[0][0]}
@@ -31,16 +34,18 @@ def files_named(patterns: tuple[str, ...], root: Path, since: float) -> Iterator
         if not waiting:
             return
         folder, depth = waiting.popleft()
+        if folder in left_out:
+            continue
         entries = _entries(folder)
         names = {entry.name for entry in entries}
         if "pyvenv.cfg" in names or ("run.json" in names and depth):
             continue
-        left_out = _OF_LAUNCHER if "run.json" in names else ()
+        of_launcher = _OF_LAUNCHER if "run.json" in names else ()
         for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.is_dir():
                     below = os.path.realpath(entry.path)
-                    hidden = entry.name[:1] == "." or entry.name in left_out
+                    hidden = entry.name[:1] == "." or entry.name in of_launcher
                     if depth < MAX_DEPTH and not hidden and below not in seen:
                         seen.add(below)
                         waiting.append((below, depth + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +28,12 @@ class Kind(NamedTuple):
     "Pattern of the names of its files."
     reader: Callable[[Path, float], LogReader]
     group: Callable[[Path], Path]
-    "The file or folder that one reader covers, from one of its files."
+    "What one reader covers, from one of its files: that file, a folder, or a writer in a folder."
 
 
 # If several have something new, the first one is taken: those with times come first.
 KINDS = (
-    Kind("tensorboard", tensorboard.NAMES, tensorboard.TensorBoardReader, lambda path: path.parent),
+    Kind("tensorboard", tensorboard.NAMES, tensorboard.TensorBoardReader, tensorboard.writer),
     Kind("wandb", wandb_offline.NAMES, wandb_offline.WandbReader, lambda path: path),
     Kind("lightning", lightning_csv.NAMES, lightning_csv.CsvReader, lambda path: path),
     Kind("transformers", trainer_state.NAMES, trainer_state.TrainerStateReader, trainer_state.output_folder),
@@ -43,8 +44,8 @@ class Source:
     """Logs in the run directory and the working folder, until one of them tells of a step.
 
     From then on only that one is read, so that no step counts twice: a Trainer may report to W&B and
-    TensorBoard at the same time. Logs in a working folder that two runs have at the same time are not read,
-    because they may be of the other one.
+    TensorBoard at the same time. Logs in the working folder of another run that goes on at the same time are
+    not read, because they may be of the other one.
     """
 
     def __init__(self, run: RunDir, workdir: Path, since: float) -> None:
@@ -54,7 +55,8 @@ class Source:
         "By place in KINDS and group; None if the file has another format."
         self._chosen: tuple[str, LogReader] | None = None
         self._next_search = 0.0
-        self._shared = False
+        self._of_others: set[str] = set()
+        "Real paths of working folders that other runs have had since the start."
 
     def read(self, search: bool = False) -> tuple[str, list[Reading]]:
         """Return the kind of the chosen log and what is new in it. `search`: search now, at the end."""
@@ -77,12 +79,11 @@ class Source:
 
     def _search(self) -> None:
         began = time.monotonic()
-        self._shared = self._shared or self._is_shared()
-        roots = [self._run.path] if self._shared else [self._run.path, self._workdir]
+        self._of_others |= self._workdirs_of_others()
         patterns = tuple(kind.files for kind in KINDS)
         within = {}
-        for root in roots:
-            for path in files_named(patterns, root, self._since):
+        for root, left_out in ((self._run.path, frozenset[str]()), (self._workdir, self._of_others)):
+            for path in files_named(patterns, root, self._since, left_out):
                 place = next(place for place, kind in enumerate(KINDS) if path.match(kind.files))
                 within[place, KINDS[place].group(path)] = path
         for key, path in within.items():
@@ -93,16 +94,16 @@ class Source:
         taken = time.monotonic() - began
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, taken / SEARCH_SHARE)
 
-    def _is_shared(self) -> bool:
-        """Return whether another living run has this working folder."""
+    def _workdirs_of_others(self) -> set[str]:
+        """Return the real paths of the working folders of all other living runs."""
+        found = set()
         with contextlib.suppress(OSError):
             for folder in self._run.path.parent.iterdir():
                 other = RunDir(folder)
                 if folder != self._run.path and shows_life(other):
                     workdir = other.read_about().workdir
-                    if workdir is not None and Path(workdir) == self._workdir:
-                        return True
-        return False
+                    found |= set() if workdir is None else {os.path.realpath(workdir)}
+        return found
 
 
 def _new(reader: LogReader) -> list[Reading] | None:

@@ -6,6 +6,8 @@ Source: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto
 
 from __future__ import annotations
 
+import contextlib
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ from launcher.supervise.framework_logs.protobuf import fields, parts
 from launcher.supervise.framework_logs.reading import Reading
 
 NAMES = "events.out.tfevents.*"
+_OF_PROCESS = re.compile(r"events\.out\.tfevents\.\d+\.(.+\.\d+)\.\d+(?:\.v2)?")
+"`events.out.tfevents.TIME.HOST.PID.NUMBER`, by tensorboard and TensorFlow."
 MAX_EVENT = 2**20
 "Bytes. Larger events, such as images and graphs, are skipped."
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
@@ -25,16 +29,26 @@ _TAG, _SIMPLE_VALUE = 1, 2
 "Fields of Summary.Value."
 
 
+def writer(path: Path) -> Path:
+    """Return an event file's folder with the host and process id in its name, or the file without them."""
+    named = _OF_PROCESS.fullmatch(path.name)
+    return path if named is None else path.with_name(named[1])
+
+
 class TensorBoardReader:
-    """Reads all event files of a folder that were written since a moment: a writer may begin several."""
+    """Reads what one process writes into one folder since a moment: a writer may begin several files.
+
+    Other runs, and other ranks of this one, may write into the same folder.
+    """
 
     def __init__(self, path: Path, since: float) -> None:
-        self._folder, self._since = path.parent, since
+        self._folder, self._writer, self._since = path.parent, writer(path), since
         self._read: dict[Path, int] = {}
         "Bytes of each file that were read."
 
     def read(self) -> list[Reading]:
-        paths = sorted(path for path in self._folder.glob(NAMES) if path.stat().st_mtime >= self._since)
+        ours = sorted(path for path in self._folder.glob(NAMES) if writer(path) == self._writer)
+        paths = [path for path in ours if path.stat().st_mtime >= self._since]
         return [reading for path in paths for reading in self._readings(path)]
 
     def _readings(self, path: Path) -> list[Reading]:
@@ -49,18 +63,8 @@ class TensorBoardReader:
 
     def _scalars(self, path: Path) -> Iterator[tuple[float, int, str, float]]:
         for event in self._events(path):
-            time, step = 0.0, 0
-            for field, value in fields(event):
-                if field == _WALL_TIME and isinstance(value, bytes):
-                    (time,) = struct.unpack("<d", value)
-                elif field == _STEP and isinstance(value, int):
-                    step = value
-                elif field == _SUMMARY and isinstance(value, bytes):
-                    for one in parts(value, _VALUE):
-                        of = dict(fields(one))
-                        tag, number = of.get(_TAG), of.get(_SIMPLE_VALUE)
-                        if isinstance(tag, bytes) and isinstance(number, bytes):
-                            yield time, step, tag.decode(errors="replace"), struct.unpack("<f", number)[0]
+            with contextlib.suppress(ValueError, struct.error):  # the events around a damaged one count
+                yield from _scalars_of(event)
 
     def _events(self, path: Path) -> Iterator[bytes]:
         at = self._read.get(path, 0)
@@ -75,3 +79,19 @@ class TensorBoardReader:
                 event = file.read(length) if length <= MAX_EVENT else b""
                 at = self._read[path] = at + 16 + length
                 yield event
+
+
+def _scalars_of(event: bytes) -> Iterator[tuple[float, int, str, float]]:
+    """Yield (time, step, tag, value). Raises ValueError or struct.error if the event is damaged."""
+    time, step = 0.0, 0
+    for field, value in fields(event):
+        if field == _WALL_TIME and isinstance(value, bytes):
+            (time,) = struct.unpack("<d", value)
+        elif field == _STEP and isinstance(value, int):
+            step = value
+        elif field == _SUMMARY and isinstance(value, bytes):
+            for one in parts(value, _VALUE):
+                of = dict(fields(one))
+                tag, number = of.get(_TAG), of.get(_SIMPLE_VALUE)
+                if isinstance(tag, bytes) and isinstance(number, bytes):
+                    yield time, step, tag.decode(errors="replace"), struct.unpack("<f", number)[0]

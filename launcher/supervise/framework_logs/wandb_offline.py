@@ -7,6 +7,7 @@ Source: https://github.com/google/leveldb/blob/main/doc/log_format.md; wandb/pro
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,11 @@ class WandbReader:
         self._path, self._at = path, _HEADER_BYTES
 
     def read(self) -> list[Reading]:
-        return [reading for record in self._records() if (reading := _reading(record)) is not None]
+        found = []
+        for record in self._records():
+            with contextlib.suppress(ValueError, RecursionError):  # the records around a damaged one count
+                found += [] if (reading := _reading(record)) is None else [reading]
+        return found
 
     def _records(self) -> Iterator[bytes]:
         """Yield the complete records after `_at`."""
@@ -66,8 +71,8 @@ class WandbReader:
                 fragment = file.read(length)
                 if len(fragment) < length:
                     return
-                if kind > _LAST:
-                    raise ValueError(f"{self._path} has a fragment of kind {kind}")
+                if kind > _LAST:  # damaged: where the next one begins is not known
+                    return
                 record = fragment if kind in (_WHOLE, _FIRST) else record + fragment
                 at += _FRAGMENT_BYTES + length
                 if kind in (_WHOLE, _LAST):
