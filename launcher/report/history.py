@@ -198,13 +198,14 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
 def _measured(turn: Turn) -> str:
     """Steps per second before and after.
 
-    The first step of an attempt or a recipe is a warm-up and is left out.
+    The first step of an attempt or a recipe is a warm-up and is left out. So are lines without seconds, as
+    logs of frameworks have them whose times are not known.
     """
     first: dict[int, int] = {}
     for line in (*turn.before, *turn.after):
         first[line["attempt"]] = min(line["step"], first.get(line["attempt"], line["step"]))
     before, after = (
-        [line for line in lines if not _warms_up(line, turn, first[line["attempt"]])]
+        [line for line in lines if line["seconds"] and not _warms_up(line, turn, first[line["attempt"]])]
         for lines in (turn.before, turn.after)
     )
     if not before or not after:

@@ -90,6 +90,18 @@ def test_steps_that_are_done_again_count_as_lost(log: Log) -> None:
     assert resumed == "    attempt 1 goes on after step 6, from checkpoint"
 
 
+def test_steps_whose_seconds_are_not_known_are_no_speed(log: Log) -> None:
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    log.steps(0, 1, 4, 0.0)
+    log.event("retry", reason="retry with the same recipe")
+    log.event("attempt", attempt=1, recipe=recipe(16))
+    log.steps(1, 5, 8, 0.0)
+    assert not any("steps/s" in line for line in history(log.run))
+    log.steps(0, 9, 9, 0.5)
+    log.steps(1, 9, 9, 0.25)
+    assert any("2 -> 4 steps/s" in line for line in history(log.run))
+
+
 def test_a_run_that_lost_every_step_says_so_and_why(log: Log) -> None:
     log.event("attempt", attempt=0, recipe=recipe(16))
     log.steps(0, 1, 4, 1.0)
