@@ -28,6 +28,9 @@ def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
         show_list(console(), [row_of(status, run) for run, status in states_by_run.items()])
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
         print(f"\n{sweep.id}: {counts}")
+        told = sweep.runs[0].read_about().sweep
+        if told is not None and told.runs is not None and len(found) < told.runs:
+            print(f"missing: {told.runs - len(found)} of {told.runs} runs, not submitted or deleted since")
     over = all(status.ended for status in found)
     raise SystemExit(next((status.exit_code for status in found if status.exit_code), 0) if over else 0)
 

@@ -31,7 +31,13 @@ class OneByOne(Scheduler):
                 prepared,
                 about={
                     **prepared.about,
-                    "sweep": {"id": sweep_id, "task": task, "values": list(values), "at_once": at_once},
+                    "sweep": {
+                        "id": sweep_id,
+                        "task": task,
+                        "runs": len(runs),
+                        "values": list(values),
+                        "at_once": at_once,
+                    },
                 },
             )
             for task, (prepared, values) in enumerate(runs)

@@ -35,6 +35,8 @@ class _Sweep(Record):
     id: str
     task: int = 0
     "The run's number in the sweep."
+    runs: int | None = None
+    "How many runs the sweep has, where they are submitted one by one."
     at_once: int | None = None
     "How many runs of the sweep go on at the same time. On ssh hosts: how many of them on the run's host."
 

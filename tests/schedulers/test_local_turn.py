@@ -99,6 +99,9 @@ def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_
     assert again.returncode == 0 and again.stdout.count("goes on") == 2, again.stderr
     assert [lab.wait(run, "succeeded", "failed")["state"] for run in runs] == ["succeeded"] * 3
     assert "env.N" in lab.cli("sweep", "compare", sweep_id).stdout
+    assert "missing" not in lab.cli("status", sweep_id).stdout
+    assert lab.cli("clean", runs[0].id, "-y").returncode == 0
+    assert "missing: 1 of 3 runs" in lab.cli("status", sweep_id).stdout
     assert lab.cli("clean", sweep_id, "-y").returncode == 0
     assert not list((runs[0].path.parent / "sweeps").iterdir())
 
