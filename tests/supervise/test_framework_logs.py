@@ -209,6 +209,8 @@ def test_event_files_of_another_process_in_the_same_folder_are_not_read(run: Run
 def test_a_damaged_record_costs_no_other_one(run: RunDir) -> None:
     damaged = struct.pack("<QI", 9, 0) + b"\xff" * 13
     (work(run) / "events.out.tfevents.1").write_bytes(event(1, 3.0) + damaged + event(2, 2.0) + b"\1\0")
+    with open(work(run) / "events.out.tfevents.0", "wb") as zeros:
+        zeros.truncate(2**33)
     assert [(line["step"], line["loss"]) for line in taken_over(run)] == [(1, 3.0), (2, 2.0)]
 
 

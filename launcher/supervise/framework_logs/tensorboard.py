@@ -73,7 +73,7 @@ class TensorBoardReader:
             while at + 12 <= size:
                 file.seek(at)
                 (length,) = struct.unpack("<Q", file.read(8))
-                if at + 16 + length > size:  # not complete yet
+                if not length or at + 16 + length > size:  # not complete yet; zeros may be filled in later
                     break
                 file.seek(at + 12)
                 event = file.read(length) if length <= MAX_EVENT else b""
