@@ -245,7 +245,7 @@ class Copies:
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Average the gradients among `gradients` that are not cut. Each rank has the same ones, by name.
 
-        Raises TaskError on every rank if those of a parameter differ by more than rounding.
+        Raises TaskError on the ranks that hold a parameter whose gradients differ by more than rounding.
         """
         if self._group is None:
             return
