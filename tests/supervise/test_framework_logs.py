@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from launcher.report.metric_curves import steps_that_count
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
+from launcher.supervise.framework_logs import follower
 from launcher.supervise.framework_logs.follower import FrameworkLogs
 from launcher.supervise.framework_logs.search import files_named
 from launcher.supervise.framework_logs.sources import Source
@@ -402,3 +404,15 @@ def _trained(lab: Lab, script: str, environ: dict[str, str]) -> list[dict[str, A
     status = lab.status(run)
     assert (status["step"], status["steps"]) == (8, 8)
     return steps_that_count(run.read_metrics())
+
+
+def test_a_log_that_cannot_be_read_to_its_end_holds_up_no_rank(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(work(run) / "metrics.csv")
+    assert list(files_named(("metrics.csv",), work(run), LONG_AGO)) == []
+    go = threading.Event()
+    monkeypatch.setattr(Source, "read", lambda *_, **__: (go.wait(), ()))
+    monkeypatch.setattr(follower, "CLOSING_SECONDS", 0.1)
+    FrameworkLogs(run, 0, work(run), LONG_AGO).close()
+    go.set()

@@ -14,6 +14,8 @@ from launcher.supervise.framework_logs.lines import FROM, FrameworkLines
 from launcher.supervise.framework_logs.sources import Source
 
 SECONDS = 1.0
+CLOSING_SECONDS = 10.0
+"How long the end of a rank waits for what was written last. A file system that hangs must not hold it up."
 _READ_BYTES = 2**20
 
 
@@ -37,9 +39,9 @@ class FrameworkLogs:
         self._thread.start()
 
     def close(self) -> None:
-        """Read what was written last, and stop."""
+        """Read what was written last, for a few seconds at most, and stop."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
         while not self._closed.wait(SECONDS):

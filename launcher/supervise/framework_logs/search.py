@@ -49,7 +49,11 @@ def files_named(
                     if depth < MAX_DEPTH and not hidden and below not in seen:
                         seen.add(below)
                         waiting.append((below, depth + 1))
-                elif _matches(entry.name, patterns) and entry.stat().st_mtime >= since:
+                elif (
+                    _matches(entry.name, patterns)
+                    and entry.is_file()  # a pipe would never be read to its end
+                    and entry.stat().st_mtime >= since
+                ):
                     yield Path(os.path.realpath(entry.path))
 
 
