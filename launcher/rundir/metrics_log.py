@@ -61,7 +61,7 @@ class StepLines:
 
 
 _lines: StepLines | None = None
-"Of this process."
+"The steps that `log` of this process has recorded; None before the first call."
 
 
 def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics: Any) -> None:

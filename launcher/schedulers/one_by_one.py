@@ -12,7 +12,7 @@ from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
 from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from launcher.rundir.layout import RunDir
     from launcher.schedulers.base import Prepared
@@ -49,18 +49,23 @@ class OneByOne(Scheduler):
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         """Submit every run. Raises SchedulerError; the runs submitted before go on."""
-        started: list[RunDir] = []
-        for prepared in sweep.runs:
-            try:
-                started.append(self.submit(prepared))
-            except SchedulerError as error:
-                if not started:
-                    raise
-                raise SchedulerError(
-                    f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
-                    f"`launcher cancel {sweep.id}` ends them"
-                ) from None
-        return started
+        return submitted(sweep, self.submit)
+
+
+def submitted(sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]) -> list[RunDir]:
+    """Submit the runs in their order. Raises SchedulerError, which says how many go on."""
+    started: list[RunDir] = []
+    for prepared in sweep.runs:
+        try:
+            started.append(submit(prepared))
+        except SchedulerError as error:
+            if not started:
+                raise
+            raise SchedulerError(
+                f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
+                f"`launcher cancel {sweep.id}` ends them"
+            ) from None
+    return started
 
 
 def remove_here(run: RunDir) -> None:

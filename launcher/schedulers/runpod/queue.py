@@ -97,22 +97,29 @@ def attending(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             yield
             return
-        yield
-        with open(folder / "queue.log", "ab", opener=_for_us_alone) as log:
-            command = [sys.executable, "-m", "launcher.schedulers.runpod.queue", str(folder)]
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=[lock.fileno()],  # it has the lock until it ends
-                )
-            except OSError as error:
-                raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
-        lock.truncate(0)
-        lock.write(f"{process.pid}\n")
+        try:
+            yield
+        finally:  # after an error, too: runs that were put in line before it go on
+            pid = _start(folder, lock.fileno())
+            lock.truncate(0)
+            lock.write(f"{pid}\n")
+
+
+def _start(folder: Path, lock: int) -> int:
+    """Start the process, which has the lock until it ends. Return its id. Raises SchedulerError."""
+    command = [sys.executable, "-m", "launcher.schedulers.runpod.queue", str(folder)]
+    with open(folder / "queue.log", "ab", opener=_for_us_alone) as log:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock],
+            ).pid
+        except OSError as error:
+            raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
 def _for_us_alone(path: str, flags: int) -> int:

@@ -17,7 +17,7 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
 from launcher.schedulers.copied import copies, write_copy
-from launcher.schedulers.one_by_one import OneByOne, remove_here
+from launcher.schedulers.one_by_one import OneByOne, remove_here, submitted
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
@@ -194,13 +194,16 @@ class RunPodScheduler(OneByOne):
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         """Rent a pod for the first run, and let the others wait for their turn.
 
-        Raises SchedulerError; then nothing is left behind.
+        Raises SchedulerError; the runs submitted before go on, and are attended.
         """
-        first, *others = sweep.runs
-        market = self._markets.get(first.request.run_id)
-        run = self.submit(first)
-        with attending(sweep_folder(run, sweep.id)):
-            return [run, *(self._put_in_line(other, market) for other in others)]
+        market = self._markets.get(sweep.runs[0].request.run_id)
+        first = self.submit(sweep.runs[0])
+
+        def submit(prepared: Prepared) -> RunDir:
+            return first if prepared is sweep.runs[0] else self._put_in_line(prepared, market)
+
+        with attending(sweep_folder(first, sweep.id)):
+            return submitted(sweep, submit)
 
     def _put_in_line(self, prepared: Prepared, market: Market | None) -> RunDir:
         from launcher.schedulers.runpod.request import PodPrepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,8 +16,9 @@ pytest.importorskip("boto3")
 from launcher.cli.main import app
 from launcher.rundir.find import SweepRuns, find
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Status
+from launcher.schedulers.base import Prepared, SchedulerError, Status
 from launcher.schedulers.runpod.queue import is_attended, runs_of
+from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.supervise.turn import sweep_folder
 from launcher.top.board import Board
 from tests.lab import wait_for
@@ -100,3 +102,25 @@ def test_without_a_limit_each_run_has_its_pod_at_once(lab: Lab) -> None:
     for run in runs:
         lab.go(run)
         until(lab, run, "succeeded")
+
+
+def test_runs_before_one_that_cannot_be_submitted_go_on_and_are_attended(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = RunPodScheduler._put_in_line
+
+    def fails(self: RunPodScheduler, prepared: Prepared, market: Any) -> RunDir:
+        if prepared.about["sweep"]["task"] == 2:
+            raise SchedulerError("the volume is full")
+        return put(self, prepared, market)
+
+    monkeypatch.setattr(RunPodScheduler, "_put_in_line", fails)
+    lab.prepare(job={"env": {"N": "0"}})
+    command = ["submit", str(lab.folder / "job.yaml"), "-c", str(lab.folder / "box.yaml")]
+    done = CliRunner().invoke(app, [*command, "--sweep", "env.N=1,2,3", "--at-once", "1"])
+    said = str(done.exception)
+    assert "the volume is full; 2 of 3 runs were started and go on: `launcher cancel " in said
+    found = find(said.rpartition("`launcher cancel ")[2].split("`")[0])
+    assert isinstance(found, SweepRuns) and len(found.runs) == 2
+    assert all(is_attended(run) for run in found.runs)
+    call("cancel", found.id)
