@@ -78,14 +78,14 @@ class Sandbox:
         wait_for(lambda: self.pod(id)["status"] == status, f"pod {id} {status}")
         return self.pod(id)
 
-    def processes(self) -> list[int]:
-        """Of all its pods, whoever started them."""
+    def processes(self, pod: str = "") -> list[int]:
+        """The processes of all its pods, or of one, whoever started them."""
         mark = f"LAUNCHER_RUNPOD_API={self.environ['LAUNCHER_RUNPOD_API']}".encode()
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 parts = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-                if mark in parts and any(part.startswith(b"RUNPOD_POD_ID=") for part in parts):
+                if mark in parts and any(part.startswith(f"RUNPOD_POD_ID={pod}".encode()) for part in parts):
                     found.append(int(entry.name))
         return found
 
