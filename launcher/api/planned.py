@@ -12,8 +12,6 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.long_work import working
 
-ASK = "the recipe is not chosen by memory: run `launcher plan` with this job and cluster once"
-
 
 class NotPlannedError(Exception):
     """There are no stored traces of this model."""
@@ -23,27 +21,32 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     """Plan the job from stored traces, without importing torch or the user's code.
 
     A login node has neither the time nor the memory for that. What the stored traces do not show is left to
-    the run, which uses its ladder if memory runs out. Raises PlanRefusedError.
+    the run, which uses its ladder if memory runs out. On a CPU the recipe is the job's in any case, and the
+    traces only give the estimate. Raises PlanRefusedError.
     """
     ledger = default_folder(runs_root)
     plan = make_plan(job, cluster)
-    known = known_of(job, cluster, ledger, on_gpu=plan.layout.gpus_per_node > 0)
+    on_gpu = plan.layout.gpus_per_node > 0
+    known = known_of(job, cluster, ledger, on_gpu=on_gpu)
     plan = begun_where_it_fitted(plan, job, cluster, known)
     declared = job.plan.model is not None or job.plan.params is not None
-    if not plan.layout.gpus_per_node or not (job.task is not None or declared):
+    if not (job.task is not None or declared):
         return plan
     from launcher.api.sources import source_of, traces_dir
     from launcher.planning.decide import Decider
 
     workdir = (job_file.parent / job.workdir).resolve()
-    source = source_of(job, workdir, traces_dir(), "cuda", _nothing_more)
+    source = source_of(job, workdir, traces_dir(), "cuda" if on_gpu else "cpu", _nothing_more)
     try:
-        with working("choosing the recipe by memory"):
+        with working("choosing the recipe by memory" if on_gpu else "estimating the memory"):
             return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
-    except NotPlannedError:
-        warning = ASK
-    except NotEstimatedError as error:
-        warning = f"the recipe is not chosen by memory: {error.problems[0].message}"
+    except (NotPlannedError, NotEstimatedError) as error:
+        if not on_gpu:
+            return plan
+        why = "run `launcher plan` with this job and cluster once"
+        if isinstance(error, NotEstimatedError):
+            why = error.problems[0].message
+        warning = f"the recipe is not chosen by memory: {why}"
     except PlanRefusedError as error:
         if cluster.rents:  # renting a GPU that is too small costs money
             raise

@@ -49,9 +49,11 @@ def prepared_sweep(
     sweep_id, root = new_run_id(f"{name}-sweep"), runs_root(cluster)
     width = len(str(len(chosen) - 1))
     runs: list[tuple[Prepared, tuple[str, ...]]] = []
+    by_job: dict[str, tuple[str, ...]] = {}
     for task, values in enumerate(chosen):
         run_dir = root / f"{sweep_id}-{task:0{width}d}"
         _, ready = prepared(job, cluster_name, [*sets, *values], run_dir, limits)
+        _check_differs(by_job.setdefault(_meaning(ready), values), values)
         runs.append((ready, values))
     first, values = runs[0]
     said = [
@@ -59,6 +61,17 @@ def prepared_sweep(
     ]
     runs[0] = replace(first, warnings=(*first.warnings, *said)), values
     return scheduler, scheduler.prepare_sweep(sweep_id, runs, at_once)
+
+
+def _meaning(ready: Prepared) -> str:
+    return ready.request.job.model_dump_json() + ready.request.cluster.model_dump_json()
+
+
+def _check_differs(before: tuple[str, ...], values: tuple[str, ...]) -> None:
+    """Raise SchedulerError if a run of the same job has other texts. Draws may have the same ones."""
+    for one, other in zip(before, values, strict=True):
+        if one != other:
+            raise SchedulerError(f"--sweep: {one} and {other} are the same value; list it once")
 
 
 def _full(text: str, args: Mapping[str, Any]) -> str:

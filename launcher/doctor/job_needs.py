@@ -42,7 +42,7 @@ class JobNeeds:
             {name: fields[name] for name in FIELDS if name in fields},
             tuple(secret.name for secret in job.secrets),
             setup,
-            estimate.needed if estimate is not None else None,
+            estimate.needed if estimate is not None and plan.layout.gpus_per_node else None,
             estimate.host_per_node if estimate is not None else None,
             _checkpoints(job, plan),
         )

@@ -95,6 +95,17 @@ def offset_near_end(path: Path, most: int) -> int:
 
 def last_lines(path: Path, count: int = 20, window: int = 2**18) -> list[bytes]:
     """The texts (without stamps) of the last lines, from the last `window` bytes of the file."""
+    return [line[TEXT_START:] for line in _last_lines(path, window)[-count:]]
+
+
+def last_stamp(path: Path) -> str | None:
+    """The time stamp of the last complete line; None if there is none. Raises OSError."""
+    lines = _last_lines(path, 2**17)
+    return lines[-1][:STAMP_LENGTH].decode(errors="replace") if lines else None
+
+
+def _last_lines(path: Path, window: int) -> list[bytes]:
+    """The complete lines in the last `window` bytes of a file; none if there is no file."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -103,5 +114,4 @@ def last_lines(path: Path, count: int = 20, window: int = 2**18) -> list[bytes]:
     except FileNotFoundError:
         return []
     lines = data.split(b"\n")
-    whole = lines[:-1] if size <= window else lines[1:-1]
-    return [line[TEXT_START:] for line in whole[-count:]]
+    return lines[:-1] if size <= window else lines[1:-1]

@@ -102,7 +102,7 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
     events = run.read_events()
     lines = steps_that_count(run.read_metrics())
     now = time.time()
-    seconds, price = seconds_run(events, now, ended=status.ended), usd_per_hour(run, events)
+    seconds, price = seconds_run(run, events, now, ended=status.ended), usd_per_hour(run, events)
     totals = totals_of(lines)
     results: dict[str, float | None] = {
         **_metrics(totals),

@@ -55,7 +55,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     about, events = run.read_about(), run.read_events()
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
-    seconds = seconds_run(events, now, ended=status.ended)
+    seconds = seconds_run(run, events, now, ended=status.ended)
     per_hour = usd_per_hour(run, events)
     gpus = int(about.nodes or 0) * int(about.gpus_per_node or 0)
     loss, tags = last_metrics(run).get("loss"), about.job.tags

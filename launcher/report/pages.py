@@ -33,7 +33,12 @@ def draw(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters |= {"bytes": format_bytes, "duration": format_duration, "when": _when}
+    environment.filters |= {
+        "bytes": format_bytes,
+        "duration": format_duration,
+        "when": _when,
+        "filled": _filled,
+    }
     return environment.get_template(template).render(values)
 
 
@@ -41,6 +46,17 @@ def _shown(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return _COLOUR.sub("", harmless(value.encode(errors="backslashreplace")).decode())
+
+
+def _filled(table: tuple[Sequence[str], Sequence[Sequence[object]]]) -> tuple[Any, Any]:
+    """Leave out the columns of (columns, rows) that have a value in no row. The first one stays."""
+    columns, rows = table
+    kept = [
+        place
+        for place in range(len(columns))
+        if not place or any(row[place] not in ("", "-") for row in rows)
+    ]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def _when(stamp: str) -> str:

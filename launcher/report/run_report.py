@@ -139,7 +139,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
     began = first_start(events) or now
     lines = steps_that_count(metrics)
     turns = turns_of(events, metrics)
-    timeline = timeline_of(run, events, metrics, turns, now)
+    timeline = timeline_of(run, events, metrics, turns, now, ended=status.ended)
     capacity = capacity_of_rank(about, plan)
     estimate, worst = _estimate(plan), parts_of_run(run)
     moments = _moments(run, estimate)
@@ -178,7 +178,7 @@ def first_start(events: Sequence[Event]) -> float | None:
 
 
 def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float, *, ended: bool) -> Spent:
-    seconds, price = seconds_run(events, now, ended=ended), usd_per_hour(run, events)
+    seconds, price = seconds_run(run, events, now, ended=ended), usd_per_hour(run, events)
     submitted = next((event.time for event in events if isinstance(event, Submitted)), "")
     started = next((event.time for event in events if isinstance(event, SupervisorStarted)), "")
     begin, end = seconds_of(submitted), seconds_of(started)
@@ -209,9 +209,10 @@ def _estimate(plan: dict[str, Any]) -> Estimate | None:
 def _moments(run: RunDir, estimate: Estimate | None) -> tuple[Moment, ...]:
     entry = entry_of_run(run)
     measured = dict(entry.measured) if entry is not None else {}
-    predicted = dict(entry.predicted) if entry is not None else {}
+    predicted: dict[str, int] = dict(entry.predicted) if entry is not None else {}
     if not predicted and not measured and estimate is not None:
-        predicted = {peak.when: peak.allocated for peak in estimate.peaks}
+        for peak in estimate.peaks:
+            predicted[peak.when] = max(predicted.get(peak.when, 0), peak.allocated)
     names = dict.fromkeys([*predicted, *measured])
     found = [Moment(f"tensors, {name}", predicted.get(name), measured.get(name)) for name in names]
     if entry is not None and entry.reserved is not None:

@@ -2,27 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from itertools import islice
 
+from launcher.logs.files import attempt_files
+from launcher.logs.read import last_stamp
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.progress import newest_lines
 from launcher.rundir.time import seconds_of
-from launcher.spec.events import Event, Finished, SupervisorStarted
+from launcher.spec.events import (
+    AttemptStarted,
+    Event,
+    Finished,
+    Requeued,
+    Submitted,
+    SupervisorStarted,
+    Waiting,
+)
 
 
-def seconds_run(events: Sequence[Event], now: float, *, ended: bool) -> float | None:
-    """Add up the time from each start of a supervisor to its end; None before the first start."""
-    total, begun, last = None, None, 0.0
+def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> float | None:
+    """Add up the time from each start of a supervisor to its end; None before the first start.
+
+    A supervisor that was killed has recorded no end: it counts until it was last seen alive.
+    """
+    total: float | None = None
+    begun: float | None = None
+    attempt: int | None = None
+    last = 0.0
     for event in events:
         moment = seconds_of(event.time) or last
-        if isinstance(event, SupervisorStarted):
-            total, begun = (total or 0.0) + (last - begun if begun is not None else 0.0), moment
-        elif isinstance(event, Finished) and begun is not None:
-            total, begun = (total or 0.0) + moment - begun, None
+        if begun is not None and is_seen_after_its_end(event):
+            total, begun = (total or 0.0) + last_alive(run, attempt, last, moment) - begun, None
+        match event:
+            case SupervisorStarted():
+                total, begun, attempt = total or 0.0, moment, None
+            case AttemptStarted():
+                attempt = event.attempt
+            case Finished() if begun is not None:
+                total, begun = (total or 0.0) + moment - begun, None
         last = moment
     if begun is None or total is None:
         return total
-    return total + max(0.0, (last if ended else now) - begun)
+    return total + max(0.0, (last_alive(run, attempt, last, now) if ended else now) - begun)
+
+
+def is_seen_after_its_end(event: Event) -> bool:
+    """Return whether an event follows the end of a supervisor, perhaps much later, if that has recorded
+    none."""
+    told = isinstance(event, Finished) and event.by is not None
+    return told or isinstance(event, Submitted | Requeued | Waiting | SupervisorStarted)
+
+
+def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> float:
+    """Return when an attempt whose supervisor was killed was last seen alive, in Unix seconds.
+
+    That is the time of the newest line in the log or the memory file of rank 0, between `since` and `until`.
+    """
+    if attempt is None:
+        return since
+    folder = run.attempt(attempt)
+    stamps = [line.get("time") for line in islice(newest_lines(folder.memory(0)), 1)]
+    for file in attempt_files(folder, {0}):
+        with contextlib.suppress(OSError):
+            stamps.append(last_stamp(file.path))
+    seen = [seconds_of(stamp) or since for stamp in stamps if isinstance(stamp, str)]
+    return min(until, max([since, *seen]))
 
 
 def usd_per_hour(run: RunDir, events: Sequence[Event]) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from launcher.logs.files import attempt_files
 from launcher.logs.read import TEXT_START, offset_of
 from launcher.report.history import Turn
+from launcher.report.spent import is_seen_after_its_end, last_alive
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
@@ -72,16 +73,28 @@ class Timeline:
 
 
 def timeline_of(
-    run: RunDir, events: Sequence[Event], metrics: Sequence[dict[str, Any]], turns: Sequence[Turn], now: float
+    run: RunDir,
+    events: Sequence[Event],
+    metrics: Sequence[dict[str, Any]],
+    turns: Sequence[Turn],
+    now: float,
+    *,
+    ended: bool,
 ) -> Timeline:
-    """Return the timeline of a run's events. `now`: the end of what has not ended yet, in Unix seconds."""
+    """Return the timeline of a run's events.
+
+    `now`: the end of what has not ended yet, in Unix seconds. `ended`: whether the run has, perhaps without a
+    record.
+    """
     if not events:
         return Timeline(now, now, (), ())
     times = [seconds_of(event.time) or now for event in events]
-    ended = isinstance(events[-1], Finished)
-    end = max(times) if ended else max(now, *times)
+    end = max(times) if isinstance(events[-1], Finished) else max(now, *times)
+    if ended and not isinstance(events[-1], Finished):
+        newest = next((one.attempt for one in reversed(events) if isinstance(one, AttemptStarted)), None)
+        end = last_alive(run, newest, max(times), end)
     numbers = _shown(len(events))
-    spans = [*_phases(events, times, metrics, end), *_lost(events, turns, end), *_marks(events, times)]
+    spans = [*_phases(run, events, times, metrics, end), *_lost(events, turns, end), *_marks(events, times)]
     return Timeline(
         begin=min(times),
         end=end,
@@ -98,17 +111,24 @@ def _shown(count: int) -> frozenset[int]:
 
 
 def _phases(
-    events: Sequence[Event], times: Sequence[float], metrics: Sequence[dict[str, Any]], end: float
+    run: RunDir,
+    events: Sequence[Event],
+    times: Sequence[float],
+    metrics: Sequence[dict[str, Any]],
+    end: float,
 ) -> list[Span]:
     """Waiting, start-up and training."""
     spans: list[Span] = []
     waits: tuple[float, int] | None = None
     attempt: tuple[float, int, int] | None = None
 
-    def close(moment: float) -> None:
+    def close(moment: float, before: float | None = None) -> None:
+        """`before`: the time of the event before, if the end of the attempt was not recorded."""
         nonlocal attempt
         if attempt is not None:
             begin, number, index = attempt
+            if before is not None:
+                moment = last_alive(run, number, before, moment)
             trains = _first_step(metrics, number, begin, moment)
             spans.append(Span("start-up", f"start-up of attempt {number}", begin, trains, index))
             if trains < moment:
@@ -116,9 +136,10 @@ def _phases(
             attempt = None
 
     for index, (event, moment) in enumerate(zip(events, times, strict=True)):
+        if is_seen_after_its_end(event):
+            close(moment, times[index - 1])
         match event:
             case Submitted() | Requeued() | Waiting() if waits is None:
-                close(moment)
                 waits = moment, index
             case SupervisorStarted() if waits is not None:
                 spans.append(Span("queue", "waiting to start", waits[0], moment, waits[1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from launcher.rundir.files import open_regular, parsed
@@ -13,24 +15,24 @@ _TAIL_BYTES = 16 * 1024
 
 
 def last_metrics(run: RunDir) -> dict[str, Any]:
-    """What the newest complete lines tell of one step, such as training and evaluation, or {}.
-
-    Reads at most 16 KiB.
-    """
-    try:
-        with open_regular(run.metrics) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
+    """What the newest complete lines tell of one step, such as training and evaluation, or {}."""
     found: dict[str, Any] = {}
-    for line in reversed(lines):
-        if not isinstance(value := parsed(line), dict):
-            continue
+    for value in newest_lines(run.metrics):
         if found and not same_step(value, found):
             break
         found = {**value, **found}
     return found
+
+
+def newest_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete lines of a file of JSON objects, the newest first, from its last 16 KiB."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    yield from (value for value in map(parsed, reversed(lines)) if isinstance(value, dict))
 
 
 def same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:

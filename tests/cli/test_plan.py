@@ -10,12 +10,15 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.report.run_report import report_of
+from launcher.schedulers.rundir import status_of
 from launcher.spec.base import GIB
 from tests.lab import Lab
 
@@ -332,10 +335,18 @@ def test_the_html_page_has_the_same_figures_and_reaches_nothing_outside(lab: Lab
     assert "optimizer=adamw-8bit" in page.text and "not yet validated on a GPU" in " ".join(page.text.split())
 
 
-def test_a_cpu_is_planned_by_its_host_memory_alone(lab: Lab) -> None:
-    done = plan(lab, job="cpu.yaml")
+def test_a_cpu_is_planned_by_its_host_memory_alone_and_the_run_is_compared_with_it(lab: Lab) -> None:
+    sets = ("-s", "task=stack:Real", "-s", "batch.global=8", "-s", "env.TRAIN_MEMORY_BUDGET=1GiB")
+    done = plan(lab, "-c", "local", *sets, job="cpu.yaml")
     assert done.returncode == 0 and "the tensors of a rank need" in done.stdout
     assert "samples/s" not in done.stdout and "measurements on a GPU" not in done.stdout
+    done = lab.cli("run", "cpu.yaml", "-c", "local", *sets, "--set", "steps=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = report_of(run := lab.newest(), status_of(run, "", run.read_state()), time.time())
+    steady = next(one for one in report.moments if one.name == "tensors, steady state")
+    assert {one.name for one in report.categories} >= {"parameters", "optimizer states", "gradients"}
+    for one in (steady, *report.categories):
+        assert one.measured == pytest.approx(one.planned, rel=0.06), one
 
 
 def test_while_traces_are_made_a_terminal_shows_what_is_being_done(lab: Lab, tmp_path: Path) -> None:

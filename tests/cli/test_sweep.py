@@ -1,4 +1,4 @@
-"""Which fields `launcher submit --sweep` takes: what nothing reads would make equal runs."""
+"""What `launcher submit --sweep` takes: fields that nothing reads and equal values would make equal runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         ({"command": "python x.py {steps}"}, "steps=1,2", 0, ""),
         ({"command": "python x.py", "env": {"SEED": "0"}}, "env.SEED=0,1", 0, ""),
         (TASK, "seed=0,1", 0, ""),
+        (TASK, "lr=1e-3,0.001", 4, "--sweep: train.lr=1e-3 and train.lr=0.001 are the same value; list"),
+        ({"command": "python x.py", "env": {"SEED": "0"}}, "env.SEED=0,00", 0, ""),
     ],
 )  # fmt: skip
-def test_a_field_that_nothing_reads_is_not_swept(
+def test_no_two_runs_of_a_sweep_are_equal(
     lab: Lab, job: dict[str, object], sweep: str, code: int, said: str
 ) -> None:
     file = str(lab.job(**job))

@@ -13,10 +13,10 @@ from launcher.report.metric_curves import charts_of, curves_of, steps_that_count
 from launcher.report.run_html import as_html
 from launcher.report.run_report import headline
 from launcher.report.timeline import MAX_EVENTS
-from launcher.rundir.files import append_json, replace_json
+from launcher.rundir.files import append_json, read_record, replace_json
 from launcher.rundir.time import stamp
 from launcher.spec.base import GIB
-from tests.report.written_run import BEGIN, Log, eventful, recipe
+from tests.report.written_run import BEGIN, ESTIMATE, PEAK, Log, eventful, recipe
 
 
 @pytest.fixture
@@ -60,6 +60,11 @@ def test_the_ladder_shows_the_rungs_that_were_taken(log: Log) -> None:
     rungs = log.report().rungs
     assert [rung.taken for rung in rungs] == ["attempt 0", "attempt 1", "", ""]
     assert rungs[1].speed == "97%" and "micro_batch_size: 8" in rungs[1].words
+    assert "planned speed" in as_html(log.report())
+    plan = read_record(log.run.plan)
+    replace_json(log.run.plan, {**plan, "ladder_speed": []})  # as for a command
+    page = as_html(log.report())
+    assert "Ladder" in page and "planned speed" not in page
 
 
 def test_memory_is_drawn_for_each_rank_with_a_gap_between_attempts(log: Log) -> None:
@@ -124,6 +129,17 @@ def test_planned_and_measured_memory_stand_beside_each_other(log: Log) -> None:
     assert moment.measured == 40 * GIB  # of the attempt that succeeded
 
 
+def test_before_anything_is_measured_the_highest_planned_peaks_are_shown(tmp_path: Path) -> None:
+    log = Log(tmp_path / "young")
+    log.about(steps=40)
+    plan = read_record(log.run.plan)
+    update = {"phase": "optimizer", "allocated": GIB, "parts": {"parameters": GIB}}
+    peaks = (*ESTIMATE.peaks, PEAK.model_copy(update=update))
+    estimate = ESTIMATE.model_copy(update={"peaks": peaks}).model_dump()
+    replace_json(log.run.plan, {**plan, "estimate": estimate})
+    assert log.report().moments == (("tensors, steady state", 60 * GIB, None),)
+
+
 def test_the_failure_of_an_attempt_is_told_with_its_lines(log: Log) -> None:
     (failure,) = log.report().failures
     assert failure.failure == "gpu-oom" and failure.memory == "1 GiB asked for"
@@ -147,6 +163,35 @@ def test_a_run_that_goes_on_and_one_that_has_only_begun_have_a_page(tmp_path: Pa
     assert [span.kind for span in report.timeline.spans] == ["queue", "start-up"]
     assert report.timeline.end == log.clock and not report.ended
     assert "running" in as_html(report)
+
+
+def test_an_attempt_that_was_killed_ends_when_it_was_last_seen_alive(tmp_path: Path) -> None:
+    log = Log(tmp_path / "killed")
+    log.about(steps=40)
+    log.event("submitted")
+    log.event("started", 5.0, host="n")
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    log.steps(0, 1, 5, 2.0)
+    log.memory(0, 0, BEGIN + 5, [GIB] * 5, 2.0)
+    log.clock += 1
+    log.log(0, 0, "the last line")  # 11 s after the start
+    log.state("lost")
+    log.clock += 3600
+    report = log.report()
+    assert report.ended and report.spent.seconds == pytest.approx(11)
+    assert report.timeline.end == pytest.approx(BEGIN + 16)
+    log.event("resubmitted")
+    log.state("submitted")
+    log.clock += 60
+    assert log.report().spent.seconds == pytest.approx(11), "it does not run while it waits"
+    log.event("started", host="n")
+    log.event("attempt", attempt=1, recipe=recipe(16))
+    log.state("running", attempt=1)
+    log.clock += 7
+    report = log.report()
+    assert report.spent.seconds == pytest.approx(11 + 7)
+    killed = next(span for span in report.timeline.spans if span.label == "attempt 0")
+    assert killed.end == pytest.approx(BEGIN + 16)
 
 
 def test_damaged_records_leave_gaps_and_no_error(log: Log, tmp_path: Path) -> None:
