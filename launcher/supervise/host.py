@@ -126,14 +126,19 @@ def supervisor_gone(run: RunDir) -> bool:
     Its lock is free. In addition, the supervisor ran on this machine, or its files have not changed for
     SILENT_SECONDS: locks of another host may be invisible here.
     """
-    signs = []
+    if not (sign := last_sign(run)) or supervisor_alive(run) is not False:
+        return False
+    here = _is_here(read_record(run.supervisor_lock))
+    return here or time.time() - sign > SILENT_SECONDS
+
+
+def last_sign(run: RunDir) -> float:
+    """Return when a supervisor last updated its lock or the state, in Unix seconds; 0 if none has."""
+    signs = [0.0]
     for file in (run.supervisor_lock, run.state):
         with contextlib.suppress(OSError):
             signs.append(file.stat().st_mtime)
-    if not signs or supervisor_alive(run) is not False:
-        return False
-    here = _is_here(read_record(run.supervisor_lock))
-    return here or time.time() - max(signs) > SILENT_SECONDS
+    return max(signs)
 
 
 def shows_life(run: RunDir) -> bool:

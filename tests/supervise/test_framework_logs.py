@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -116,6 +117,34 @@ def test_wandb_offline(run: RunDir) -> None:
     assert lines[-1]["nan"] is None and "note" not in lines[-1]
     assert {line["from"] for line in lines} == {"wandb"}
     assert lines[1]["samples"] == 16 and lines[1]["seconds"] > 0
+
+
+CALLS = """
+import wandb
+for counter in (False, True):
+    run = wandb.init(project="p", dir=os.environ["DIR"] + str(counter))
+    run.log({"parameters": 5})
+    for step in range(6):
+        run.log({"loss": 1 / (step + 1), **({"global_step": step} if counter else {})})
+        run.log({"lr": 0.1})
+        if step % 3 == 2:
+            run.log({"val_loss": step})
+    run.finish()
+"""
+
+
+@needs("wandb")
+def test_calls_of_wandb_beside_those_of_the_training_are_no_steps(run: RunDir, tmp_path: Path) -> None:
+    program(f"import os\nos.environ['DIR'] = {str(tmp_path)!r} + '/'\n" + CALLS, tmp_path)
+    for counter in ("False", "True"):
+        shutil.move(tmp_path / counter, run.path / "logs")
+        lines = taken_over(run)
+        assert {line["step"]: line["loss"] for line in lines if "loss" in line} == {
+            step: pytest.approx(1 / step) for step in range(1, 7)
+        }
+        assert [line["step"] for line in lines if "eval_loss" in line] == [3, 6]
+        assert {line["step"] for line in lines if "lr" in line} == {*range(1, 7)}
+        shutil.rmtree(run.path / "logs")
 
 
 @needs("wandb")
@@ -240,21 +269,21 @@ def test_the_file_of_lightnings_csv_logger_is_read_while_it_grows_and_gets_colum
     ]
 
 
-@needs("transformers")
-def test_a_trainer_that_goes_on_does_not_tell_again_what_earlier_attempts_logged(run: RunDir) -> None:
+def save_state(run: RunDir, *steps: int) -> None:
     from transformers import TrainerState
 
-    def save(*steps: int) -> None:
-        folder = run.checkpoints / f"checkpoint-{steps[-1]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        history = [{"loss": 1 / step, "learning_rate": 0.1, "epoch": 1.0, "step": step} for step in steps]
-        history.append({"train_runtime": 1.0, "train_loss": 9.0, "step": steps[-1]})
-        TrainerState(global_step=steps[-1], max_steps=40, log_history=history).save_to_json(
-            str(folder / "trainer_state.json")
-        )
+    folder = run.checkpoints / f"checkpoint-{steps[-1]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    history = [{"loss": 1 / step, "learning_rate": 0.1, "epoch": 1.0, "step": step} for step in steps]
+    history.append({"train_runtime": 1.0, "train_loss": 9.0, "step": steps[-1]})
+    state = TrainerState(global_step=steps[-1], max_steps=40, log_history=history)
+    state.save_to_json(str(folder / "trainer_state.json"))
 
-    save(1, 2)
-    save(1, 2, 3, 4)
+
+@needs("transformers")
+def test_a_trainer_that_goes_on_does_not_tell_again_what_earlier_attempts_logged(run: RunDir) -> None:
+    save_state(run, 1, 2)
+    save_state(run, 1, 2, 3, 4)
     first = taken_over(run)
     assert [(line["step"], line["loss"], line["steps"]) for line in first] == [
         (1, 1.0, 40), (2, 0.5, 40), (3, pytest.approx(1 / 3), 40), (4, 0.25, 40)
@@ -262,12 +291,25 @@ def test_a_trainer_that_goes_on_does_not_tell_again_what_earlier_attempts_logged
     for path in run.checkpoints.glob("*/*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
     since = time.time() - 5.0
-    save(1, 2, 3, 4, 5)
+    save_state(run, 1, 2, 3, 4, 5)
     assert [line["step"] for line in taken_over(run, 1, since)] == [5], "from checkpoint-4"
     for path in run.checkpoints.glob("*/*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
-    save(1, 2)
+    save_state(run, 1, 2)
     assert [line["step"] for line in taken_over(run, 2, since)] == [1, 2], "from the beginning"
+
+
+@needs("transformers")
+def test_a_trainer_that_keeps_one_checkpoint_does_not_tell_again_either(run: RunDir) -> None:
+    save_state(run, 1, 2, 3, 4)
+    for path in run.checkpoints.glob("*/*"):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    follower = FrameworkLogs(run, 1, work(run), time.time() - 5.0)
+    wait_for(lambda: follower.began, "first search")
+    save_state(run, 1, 2, 3, 4, 5, 6)
+    shutil.rmtree(run.checkpoints / "checkpoint-4")  # save_total_limit=1
+    follower.close()
+    assert [line["step"] for line in run.read_metrics()] == [5, 6]
 
 
 def rows(folder: Path, *steps: int) -> Path:
@@ -310,12 +352,19 @@ def test_a_log_in_a_working_folder_of_two_runs_at_once_is_not_read(run: RunDir) 
     other = RunDir(run.path.parent / "other")
     other.path.mkdir()
     replace_json(other.run, {"workdir": str(work(run))})
+    other.attempt(0).path.mkdir(parents=True)
+    replace_json(other.state, {"state": "submitted"})
     with SupervisorLock(other):
+        assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run waits for its turn"
+        replace_json(other.state, {"state": "running"})
         assert taken_over(run) == []
         rows(run.path, 1)
         assert [line["step"] for line in taken_over(run)] == [1], "its own directory is not shared"
     (run.path / "lightning_logs" / "version_0" / "metrics.csv").unlink()
-    assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run has ended"
+    assert taken_over(run) == [], "the other run has ended, but trained at the same time"
+    for path in (other.supervisor_lock, other.state):
+        os.utime(path, (LONG_AGO - 1, LONG_AGO - 1))
+    assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run ended before"
     replace_json(other.run, {"workdir": str(work(run) / "lightning_logs")})
     with SupervisorLock(other):
         assert taken_over(run) == [], "a folder below the run's own"
@@ -353,7 +402,7 @@ def test_a_search_leaves_out_other_runs_environments_and_what_is_old_or_too_deep
     (tmp_path / "runs" / "one" / "run.json").touch()
     os.utime(file("old"), (LONG_AGO, LONG_AGO))
     (tmp_path / "out" / "loop").symlink_to(tmp_path)
-    assert set(files_named(("metrics.csv",), tmp_path, time.time() - 3600)) == expected
+    assert set(files_named({"metrics.csv": time.time() - 3600}, tmp_path)) == expected
 
 
 @pytest.mark.slow
@@ -410,7 +459,7 @@ def test_a_log_that_cannot_be_read_to_its_end_holds_up_no_rank(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(work(run) / "metrics.csv")
-    assert list(files_named(("metrics.csv",), work(run), LONG_AGO)) == []
+    assert list(files_named({"metrics.csv": LONG_AGO}, work(run))) == []
     go = threading.Event()
     monkeypatch.setattr(Source, "read", lambda *_, **__: (go.wait(), ()))
     monkeypatch.setattr(follower, "CLOSING_SECONDS", 0.1)

@@ -34,6 +34,8 @@ class FrameworkLogs:
         self._written = OffsetReader(run.metrics)
         self._written.offset = self._written.size()
         self._script_reports = False
+        self.began = False
+        "Whether the first search is over."
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -44,6 +46,8 @@ class FrameworkLogs:
         self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
+        self._look()
+        self.began = True
         while not self._closed.wait(SECONDS):
             self._look()
         self._look(last=True)

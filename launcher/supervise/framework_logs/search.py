@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -20,13 +20,13 @@ _OF_LAUNCHER = frozenset({"attempts", "plans", "scripts"})
 
 
 def files_named(
-    patterns: tuple[str, ...], root: Path, since: float, left_out: Set[str] = frozenset()
+    patterns: Mapping[str, float], root: Path, left_out: Set[str] = frozenset()
 ) -> Iterator[Path]:
-    """Yield files by name that were written since a time (Unix seconds), those near the root first.
+    """Yield files by name, those near the root first.
 
-    Other runs of launcher, hidden folders and Python environments are left out. So are the folders of
-    `left_out`, named by their real paths, and what exceeds the limits. Each file is found once, under its
-    real path.
+    `patterns`: pattern of a name -> the files that were written since that time, in Unix seconds. Other runs
+    of launcher, hidden folders and Python environments are left out. So are the folders of `left_out`, named
+    by their real paths, and what exceeds the limits. Each file is found once, under its real path.
     """
     waiting = deque([(os.path.realpath(root), 0)])
     seen = {waiting[0][0]}
@@ -50,15 +50,15 @@ def files_named(
                         seen.add(below)
                         waiting.append((below, depth + 1))
                 elif (
-                    _matches(entry.name, patterns)
+                    (since := _since(entry.name, patterns)) is not None
                     and entry.is_file()  # a pipe would never be read to its end
                     and entry.stat().st_mtime >= since
                 ):
                     yield Path(os.path.realpath(entry.path))
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _since(name: str, patterns: Mapping[str, float]) -> float | None:
+    return next((since for pattern, since in patterns.items() if fnmatchcase(name, pattern)), None)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

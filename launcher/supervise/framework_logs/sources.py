@@ -13,7 +13,7 @@ from launcher.rundir.layout import RunDir
 from launcher.supervise.framework_logs import lightning_csv, tensorboard, trainer_state, wandb_offline
 from launcher.supervise.framework_logs.reading import LogReader, Reading
 from launcher.supervise.framework_logs.search import files_named
-from launcher.supervise.host import shows_life
+from launcher.supervise.host import last_sign, shows_life
 
 SEARCH_SECONDS = 2.0
 SEARCH_SHARE = 0.05
@@ -29,6 +29,8 @@ class Kind(NamedTuple):
     reader: Callable[[Path, float], LogReader]
     group: Callable[[Path], Path]
     "What one reader covers, from one of its files: that file, a folder, or a writer in a folder."
+    earlier: bool = False
+    "Whether the reader has to see what was written before the start."
 
 
 # If several have something new, the first one is taken: those with times come first.
@@ -36,7 +38,13 @@ KINDS = (
     Kind("tensorboard", tensorboard.NAMES, tensorboard.TensorBoardReader, tensorboard.writer),
     Kind("wandb", wandb_offline.NAMES, wandb_offline.WandbReader, lambda path: path),
     Kind("lightning", lightning_csv.NAMES, lightning_csv.CsvReader, lambda path: path),
-    Kind("transformers", trainer_state.NAMES, trainer_state.TrainerStateReader, trainer_state.output_folder),
+    Kind(
+        "transformers",
+        trainer_state.NAMES,
+        trainer_state.TrainerStateReader,
+        trainer_state.output_folder,
+        earlier=True,
+    ),
 )
 
 
@@ -44,7 +52,7 @@ class Source:
     """Logs in the run directory and the working folder, until one of them tells of a step.
 
     From then on only that one is read, so that no step counts twice: a Trainer may report to W&B and
-    TensorBoard at the same time. Logs in the working folder of another run that goes on at the same time are
+    TensorBoard at the same time. Logs in the working folder of another run that trained at the same time are
     not read, because they may be of the other one.
     """
 
@@ -56,7 +64,7 @@ class Source:
         self._chosen: tuple[str, LogReader] | None = None
         self._next_search = 0.0
         self._of_others: set[str] = set()
-        "Real paths of working folders that other runs have had since the start."
+        "Real paths of working folders in which other runs have trained since the start."
 
     def read(self, search: bool = False) -> tuple[str, list[Reading]]:
         """Return the kind of the chosen log and what is new in it. `search`: search now, at the end."""
@@ -80,10 +88,10 @@ class Source:
     def _search(self) -> None:
         began = time.monotonic()
         self._of_others |= self._workdirs_of_others()
-        patterns = tuple(kind.files for kind in KINDS)
+        patterns = {kind.files: 0.0 if kind.earlier else self._since for kind in KINDS}
         within = {}
         for root, left_out in ((self._run.path, frozenset[str]()), (self._workdir, self._of_others)):
-            for path in files_named(patterns, root, self._since, left_out):
+            for path in files_named(patterns, root, left_out):
                 place = next(place for place, kind in enumerate(KINDS) if path.match(kind.files))
                 within[place, KINDS[place].group(path)] = path
         for key, path in within.items():
@@ -95,15 +103,25 @@ class Source:
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, taken / SEARCH_SHARE)
 
     def _workdirs_of_others(self) -> set[str]:
-        """Return the real paths of the working folders of all other living runs."""
+        """Return the real paths of the working folders of all other runs that trained since the start."""
         found = set()
         with contextlib.suppress(OSError):
             for folder in self._run.path.parent.iterdir():
                 other = RunDir(folder)
-                if folder != self._run.path and shows_life(other):
+                if folder != self._run.path and _trained_since(other, self._since):
                     workdir = other.read_about().workdir
                     found |= set() if workdir is None else {os.path.realpath(workdir)}
         return found
+
+
+def _trained_since(run: RunDir, since: float) -> bool:
+    """Return whether a run has had ranks since a time, in Unix seconds, perhaps for a moment only.
+
+    One that waits for its turn has had none.
+    """
+    if not run.attempts() or run.read_state().get("state") == "submitted":
+        return False
+    return last_sign(run) >= since or shows_life(run)
 
 
 def _new(reader: LogReader) -> list[Reading] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,33 @@ class TrainerStateReader:
         self._folder = output_folder(path)
         self._since = since
         self._newest: tuple[float, Path] = (0.0, path)
+        older = [file for file, time in self._times().items() if time < since]
+        self._resumed = max((steps for file in older if (steps := _steps(file)) is not None), default=0)
+        "Steps of the newest checkpoint before the start. The Trainer may delete it with its next one."
         self._told = 0
         "Number of entries that were read."
 
     def read(self) -> list[Reading]:
-        files = [self._folder / NAMES, *self._folder.glob(f"checkpoint-*/{NAMES}")]
-        times = {path: path.stat().st_mtime for path in files if path.exists()}
-        written = [(time, path) for path, time in times.items() if time >= self._since]
+        written = [(time, path) for path, time in self._times().items() if time >= self._since]
         if not written or max(written) == self._newest:
             return []
         state = read_json(max(written)[1])
         if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
             return []  # not written completely yet
         if not self._told:
-            older = [path for path, time in times.items() if time < self._since]
-            self._told = _of_earlier_attempts(history, max(written)[1], older)
+            self._told = _of_earlier_attempts(history, max(written)[1], self._resumed)
         new, self._told = history[self._told :], max(self._told, len(history))
         self._newest = max(written)
         readings = [_reading(entry, state.get("max_steps"), max(written)[0]) for entry in new]
         return [reading for reading in readings if reading is not None]
+
+    def _times(self) -> dict[Path, float]:
+        """Return when each state was written, in Unix seconds."""
+        found = {}
+        for path in (self._folder / NAMES, *self._folder.glob(f"checkpoint-*/{NAMES}")):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_mtime
+        return found
 
 
 def output_folder(path: Path) -> Path:
@@ -46,13 +55,12 @@ def output_folder(path: Path) -> Path:
     return path.parent.parent if _CHECKPOINT.fullmatch(path.parent.name) else path.parent
 
 
-def _of_earlier_attempts(history: list[Any], newest: Path, older: list[Path]) -> int:
-    """Return how many entries an earlier attempt has logged.
+def _of_earlier_attempts(history: list[Any], newest: Path, resumed: int) -> int:
+    """Return how many entries an earlier attempt has logged. `resumed`: steps of its newest checkpoint.
 
-    The Trainer keeps them when it goes on from a checkpoint. A state of fewer steps than an older checkpoint
-    is of a Trainer that began again.
+    The Trainer keeps them when it goes on from a checkpoint. A state of no more steps is of a Trainer that
+    began again.
     """
-    resumed = max((steps for path in older if (steps := _steps(path)) is not None), default=0)
     reached = _steps(newest)
     if reached is not None and reached <= resumed:
         return 0

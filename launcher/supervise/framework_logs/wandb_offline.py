@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.callbacks.names import numbers_of
 from launcher.rundir.files import open_regular
 from launcher.supervise.framework_logs.protobuf import fields, parts
 from launcher.supervise.framework_logs.reading import Reading, number
@@ -29,8 +30,8 @@ _ITEM = 1
 "Field of HistoryRecord."
 _KEY, _NESTED_KEY, _JSON = 1, 2, 16
 "Fields of HistoryItem."
-STEPS = {"trainer/global_step": 0, "train/global_step": 1}
-"The optimizer step as Lightning and transformers log it -> number of the first one."
+STEPS = {"trainer/global_step": 0, "train/global_step": 1, "global_step": None}
+"The optimizer step as Lightning, transformers and others log it -> number of the first one, if known."
 
 
 class WandbReader:
@@ -38,13 +39,34 @@ class WandbReader:
 
     def __init__(self, path: Path, since: float) -> None:
         self._path, self._at = path, _HEADER_BYTES
+        self._counter: str | None = None
+        "The metric that counts the steps, if the script logs one."
+        self._calls = _Calls()
+        self._last: int | None = None
 
     def read(self) -> list[Reading]:
         found = []
         for record in self._records():
             with contextlib.suppress(ValueError, RecursionError):  # the records around a damaged one count
-                found += [] if (reading := _reading(record)) is None else [reading]
-        return found
+                found += [] if (values := _history(record)) is None else [values]
+        named = (name for name in STEPS if any(name in values for values in found))
+        self._counter = self._counter or next(named, None)
+        self._calls.has_loss |= any("loss" in numbers_of(values) for values in found)
+        return [reading for values in found if (reading := self._reading(values)) is not None]
+
+    def _reading(self, values: dict[str, Any]) -> Reading | None:
+        """Return what a history tells of a step; None before the first step."""
+        metrics = {name: value for name, value in values.items() if name[:1] != "_" and name not in STEPS}
+        if self._counter is None:
+            step = self._calls.step(number(values.get("_step")), metrics)
+        else:
+            step = number(values.get(self._counter))
+        if step is not None:
+            self._last = int(step)
+        if self._last is None:
+            return None
+        time = number(values.get("_timestamp"))
+        return Reading(self._last, metrics, time, first=STEPS.get(self._counter or ""))
 
     def _records(self) -> Iterator[bytes]:
         """Yield the complete records after `_at`."""
@@ -80,16 +102,38 @@ class WandbReader:
                     yield record
 
 
-def _reading(record: bytes) -> Reading | None:
-    """Return what a record tells of a step; None if it is no history."""
-    for history in parts(record, _HISTORY):
-        values = dict(_item(item) for item in parts(history, _ITEM))
-        known = next((name for name in STEPS if name in values), "_step")
-        step, time = number(values.get(known)), number(values.get("_timestamp"))
-        if step is None:
+class _Calls:
+    """Makes steps of W&B's own counter.
+
+    That counts calls of `log` unless the script gives `step=`, and a script may log an evaluation by a call
+    of its own. While each history is one above the one before, a history is a step only if it has a loss of
+    training, or any metric of training if none has a loss. Another one belongs to the last step.
+    """
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+        self._one_by_one, self._other = True, 0
+        self.has_loss = False
+
+    def step(self, counted: float | None, metrics: Mapping[str, Any]) -> float | None:
+        """Return the step of a history; None if it belongs to the one before."""
+        if counted is None:
             return None
-        metrics = {name: value for name, value in values.items() if name[:1] != "_" and name not in STEPS}
-        return Reading(int(step), metrics, time, first=STEPS.get(known))
+        self._one_by_one = self._one_by_one and self._before in (None, counted - 1)
+        self._before = counted
+        if not self._one_by_one:
+            return counted
+        names = numbers_of(metrics)
+        if "loss" in names if self.has_loss else any(not name.startswith("eval_") for name in names):
+            return counted - self._other
+        self._other += 1
+        return None
+
+
+def _history(record: bytes) -> dict[str, Any] | None:
+    """Return the items of a record; None if it is no history."""
+    for history in parts(record, _HISTORY):
+        return dict(_item(item) for item in parts(history, _ITEM))
     return None
 
 
