@@ -59,12 +59,16 @@ def is_seen_after_its_end(event: Event) -> bool:
 def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> float:
     """Return when an attempt whose supervisor was killed was last seen alive, in Unix seconds.
 
-    That is the time of the newest line in the log or the memory file of rank 0, between `since` and `until`.
+    That is the time of its newest line in metrics.jsonl, in the log or in the memory file of rank 0, between
+    `since` and `until`. The copy of a run elsewhere may have the first one only.
     """
     if attempt is None:
         return since
     folder = run.attempt(attempt)
-    stamps = [line.get("time") for line in islice(newest_lines(folder.memory(0)), 1)]
+    newest = not run.attempt(attempt + 1).path.exists()
+    steps = newest_lines(run.metrics) if newest else reversed(run.read_metrics())
+    lines = (newest_lines(folder.memory(0)), (step for step in steps if step.get("attempt") == attempt))
+    stamps = [line.get("time") for of_file in lines for line in islice(of_file, 1)]
     for file in attempt_files(folder, {0}):
         with contextlib.suppress(OSError):
             stamps.append(last_stamp(file.path))

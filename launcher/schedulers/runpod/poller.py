@@ -204,6 +204,7 @@ class Poller:
         """Rent another pod, unless another process is at it or was faster."""
         from launcher.schedulers.runpod.renting import BusyError, NotRentedError, lease, offers_again, renting
 
+        queued = False
         try:
             with renting(run):
                 self.status(run)
@@ -213,7 +214,8 @@ class Poller:
                 self._tried[run.path] = time.monotonic()
                 self.end(handle_of(run))
                 market, _ = offers_again(self.client, run)
-                if not queues_in(run.read_events()):
+                queued = queues_in(run.read_events())
+                if not queued:
                     lease(self.client, self.copy(run), "requeued", market, reason="preempted")
                 elif submission_in(run.read_events()).number:
                     lease(self.client, self.copy(run), "resubmitted", market)
@@ -223,7 +225,7 @@ class Poller:
         except (BusyError, UnendedError):
             pass  # another process rents; the next look tells of the pod
         except (NotRentedError, ApiError) as error:
-            wait_for_pod(run, error)
+            wait_for_pod(run, error, queued)
 
 
 def evidence_of(run: RunDir, **more: Any) -> Evidence:
@@ -289,14 +291,16 @@ def ask_to_stop(copy: Copy) -> None:
     copy.send()
 
 
-def wait_for_pod(run: RunDir, why: SchedulerError) -> None:
-    """Record that no pod could be rented. With a budget that is spent none will be."""
+def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:
+    """Record that no pod could be rented. With a budget that is spent none will be.
+
+    `queued`: whether the run waited for its turn in its sweep, in which it keeps its place.
+    """
     from launcher.schedulers.runpod.renting import BudgetSpentError
 
     if isinstance(why, BudgetSpentError):
         record(run, "interrupted", "preempted", str(why))
         return
-    queued = queues_in(run.read_events())
     run.append(Waiting(reason=str(why), queued=queued or None))
     then = "it is tried again" if queued else f"`launcher logs {run.id} -f` goes on trying"
     reason = f"waits for a pod: {why}; {then}"

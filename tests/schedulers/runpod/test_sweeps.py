@@ -124,3 +124,26 @@ def test_runs_before_one_that_cannot_be_submitted_go_on_and_are_attended(
     assert isinstance(found, SweepRuns) and len(found.runs) == 2
     assert all(is_attended(run) for run in found.runs)
     call("cancel", found.id)
+
+
+def test_a_run_for_which_no_pod_can_be_had_keeps_its_turn_and_gets_one_later(lab: Lab) -> None:
+    _, runs = submit(lab, "--at-once", "1", "--max-price", "0.15")
+    until(lab, runs[0], "running")
+    lab.sandbox.faults(price=1)  # above the limit, as RunPod says when it has rented the pod
+    lab.go(runs[0])
+    wait_for(
+        lambda: [one for one in runs[1].read_events() if one.kind == "refused"], "a pod that was refused"
+    )
+    told = wait_for(lambda: _reason(lab, runs[1], "waits for a pod"), "the reason")
+    assert "the limit is 0.150" in told and told.endswith("; it is tried again")
+    assert lab.scheduler.statuses([runs[2]])[0].reason == "waits for its turn in the sweep (--at-once 1)"
+    lab.sandbox.faults()
+    for run in runs[1:]:
+        until(lab, run, "running")
+        lab.go(run)
+    until(lab, runs[2], "succeeded")
+
+
+def _reason(lab: Lab, run: RunDir, begins: str) -> str | None:
+    said = lab.scheduler.statuses([run])[0].reason
+    return said if said.startswith(begins) else None

@@ -260,7 +260,7 @@ if ((_rc != 0 && _rc != 88)); then
   _failure=unknown
   if [[ -s $_stop ]]; then _failure=$(<"$_stop"); fi
   _reason=$(sed -n 's/^\[launcher\] //p' "$_run_dir/pod-node-$_node_rank.log" 2>/dev/null | tail -n 1)
-  judge "$_failure" "${_reason:-no word} (exit code $_rc)"
+  judge "$_failure" "${_reason:-the supervisor left no record of its end} (exit code $_rc)"
 fi
 printf '%s\n' "$_rc" >"$_done_mark"
 end_pod
