@@ -10,6 +10,10 @@ import typer
 from launcher.cli.options import AsJson, complete_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
     from launcher.report.comparison import Comparison
 
 
@@ -72,18 +76,32 @@ def _print_csv(found: Comparison) -> None:
 
 
 def _print_tables(found: Comparison) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from launcher.cli.output import console
     from launcher.report.comparison_html import table
 
+    out = console()
     for names, state in ((found.differing, True), (found.results, False)):
-        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for head in ("run", *(["state"] if state else []), *names):
-            shown.add_column(escape(head), overflow="fold")
-        for row in table(found, names, state=state):
-            shown.add_row(*map(escape, row))
-        console().print(shown)
+        head = ("run", *(["state"] if state else []), *names)
+        rows = [head, *table(found, names, state=state)]
+        turned = list(zip(*rows, strict=True))
+        out.print(_table(turned if _width(rows) > out.width and _width(turned) < _width(rows) else rows))
         if state:
             print("" if names else "\njob, recipe and environment are the same\n")
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    """Characters that a table needs."""
+    return sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """Draw a table. `rows` begins with the heads of the columns."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in rows[0]:
+        shown.add_column(escape(head), overflow="fold")
+    for row in rows[1:]:
+        shown.add_row(*map(escape, row))
+    return shown

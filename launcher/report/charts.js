@@ -48,6 +48,12 @@
     });
   };
 
+  // Indices of the values that no line reaches: such as those of an attempt of one step.
+  const alone = (values, spans) => {
+    const there = values.flatMap((value, at) => (value == null ? [] : [at]));
+    return there.filter(at => (spans ? there.length === 1 : values[at - 1] == null && values[at + 1] == null));
+  };
+
   // A figure with a chart. `series`: label, values, stroke, dash, and whether it is a limit or faint.
   const draw = (place, title, xFormat, format, x, series, sync) => {
     const figure = document.createElement("figure");
@@ -82,7 +88,8 @@
         { label: xFormat === "seconds" ? "time" : xFormat, value: (_, value) => told(xFormat, value) },
         ...series.map(one => ({
           label: one.label, stroke: one.stroke, dash: one.dash, width: one.faint ? 1 : many && !one.limit ? 1 : 1.5,
-          alpha: one.faint ? 0.35 : 1, spanGaps: one.spans, points: { size: 4 },
+          alpha: one.faint ? 0.35 : 1, spanGaps: one.spans,
+          points: { size: 4, filter: (_, index, all) => (all ? null : alone(one.values, one.spans)) },
           value: (_, value) => told(format, value),
         })),
       ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -195,7 +196,7 @@ def parallel(found: Comparison) -> dict[str, Any] | None:
     if last is None or not found.differing or len(found.runs) < 3:
         return None
     names = (*found.differing[:MAX_AXES], last)
-    columns = {name: _places([found.value(run, name) for run in found.runs]) for name in names}
+    columns = {name: _places(_values(found, name)) for name in names}
     axes = [f"{name}{_range(found, name, places)}" for name, places in columns.items()]
     rows = zip(*columns.values(), strict=True)
     series = [{"label": run.run, "values": row} for run, row in zip(found.runs, rows, strict=True)]
@@ -207,14 +208,29 @@ def _range(found: Comparison, name: str, places: Sequence[float | None]) -> str:
     if 1.0 not in places:
         return ""
     low, high = (shown(name, found.value(found.runs[places.index(end)], name)) for end in (0.0, 1.0))
-    return f": {low} to {high}"
+    return f": {low} to {high}{', logarithmic' if _spread_wide(_values(found, name)) else ''}"
+
+
+def _values(found: Comparison, name: str) -> list[Any]:
+    return [found.value(run, name) for run in found.runs]
+
+
+def _spread_wide(values: Sequence[Any]) -> bool:
+    """Return whether values are positive numbers over two orders of magnitude or more."""
+    known = [value for value in values if value is not None]
+    numbers = [value for value in known if isinstance(value, int | float) and value > 0]
+    return len(numbers) == len(known) > 0 and max(numbers) >= 100 * min(numbers)
 
 
 def _places(values: Sequence[Any]) -> list[float | None]:
-    """Return each value's place between the least (0) and the greatest (1). Text is in alphabetical order."""
+    """Return each value's place between the least (0) and the greatest (1).
+
+    Text is in alphabetical order, and numbers that are spread wide are placed by their logarithms.
+    """
     known = [value for value in values if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        scale = {_key(value): float(value) for value in known}
+        measure = math.log if _spread_wide(known) else float
+        scale = {_key(value): measure(value) for value in known}
     else:
         keys = sorted({_key(value) for value in known})
         scale = {key: float(place) for place, key in enumerate(keys)}

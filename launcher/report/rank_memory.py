@@ -19,8 +19,8 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.time import seconds_of
 
 MEASURES = {
-    "peak": "GPU memory of tensors, peak of each step",
-    "reserved": "GPU memory held by PyTorch's allocator",
+    "peak": "memory of tensors, peak of each step",
+    "reserved": "memory held by PyTorch's allocator",
     "used": "GPU memory of the rank's processes",
     "rss": "host memory of the rank",
 }

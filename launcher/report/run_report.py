@@ -320,7 +320,6 @@ def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
     hosts = dict.fromkeys(
         event.host for event in events if isinstance(event, SupervisorStarted) and event.host is not None
     )
-    code = about.get("code")
     gpu = (about.cluster.get("node") or {}).get("gpu") or {}
     rows = [
         ("profile", f"{about.cluster.name or ''} ({about.cluster.scheduler or ''})"),
@@ -333,12 +332,21 @@ def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
         ("submitted", about.created),
         ("directory", str(run.path)),
         ("workdir", about.workdir or ""),
-        ("code", _text(code)),
+        ("code", _code(about.get("code"))),
         *((name, _text(version)) for name, version in (about.get("versions") or {}).items()),
         ("image", _text(about.job.get("image"))),
         ("tags", _text(about.job.tags)),
     ]
     return tuple((name, value) for name, value in rows if value)
+
+
+def _code(code: object) -> str:
+    """The commit, and the files that differed from it."""
+    if not isinstance(code, dict):
+        return _text(code)
+    changed = code.get("changed_files")
+    more = f"; changed: {', '.join(map(str, changed))}" if isinstance(changed, list) and changed else ""
+    return f"{_text(code.get('commit'))}{more}"
 
 
 def _texts(run: RunDir) -> Rows:

@@ -85,6 +85,17 @@ def processes_of(
     return pids
 
 
+def open_files(pids: Iterable[int]) -> set[Path]:
+    """Return the files that processes have open."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # just ended
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(entry.readlink())
+    return found
+
+
 def workers_of(run_dir: Path, attempt: int, node: int, *, parent: int) -> list[int]:
     """Return the pids of the live processes that watch the ranks of one attempt on one node.
 

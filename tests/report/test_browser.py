@@ -118,7 +118,7 @@ def test_the_page_of_a_run_in_a_browser(lab: Lab, server: Server, tmp_path: Path
         assert page["overflow"] == 0, f"{width} px wide, it must be scrolled sideways"
         assert page["titles"] == [
             "loss", "learning rate", "tokens per second", "MFU",
-            "GPU memory of tensors, peak of each step", "host memory of the rank",
+            "memory of tensors, peak of each step", "host memory of the rank",
         ]  # fmt: skip
         assert page["dark"] is (scheme == "dark")
         assert page["drawn"] and all(page["drawn"]), "each canvas has lines in the colours of its series"

@@ -131,6 +131,9 @@ def test_the_verb_prints_a_table_csv_and_json_and_writes_a_page(lab: Lab, runs: 
     assert table.returncode == 0, table.stderr
     assert table.stdout.index("train.lr") < table.stdout.index("eval_loss")
     assert table.stdout.index("gpt-2") < table.stdout.index("gpt-1")
+    lab.environ["COLUMNS"] = "60"
+    narrow = lab.cli("compare", "gpt").stdout.splitlines()
+    assert sorted(next(line.split()[1:] for line in narrow if line.startswith("loss "))) == ["1", "3"]
     page = (lab.folder / "page.html").read_text()
     assert "What differs" in page and page.count("<script") == 3
     rows = list(csv.DictReader(io.StringIO(lab.cli("compare", "*", "--csv").stdout)))
@@ -145,9 +148,9 @@ def test_a_page_shows_parallel_axes_and_escapes_what_a_job_says(runs: Path) -> N
     found = of("*", by="eval_loss")
     drawn = parallel(found)
     assert drawn is not None
-    assert drawn["axes"][0] == "train.lr: 0.01 to 1" and drawn["axes"][-1] == "eval_loss: 1 to 3"
+    assert drawn["axes"][0] == "train.lr: 0.01 to 1, logarithmic" and drawn["axes"][-1] == "eval_loss: 1 to 3"
     assert {one["label"]: (one["values"][0], one["values"][-1]) for one in drawn["series"]} == {
-        "gpt-1": (1, 1), "gpt-2": (pytest.approx(0.0909, abs=1e-3), 0), "other-1": (0, 0.5),
+        "gpt-1": (1, 1), "gpt-2": (pytest.approx(0.5), 0), "other-1": (0, 0.5),
     }  # fmt: skip
     assert parallel(of("gpt")) is None
     page = as_html(found)

@@ -372,6 +372,44 @@ def test_a_log_in_a_working_folder_of_two_runs_at_once_is_not_read(run: RunDir) 
         assert [line["loss"] for line in taken_over(run)] == [0.5]
 
 
+@needs("tensorboard")
+def test_a_log_in_a_shared_working_folder_is_read_if_a_process_of_this_run_writes_it(run: RunDir) -> None:
+    other = RunDir(run.path.parent / "other")
+    other.attempt(0).path.mkdir(parents=True)
+    replace_json(other.run, {"workdir": str(work(run))})
+    replace_json(other.state, {"state": "running"})
+    marks = {"LAUNCHER_RUN_DIR": str(run.path), "LAUNCHER_ATTEMPT": "0"}
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(work(run) / "ours")],
+        env=os.environ | marks,
+        stdin=subprocess.PIPE,
+    ) as ours:
+        wait_for(lambda: [one for one in work(run).glob("ours/events*") if one.stat().st_size > 100], "a log")
+        (work(run) / "theirs").mkdir()
+        [log] = work(run).glob("ours/events*")
+        shutil.copy(log, work(run) / "theirs" / log.name.replace(f".{ours.pid}.", ".1."))
+        follower = FrameworkLogs(run, 0, work(run), LONG_AGO)
+        wait_for(lambda: len(run.read_metrics()) == 2, "its steps")
+        assert ours.stdin is not None
+        ours.stdin.close()
+    follower.close()
+    assert [line["step"] for line in run.read_metrics()] == [1, 2]
+
+
+WRITER = """
+import sys
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer = EventFileWriter(sys.argv[1])
+for step in (1, 2):
+    value = Summary.Value(tag="loss", simple_value=1 / step)
+    writer.add_event(Event(wall_time=1.0, step=step, summary=Summary(value=[value])))
+writer.flush()
+sys.stdin.read()
+"""
+
+
 def test_logs_that_are_damaged_or_of_another_kind_change_nothing(run: RunDir) -> None:
     at = run.path
     (at / "metrics.csv").write_text("name,value\nx,1\n")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from launcher.supervise.framework_logs import lightning_csv, tensorboard, traine
 from launcher.supervise.framework_logs.reading import LogReader, Reading
 from launcher.supervise.framework_logs.search import files_named
 from launcher.supervise.host import last_sign, shows_life
+from launcher.supervise.process import open_files, processes_of
 
 SEARCH_SECONDS = 2.0
 SEARCH_SHARE = 0.05
@@ -52,8 +54,8 @@ class Source:
     """Logs in the run directory and the working folder, until one of them tells of a step.
 
     From then on only that one is read, so that no step counts twice: a Trainer may report to W&B and
-    TensorBoard at the same time. Logs in the working folder of another run that trained at the same time are
-    not read, because they may be of the other one.
+    TensorBoard at the same time. Logs in the working folder of another run that trained at the same time may
+    be of the other one: those are read that a process of this run writes.
     """
 
     def __init__(self, run: RunDir, workdir: Path, since: float) -> None:
@@ -65,6 +67,8 @@ class Source:
         self._next_search = 0.0
         self._of_others: set[str] = set()
         "Real paths of working folders in which other runs have trained since the start."
+        self._ours: set[Path] = set()
+        "Logs in such a folder that a process of this run has written."
 
     def read(self, search: bool = False) -> tuple[str, list[Reading]]:
         """Return the kind of the chosen log and what is new in it. `search`: search now, at the end."""
@@ -89,11 +93,16 @@ class Source:
         began = time.monotonic()
         self._of_others |= self._workdirs_of_others()
         patterns = {kind.files: 0.0 if kind.earlier else self._since for kind in KINDS}
+        found = [
+            *files_named(patterns, self._run.path),
+            *files_named(patterns, self._workdir, self._of_others),
+        ]
+        if self._of_others:
+            self._ours |= self._written_by_us(patterns)
         within = {}
-        for root, left_out in ((self._run.path, frozenset[str]()), (self._workdir, self._of_others)):
-            for path in files_named(patterns, root, left_out):
-                place = next(place for place, kind in enumerate(KINDS) if path.match(kind.files))
-                within[place, KINDS[place].group(path)] = path
+        for path in (*found, *self._ours):
+            place = next(place for place, kind in enumerate(KINDS) if path.match(kind.files))
+            within[place, KINDS[place].group(path)] = path
         for key, path in within.items():
             if key not in self._readers:
                 self._readers[key] = KINDS[key[0]].reader(path, self._since)
@@ -101,6 +110,14 @@ class Source:
             del self._readers[key]
         taken = time.monotonic() - began
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, taken / SEARCH_SHARE)
+
+    def _written_by_us(self, patterns: Mapping[str, float]) -> set[Path]:
+        """Return logs that a process of this run has open, or whose name says that it writes them."""
+        pids = processes_of(self._run.path)
+        names = {tensorboard.process(socket.gethostname(), pid) for pid in pids}
+        found = {path for path in open_files(pids) if any(map(path.match, patterns))}
+        events = files_named({tensorboard.NAMES: self._since}, self._workdir)
+        return found | {path for path in events if tensorboard.writer(path).name in names}
 
     def _workdirs_of_others(self) -> set[str]:
         """Return the real paths of the working folders of all other runs that trained since the start."""

@@ -35,6 +35,11 @@ def writer(path: Path) -> Path:
     return path if named is None else path.with_name(named[1])
 
 
+def process(host: str, pid: int) -> str:
+    """Return the name of a process in `writer`."""
+    return f"{host}.{pid}"
+
+
 class TensorBoardReader:
     """Reads what one process writes into one folder since a moment: a writer may begin several files.
 
