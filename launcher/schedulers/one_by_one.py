@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
 from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from launcher.rundir.layout import RunDir
     from launcher.schedulers.base import Prepared
 
 
@@ -66,6 +66,18 @@ def submitted(sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]) -> lis
                 f"`launcher cancel {sweep.id}` ends them"
             ) from None
     return started
+
+
+def runs_of(folder: Path) -> list[RunDir]:
+    """The runs of the sweep of this folder that still exist, in their order."""
+    found = [RunDir(path) for path in folder.parent.parent.glob(f"{folder.name}-*") if path.is_dir()]
+    return sorted((run for run in found if run.read_about().sweep is not None), key=task_of)
+
+
+def task_of(run: RunDir) -> int:
+    """The run's number in its sweep."""
+    sweep = run.read_about().sweep
+    return sweep.task if sweep is not None else 0
 
 
 def remove_here(run: RunDir) -> None:

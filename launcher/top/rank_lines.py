@@ -40,7 +40,11 @@ class Rank:
 
     @property
     def short(self) -> str:
-        return "" if self.bytes is None else f"{self.bytes / GIB:.3g}G"
+        """Six characters at most, such as `12.3G` or `364M`."""
+        if self.bytes is None:
+            return ""
+        mib = self.bytes / 2**20
+        return f"{mib:.3g}M" if mib < 999.5 else f"{self.bytes / GIB:.3g}G"
 
 
 class RankLines:

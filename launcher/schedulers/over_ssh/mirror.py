@@ -166,6 +166,11 @@ class Mirrored:
                 _write_index(self.here / run, fresh[run])
 
 
+def forget(run: RunDir) -> None:
+    """Forget what a host has of a run: the next round trip sends all of it."""
+    (run.path / INDEX).unlink(missing_ok=True)
+
+
 def packed(run: Path, names: Iterable[str]) -> bytes:
     """A tar of these files and folders of a run directory, as far as they exist."""
     out = io.BytesIO()

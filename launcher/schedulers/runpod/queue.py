@@ -6,13 +6,9 @@ process here only looks. RunPod has no queue, and a pod's own key rents no other
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +16,8 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, SchedulerError
+from launcher.schedulers.looked_after import is_looked_after
+from launcher.schedulers.one_by_one import runs_of, task_of
 from launcher.schedulers.runpod.evidence import queues_in
 from launcher.schedulers.runpod.settings import pace
 from launcher.spec.events import Waiting
@@ -52,78 +50,15 @@ def has_turn(run: RunDir) -> bool:
             continue
         if not queues_in(other.read_events()):
             places += 1
-        elif _task(other) < sweep.task:
+        elif task_of(other) < sweep.task:
             return False
     return sweep.at_once is None or places < sweep.at_once
-
-
-def runs_of(folder: Path) -> list[RunDir]:
-    """The runs of the sweep of this folder that still exist, in their order."""
-    found = [RunDir(path) for path in folder.parent.parent.glob(f"{folder.name}-*") if path.is_dir()]
-    return sorted((run for run in found if run.read_about().sweep is not None), key=_task)
-
-
-def _task(run: RunDir) -> int:
-    sweep = run.read_about().sweep
-    return sweep.task if sweep is not None else 0
 
 
 def is_attended(run: RunDir) -> bool:
     """Whether the process that rents the pods of the run's sweep lives."""
     sweep = run.read_about().sweep
-    if sweep is None:
-        return True
-    try:
-        with open(sweep_folder(run, sweep.id) / "queue.lock", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # taken
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def attending(folder: Path) -> Iterator[None]:
-    """Wrap the code that puts runs of a sweep in line. Then start the process that looks at them, unless it
-    lives.
-
-    Raises SchedulerError.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "queue.lock", "a", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield
-            return
-        try:
-            yield
-        finally:  # after an error, too: runs that were put in line before it go on
-            pid = _start(folder, lock.fileno())
-            lock.truncate(0)
-            lock.write(f"{pid}\n")
-
-
-def _start(folder: Path, lock: int) -> int:
-    """Start the process, which has the lock until it ends. Return its id. Raises SchedulerError."""
-    command = [sys.executable, "-m", "launcher.schedulers.runpod.queue", str(folder)]
-    with open(folder / "queue.log", "ab", opener=_for_us_alone) as log:
-        try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock],
-            ).pid
-        except OSError as error:
-            raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
-
-
-def _for_us_alone(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return sweep is None or is_looked_after(sweep_folder(run, sweep.id))
 
 
 def attend(folder: Path) -> None:

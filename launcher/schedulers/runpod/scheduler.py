@@ -17,6 +17,7 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
 from launcher.schedulers.copied import copies, write_copy
+from launcher.schedulers.looked_after import looking_after
 from launcher.schedulers.one_by_one import OneByOne, remove_here, submitted
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
@@ -24,7 +25,7 @@ from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
 from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
-from launcher.schedulers.runpod.queue import attending, put_in_line
+from launcher.schedulers.runpod.queue import put_in_line
 from launcher.schedulers.runpod.settings import has_api_key, pace
 from launcher.spec.long_work import working
 from launcher.supervise.turn import sweep_folder
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.request import PodPrepared
     from launcher.schedulers.runpod.volume import Volume
 
+QUEUE = "launcher.schedulers.runpod.queue"
 PAUSE_SECONDS = 60.0
 "The longest pause between a look at the prices and a submission that a submission waits for."
 LOOK_SECONDS = 2.0
@@ -202,7 +204,7 @@ class RunPodScheduler(OneByOne):
         def submit(prepared: Prepared) -> RunDir:
             return first if prepared is sweep.runs[0] else self._put_in_line(prepared, market)
 
-        with attending(sweep_folder(first, sweep.id)):
+        with looking_after(sweep_folder(first, sweep.id), QUEUE):
             return submitted(sweep, submit)
 
     def _put_in_line(self, prepared: Prepared, market: Market | None) -> RunDir:
@@ -256,7 +258,7 @@ class RunPodScheduler(OneByOne):
                 self._send_code(again, self.copy(run).volume)
             self._last.pop(run.path, None)
             if (sweep := run.read_about().sweep) is not None:
-                with attending(sweep_folder(run, sweep.id)):
+                with looking_after(sweep_folder(run, sweep.id), QUEUE):
                     put_in_line(run)
                 return
             market, lines = offers_again(self.client, run)

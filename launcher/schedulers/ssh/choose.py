@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets as tokens
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,15 @@ def deal(
     notes += [f"passed over: {refusal}" for refusal in refused]
     notes += [warning for rank in good for warning in found[rank].warnings]
     return [shares[seat] for seat in per_task], tuple(notes)
+
+
+def free_rooms(host: Over, about: About, there: str) -> float:
+    """Return for how many runs like this one a host has free GPUs now; 0 if it cannot take any."""
+    facts, found = _look([host], about, there)
+    if found[0].refusals:
+        return 0
+    need = about["gpus_per_node"]
+    return sum(not card["busy"] for card in facts[0]["cards"]) // need if need else math.inf
 
 
 def dealt(rooms: Sequence[int], seats: int) -> list[int]:

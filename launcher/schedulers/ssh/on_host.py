@@ -207,6 +207,32 @@ def stop(request: Request) -> dict[str, Any]:
     return {}
 
 
+def withdraw(request: Request) -> dict[str, Any]:
+    """End the supervisor of a run that waits for its turn, and remove the run. Answer whether it was so."""
+    run = Path(request["run_dir"])
+    lock = _lock_path(run, 0)
+    if not _held(lock) or (pid := _pid(lock)) is None:
+        return {"withdrawn": False}
+    os.kill(pid, signal.SIGSTOP)  # it must not begin while it is looked at
+    while _process_state(pid) not in ("T", ""):
+        time.sleep(0.01)
+    if _state(run) != "submitted" or (run / "attempts").exists() or (run / "cancel").exists():
+        os.kill(pid, signal.SIGCONT)
+        return {"withdrawn": False}
+    os.kill(pid, signal.SIGKILL)
+    while _held(lock):
+        time.sleep(0.01)
+    shutil.rmtree(run)
+    return {"withdrawn": True}
+
+
+def _process_state(pid: int) -> str:
+    """The state's letter in proc(5); "" if the process has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    return ""
+
+
 def _end(run: Path, rank: int) -> None:
     """End a leftover supervisor and its ranks. The kernel ends the ranks with it, a moment later."""
     lock = _lock_path(run, rank)
@@ -291,6 +317,7 @@ ACTIONS: dict[str, Callable[[Request], dict[str, Any]]] = {
     "meet": meet,
     "start": start,
     "stop": stop,
+    "withdraw": withdraw,
 }
 
 

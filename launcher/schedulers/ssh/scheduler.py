@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from glob import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import replace_json
@@ -21,14 +23,26 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.one_by_one import OneByOne
+from launcher.schedulers.looked_after import looking_after
+from launcher.schedulers.one_by_one import OneByOne, remove_here
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.over_ssh.mirror import forget
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
-from launcher.schedulers.ssh.choose import DEFAULT_PYTHON, About, Chosen, choose, deal, hosts_of
-from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
+from launcher.schedulers.ssh.choose import (
+    DEFAULT_PYTHON,
+    About,
+    Chosen,
+    Place,
+    choose,
+    deal,
+    free_rooms,
+    hosts_of,
+    python_of,
+)
+from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
 from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import judged, locks_script, words
@@ -41,6 +55,9 @@ if TYPE_CHECKING:
     from launcher.spec.job import Job
 
 CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
+SPREAD = "launcher.schedulers.ssh.spread"
+FIRST_PORT = 61000
+"A single supervisor meets no other one."
 
 
 class SshHosts(OneByOne):
@@ -50,6 +67,7 @@ class SshHosts(OneByOne):
     do not share this folder, each has a run directory, and the first one's covers all.
 
     The runs of a sweep are dealt out to the hosts when they are submitted, and each waits for its turn there.
+    While this machine is on, a process here moves waiting runs to hosts that have become free (`spread`).
     """
 
     multi_node = True
@@ -57,7 +75,8 @@ class SshHosts(OneByOne):
     def __init__(self, hosts: tuple[str, ...], runs: str | None) -> None:
         self.there = absolute(runs, f"ssh.hosts {hosts[0]}")
         self.hosts = hosts
-        self._copies: dict[str, Copies] = {}
+        self._copies: dict[tuple[str, Path | None], Copies] = {}
+        "By host, and by the folder of the local copies if that is another host's."
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
         "Run id -> what `check` has chosen."
@@ -125,6 +144,67 @@ class SshHosts(OneByOne):
             self._places[prepared.request.run_id] = share.places
         return said
 
+    def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
+        """Submit every run, and look after those that wait. Raises SchedulerError; the runs submitted before
+        go on."""
+        runs = super().submit_sweep(sweep)
+        self._look_after(sweep.id)
+        return runs
+
+    def _look_after(self, sweep: str) -> None:
+        """Start the process that moves waiting runs of a sweep, unless it lives. Raises SchedulerError."""
+        roots = [self._on(host).here for host in self.hosts]
+        folders = [str(root / "sweeps" / sweep) for root in roots if any(root.glob(f"{escape(sweep)}-*"))]
+        if len(folders) > 1:  # otherwise there is nowhere to move to
+            with looking_after(Path(folders[0]), SPREAD, *folders[1:]):
+                pass
+
+    def spread(self, runs: Sequence[RunDir]) -> Iterator[RunDir]:
+        """Move waiting runs of a sweep to its hosts that have room and none that waits; yield each.
+
+        A host that had no run of the sweep gets none, because it has not the code. Raises SchedulerError.
+        """
+        statuses = self.statuses(runs)
+        living = [run for run, status in zip(runs, statuses, strict=True) if not status.ended]
+        waiting = [run for run, status in zip(runs, statuses, strict=True) if status.state == "submitted"]
+        for host in dict.fromkeys(map(_host, runs)):
+            if not waiting or host in map(_host, waiting):
+                continue
+            there = [run for run in runs if _host(run) == host]
+            places = min(map(_places, there))
+            busy = sum(run in living for run in there)
+            room = max(0.0, places - busy)
+            rooms = free_rooms(self._on(host).ssh, waiting[0].read_about(), self.there)
+            for _ in range(int(min(room, rooms, len(waiting)))):
+                run = waiting.pop(0)
+                if self._move(run, host, places):
+                    yield run
+
+    def _move(self, run: RunDir, host: str, places: float) -> bool:
+        """Move a run to a host, unless it has begun. Raises SchedulerError; then it is where it was, or lost
+        if that does not answer."""
+        about = run.read_about()
+        before = hosts_of(about)[0]
+        request = {"do": "withdraw", "run_dir": f"{self.there}/{run.id}"}
+        if not ask_host(self._on(before).ssh, python_of(about), request)["withdrawn"]:
+            return False
+        at_once = None if about["sweep"]["at_once"] is None else int(places)
+        moved = {**about, "hosts": [host], "sweep": {**about["sweep"], "at_once": at_once}}
+        try:
+            self._start_again(run, moved)
+        except (NotSentError, HostError):
+            self._start_again(run, dict(about))
+            raise
+        return True
+
+    def _start_again(self, run: RunDir, about: About) -> None:
+        """Send a run that is on no host, and start it. Raises SchedulerError."""
+        replace_json(run.run, about)
+        replace_json(run.state, {"state": "submitted", "time": now()})
+        forget(run)
+        over = self._on(hosts_of(about)[0]).ssh
+        self._start(run, Chosen((over,), Place(None, FIRST_PORT), ()), "resubmitted")
+
     def submit(self, prepared: Prepared) -> RunDir:
         """Submit the run. Raises SchedulerError; if nothing was started, nothing is left behind."""
         run_id, about = prepared.request.run_id, prepared.about
@@ -168,16 +248,18 @@ class SshHosts(OneByOne):
                 with suppress(SchedulerError):
                     self.fetch(run)
                 raise
+        if (sweep := run.read_about().sweep) is not None:
+            self._look_after(sweep.id)
 
     def status(self, run: RunDir) -> Status:
         return self._of(run).lately(run, lambda: self.statuses([run])[0])
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Query each host once for all runs that have not ended by their own records."""
-        living: dict[str, list[RunDir]] = {}
+        living: dict[Copies, list[RunDir]] = {}
         for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
-                living.setdefault(self._of(run).name, []).append(run)
+                living.setdefault(self._of(run), []).append(run)
         locks: dict[str, tuple[str, str]] = {}
         for locks_of_host in all_of(side_by_side(lambda item: self._locks(*item), living.items())):
             locks |= locks_of_host
@@ -186,9 +268,8 @@ class SshHosts(OneByOne):
             for run in runs
         ]
 
-    def _locks(self, host: str, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
+    def _locks(self, copies: Copies, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
         """Run id -> (the word for its lock, why the host could not be asked)."""
-        copies = self._on(host)
         copies.look_along(runs)
         try:
             done = copies.run(locks_script(self.there, [run.id for run in runs]))
@@ -235,7 +316,7 @@ class SshHosts(OneByOne):
             with suppress(LoginError):
                 self._on(host).ssh.run(left)
         for run in runs:
-            shutil.rmtree(run.path)
+            remove_here(run)
 
     def _forget_sweeps(self, host: str, removed: Sequence[RunDir]) -> None:
         """Remove the folders of sweeps that have no runs left on the host."""
@@ -250,15 +331,21 @@ class SshHosts(OneByOne):
         parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
         return b"".join(parts)[since:]
 
-    def _on(self, host: str) -> Copies:
-        if host not in self._copies:
-            self._copies[host] = Copies(Over(host), self.there, self._codes)
-        return self._copies[host]
+    def _on(self, host: str, here: Path | None = None) -> Copies:
+        """`here`: the folder of the local copies if it is another host's, from which the runs have moved."""
+        if (host, here) not in self._copies:
+            copies = Copies(Over(host), self.there, self._codes)
+            if here is not None and here != copies.here:
+                copies.here = here
+            self._copies[host, here] = copies
+        return self._copies[host, here]
 
     def _of(self, run: RunDir) -> Copies:
         """The host that holds the run's directory."""
         about = run.read_about()  # empty if it was deleted in the meantime
-        return self._on(hosts_of(about)[0] if about else self.hosts[0])
+        host = hosts_of(about)[0] if about else self.hosts[0]
+        copies = self._on(host)
+        return copies if copies.here == run.path.parent else self._on(host, run.path.parent)
 
     def _choose(self, own: Sequence[str], about: About) -> Chosen:
         others = [self._on(host).ssh for host in self.hosts if host not in own]
@@ -289,6 +376,16 @@ class SshHosts(OneByOne):
     def _withdraw(self, run: RunDir) -> None:
         with suppress(SchedulerError):  # otherwise it stays on both sides
             self.remove([run])
+
+
+def _host(run: RunDir) -> str:
+    return hosts_of(run.read_about())[0]
+
+
+def _places(run: RunDir) -> float:
+    """How many runs of its sweep go on at the same time on its host, by their number."""
+    sweep = run.read_about().sweep
+    return math.inf if sweep is None or sweep.at_once is None else sweep.at_once
 
 
 def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:

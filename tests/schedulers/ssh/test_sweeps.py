@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,72 @@ def test_places_are_dealt_out_and_a_sweep_is_cancelled(laptop: Laptop) -> None:
     assert sees(runs[2]) is None
     laptop.said("sweep", "cancel", sweep_id)
     wait_for(lambda: sorted(_states(laptop, sweep_id)) == ["cancelled"] * 3 + ["succeeded"], "the end")
+
+
+@pytest.mark.e2e
+def test_a_waiting_run_moves_to_a_host_that_has_become_free(laptop: Laptop) -> None:
+    laptop.script(SHOWS)
+    for host in laptop.hosts:
+        host.gpus(1)
+    laptop.profile("gpus.yaml", ["tensor01", "tensor02"], node={"gpu": GPU})
+    sweep_id, runs = sweep(laptop, "-c", "gpus.yaml", "--sweep", "env.N=1,2,3", "--at-once", "2")
+    assert [run.read_about().hosts for run in runs] == [["tensor01"], ["tensor02"], ["tensor01"]]
+    wait_for(lambda: sees(runs[0]) and sees(runs[1]), "two runs")
+    waits = supervisor_pid(runs[2])
+    (runs[1].path / "go").touch()
+    wait_for(lambda: sees(runs[2]), "the third run on the second host")
+    assert runs[2].read_about().hosts == ["tensor02"] and supervisor_pid(runs[2]) != waits
+    assert _states(laptop, sweep_id) == ["running", "succeeded", "running"]
+    for run in runs:
+        (run.path / "go").touch()
+    wait_for(lambda: _states(laptop, sweep_id) == ["succeeded"] * 3, "three ends")
+    laptop.said("logs", runs[2].id)
+    laptop.said("clean", sweep_id, "-y")
+    assert not list((laptop.runs / "sweeps").iterdir())
+
+
+FAILS = """
+import sys
+from pathlib import Path
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.ssh.hosts import HostError
+from launcher.schedulers.ssh.scheduler import SshHosts
+start = SshHosts._start
+def fails(self, run, chosen, event):
+    if chosen.hosts[0].name == "tensor02":
+        raise HostError("tensor02: the disk is full")
+    start(self, run, chosen, event)
+SshHosts._start = fails
+runs = [RunDir(Path(path)) for path in sys.argv[1:]]
+try:
+    print([run.id for run in scheduler_of(runs[0]).spread(runs)])
+except HostError as error:
+    print(error)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_run_that_cannot_be_moved_waits_where_it_was(laptop: Laptop) -> None:
+    laptop.script(SHOWS)
+    for host in laptop.hosts:
+        host.gpus(1)
+    laptop.profile("gpus.yaml", ["tensor01", "tensor02"], node={"gpu": GPU})
+    sweep_id, runs = sweep(laptop, "-c", "gpus.yaml", "--sweep", "env.N=1,2,3", "--at-once", "2")
+    wait_for(lambda: sees(runs[0]) and sees(runs[1]), "two runs")
+    copies = [row["path"] for row in laptop.told("sweep", "status", sweep_id)["runs"]]
+    os.kill(int((Path(copies[0]).parent / "sweeps" / sweep_id / "queue.lock").read_text()), signal.SIGKILL)
+    (runs[1].path / "go").touch()
+    wait_for(lambda: runs[1].read_state().get("state") == "succeeded", "an end")
+    command = [sys.executable, "-c", FAILS, *copies]
+    done = subprocess.run(command, cwd=laptop.folder, env=laptop.environ, capture_output=True, text=True)
+    assert done.stdout == "tensor02: the disk is full\n", done.stderr
+    assert runs[2].read_about().hosts == ["tensor01"] and _states(laptop, sweep_id)[2] == "submitted"
+    (runs[0].path / "go").touch()
+    wait_for(lambda: sees(runs[2]), "the third run on the first host")
+    (runs[2].path / "go").touch()
+    wait_for(lambda: _states(laptop, sweep_id) == ["succeeded"] * 3, "three ends")
 
 
 def _rows(laptop: Laptop, sweep_id: str) -> list[dict[str, str]]:

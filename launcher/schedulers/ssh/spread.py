@@ -1,0 +1,43 @@
+"""Move waiting runs of a sweep to other hosts that have become free, while this machine is on.
+
+The hosts do not know of each other, so nothing else could. Without this process each run stays on its host.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.one_by_one import runs_of
+from launcher.schedulers.ssh.scheduler import SshHosts
+
+LOOK_SECONDS = 10.0
+"Pause between two looks at all runs of a sweep."
+
+
+def main(folders: Sequence[str]) -> None:
+    """Look until no run waits any more. `folders`: the sweep's, beside the copies of each host's runs."""
+    while waiting := [run for run in _runs(folders) if run.read_state().get("state") == "submitted"]:
+        try:
+            hosts = scheduler_of(waiting[0])
+            assert isinstance(hosts, SshHosts)
+            for run in hosts.spread(_runs(folders)):
+                print(f"{now()} {run.id} waits on {hosts.where(run)} now", file=sys.stderr, flush=True)
+        except (SchedulerError, OSError) as error:  # it is tried again
+            print(f"{now()} {error}", file=sys.stderr, flush=True)
+        time.sleep(LOOK_SECONDS)
+
+
+def _runs(folders: Sequence[str]) -> list[RunDir]:
+    found = [run for folder in folders for run in runs_of(Path(folder))]
+    return sorted(found, key=lambda run: run.read_about().sweep.task)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
