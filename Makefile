@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two ranks on few cores: one thread each.
 export OMP_NUM_THREADS ?= 1
+# Tests start thousands of interpreters. Without bytecode files each of them compiles launcher anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'

@@ -59,6 +59,7 @@ def test_a_rehearsal_never_writes_into_the_results() -> None:
     assert "a rehearsal does not write to benchmarks/results" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_or_takes_too_long_does_not_stop_the_next_one(tmp_path: Path) -> None:
     wrong = Case(stage=6, name="wrong", work="curve", asked={})
     endless = {"loop": "plain", "model": ENDLESS}

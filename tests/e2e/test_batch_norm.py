@@ -29,7 +29,7 @@ class Normed(Task):
 """
 
 
-@pytest.mark.parametrize("probe", ["never", "auto"])
+@pytest.mark.parametrize("probe", [pytest.param("never", marks=pytest.mark.slow), "auto"])
 def test_a_downgrade_stops_at_a_micro_batch_of_two(lab: Lab, probe: str) -> None:
     """Parameters and gradients alone are more than the budget: no micro-batch fits."""
     lab.script(TASK, "normed.py")

@@ -59,7 +59,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ranks_of_one_host_have_no_torchrun_and_all_that_one_would_give(lab: Lab, ranks: int) -> None:
     lab.script(LIKE_TORCHRUN)
     resources = {"gpus_per_node": 0, "ranks_per_node": ranks}

@@ -31,7 +31,7 @@ def terminate_all(run: RunDir) -> list[psutil.Process]:
     return told
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_task_finishes_its_step_and_saves_it(lab: Lab, ranks: int) -> None:
     lab.script(HELD, "held.py")
     job = {**HELD_JOB, "train": {**HELD_JOB["train"], "workers": 2}}

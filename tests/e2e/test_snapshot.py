@@ -10,10 +10,22 @@ from tests.lab import Lab, events, metrics, wait_for
 
 pytestmark = pytest.mark.e2e
 
+# Its steps leave the processor to the commands that the test runs beside them.
+PACED = """
+import time
+from launcher.tasks.gpt import PydocGPT
+
+class Paced(PydocGPT):
+    def loss(self, model, batch):
+        time.sleep(0.1)
+        return super().loss(model, batch)
+"""
+
 
 def test_a_running_job_writes_the_snapshot_that_was_asked_for_and_goes_on(lab: Lab) -> None:
+    lab.script(PACED, "paced.py")
     job = lab.job(
-        task="launcher.tasks.gpt:PydocGPT",
+        task="paced:Paced",
         args={"layers": 1, "dim": 32, "heads": 2, "context": 32},
         steps=100000,
         train={"checkpoint_every": None},

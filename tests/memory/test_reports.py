@@ -68,6 +68,7 @@ def test_the_brain_fits_when_sharded_and_its_peak_is_the_giant_matrix(plan: Plan
     assert gib(uncut.evaluate(uncut.plan.recipe).estimate.needed) > 47.4
 
 
+@pytest.mark.slow
 def test_under_ddp_the_brain_runs_out_of_memory_where_the_plan_says(plan: Plan) -> None:
     """The report: 46.76 GiB allocated when 6.26 GiB were asked for, in the first update. It took 15 GB of
     them for activations. They are DDP's buckets, the third copy of 15.6 GiB; launcher's gradients are views

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.e2e
 SHOWS = """
 import os, pathlib, time
 run = pathlib.Path(os.environ["LAUNCHER_RUN_DIR"])
-(run / "partial").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
-(run / "partial").rename(run / "sees")
+partial = run / ("partial-" + os.environ["RANK"])
+partial.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+partial.rename(run / "sees")
 while not (run / "go").exists():
     time.sleep(0.05)
 """

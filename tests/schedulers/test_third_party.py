@@ -41,7 +41,7 @@ def spool(lab: Lab) -> Iterator[Lab]:
     (lab.folder / "workstation.yaml").write_text(profile + f"paths: {{python: {sys.executable}}}\n")
     lab.environ["PYTHONPATH"] = str(site)
     lab.script(HELD, "held.py")
-    lab.job(**HELD_JOB, name="held")
+    lab.job(**HELD_JOB, name="held", resources={"gpus_per_node": 0, "ranks_per_node": 1})
     yield lab
     for left in lab.folder.glob("runs/*/spool.pid"):  # of a failed test: its queue would go on
         with contextlib.suppress(ProcessLookupError):

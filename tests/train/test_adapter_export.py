@@ -16,14 +16,12 @@ from launcher.rundir.layout import RunDir
 from launcher.train.nf4 import NF4Linear, Packing
 from tests.train.runs import job, prepare, recipe, start
 
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
 
 
 def trained(folder: Path, kind: str, *, tied: bool = False, pretrained: bool = True, **fields: Any) -> RunDir:
     """A run of three steps on two ranks under FSDP, over a model of transformers."""
+    transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=tied,
@@ -68,6 +66,8 @@ def logits(model: Any) -> torch.Tensor:
 def test_peft_and_transformers_load_the_adapter_and_the_merged_model_equals_it(
     tmp_path: Path, tied: bool
 ) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
     run = trained(tmp_path, "lora", tied=tied)
     assert "wrote adapter_model.safetensors" in exported(run, tmp_path / "adapter")
     names = sorted(path.name for path in (tmp_path / "adapter").iterdir())
@@ -87,6 +87,8 @@ def test_peft_and_transformers_load_the_adapter_and_the_merged_model_equals_it(
 
 @pytest.mark.slow
 def test_an_adapter_on_a_tied_output_layer_unties_the_merged_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
     run = trained(tmp_path, "lora", tied=True, adapter={"targets": ["q_proj", "lm_head"]})
     exported(run, tmp_path / "adapter")
     exported(run, tmp_path / "merged", "--merge")
@@ -101,6 +103,8 @@ def test_an_adapter_on_a_tied_output_layer_unties_the_merged_model(tmp_path: Pat
 
 @pytest.mark.slow
 def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
     run = trained(tmp_path, "qlora", adapter={"targets": ["q_proj", "down_proj"]})
     exported(run, tmp_path / "adapter")
     exported(run, tmp_path / "merged", "--merge")
@@ -121,6 +125,7 @@ def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_merge_over_other_weights_is_refused_and_so_is_a_resume(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
     run = trained(tmp_path, "lora")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     with torch.no_grad():

@@ -12,7 +12,14 @@ from tests.train.runs import measure
 TOLERANCE = 3e-6
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=["one rank", "two ranks", "two nodes of two ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(1, id="one rank"),
+        pytest.param(2, id="two ranks", marks=pytest.mark.slow),
+        pytest.param(4, id="two nodes of two ranks"),
+    ],
+)
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ranks: int = request.param
     return measure("gradients.py", tmp_path_factory.mktemp("gradients"), ranks, per_node=min(ranks, 2))
