@@ -257,8 +257,10 @@ class Runs(Sequence[Run]):
         `by` sorts by one of them, the best first. Raises ImportError if pandas is not installed, and
         UsageError if no run has `by`.
         """
-        import pandas
-
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(f"{error}; pip install pandas, or use `launcher compare --json`") from None
         from launcher.api.compare import compared
 
         rows = compared((run.directory for run in self._runs), by).rows()

@@ -161,7 +161,7 @@ def test_python_gets_a_data_frame(runs: Path) -> None:
     try:
         import pandas  # noqa: F401
     except ImportError:
-        with pytest.raises(ImportError):
+        with pytest.raises(ImportError, match="pip install pandas"):
             launcher.runs(root=runs).compare()
     else:
         frame = launcher.runs(root=runs).compare(by="eval_loss")
