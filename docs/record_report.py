@@ -29,7 +29,6 @@ def main() -> int:
         os.chdir(folder)
         os.environ |= {f"XDG_{name}_HOME": f"{folder}/{name}" for name in ("STATE", "CACHE", "CONFIG")}
         demo, held_out = str(EXAMPLES / "demo.yaml"), ("-s", "train.eval_every=5")
-        launcher("plan", str(EXAMPLES / "demo-oom.yaml"))
         launcher("run", str(EXAMPLES / "demo-oom.yaml"), "-s", "steps=40", *held_out)
         launcher("report", "-o", "run.html")
         picture(Path("run.html"), DOCS / "report.png", height=2190)
