@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,22 +96,28 @@ def _has_gpus(cluster: str, sets: Sequence[str]) -> bool:
     return with_hardware(named_cluster(cluster, sets), job).gpus_per_node > 0
 
 
-def wait_for_results(run: RunDir, tell: Callable[[str], None] = lambda state: None) -> Results:
-    """Wait until the run has ended, and return its results. `tell` hears each state.
-
-    Raises SchedulerError if the cluster does not answer.
-    """
+def wait_for_start(run: RunDir) -> None:
+    """Wait until the run leaves the queue. Raises SchedulerError if the cluster does not answer."""
     scheduler = scheduler_of(run)
-    while not (now := scheduler.status(run)).ended:
-        tell(now.state)
+    while scheduler.status(run).state == "submitted":
+        time.sleep(POLL_SECONDS)
+
+
+def wait_for_results(run: RunDir) -> Results:
+    """Wait until the run has ended, and return its results. Raises SchedulerError as wait_for_start."""
+    scheduler = scheduler_of(run)
+    while not scheduler.status(run).ended:
         time.sleep(POLL_SECONDS)
     scheduler.fetch(run)
     return collected(run)
 
 
-def collected(run: RunDir) -> Results:
-    """Return the results of a doctor's run. Raises UsageError for another run."""
-    if (found := results_of(run)) is None:
+def collected(run: RunDir, *, ended: bool = True) -> Results:
+    """Return the results of a doctor's run, so far if it has not `ended`.
+
+    Raises UsageError if it is another run.
+    """
+    if (found := results_of(run, ended=ended)) is None:
         raise UsageError(f"{run.id} is not a run of `launcher doctor`")
     return found
 
@@ -145,7 +151,8 @@ def changed_profile(results: Results, cluster: str) -> Change | None:
         facts = replace(facts, gpu_type="")
     if not facts:
         return None
-    after = changed(before, facts)
+    if (after := changed(before, facts)) == before:
+        return None
     target = own_file(file, shipped)
     return Change(target, after, difference(before, after, str(target)))
 
@@ -155,14 +162,15 @@ def _corrects_gpu(results: Results) -> bool:
     return any(one.check in ("gpu-name", "gpu-memory") and one.verdict != "good" for one in results.findings)
 
 
-def found_earlier(login: str | None, partition: str) -> Facts:
-    """Return what runs of the doctor on this machine found out about a Slurm partition, the newest first."""
+def found_earlier(here: Callable[[Mapping[str, Any]], bool]) -> Facts:
+    """Return what runs of the doctor on this machine found out about a cluster, the newest first.
+
+    `here` tells whether a profile, as run.json has it, is of that cluster.
+    """
     found = Facts()
     for run in runs_in():
-        cluster = read_record(run.run).get("cluster") or {}
-        slurm = cluster.get("slurm") or {}
-        if cluster.get("login") == login and slurm.get("partition") == partition:
-            found = found.or_else(facts_of(results)) if (results := results_of(run)) is not None else found
+        if here(read_record(run.run).get("cluster") or {}) and (results := results_of(run)) is not None:
+            found = found.or_else(facts_of(results))
     return found
 
 
@@ -185,7 +193,7 @@ def last_healthy(results: Results) -> Results | None:
         if run.id == results.run.id or run.read_about().created > results.run.read_about().created:
             continue
         found = results_of(run)
-        if found is None or found.cluster != results.cluster:
+        if found is None or found.unfinished or found.cluster != results.cluster:
             continue
         if worst(one for one in found.findings if one.part != "job") != "broken":
             return found

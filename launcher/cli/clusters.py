@@ -123,12 +123,19 @@ def detect(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TYPE", help="of several GPU types, this one; as Slurm writes it"),
     ] = None,
+    host: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="HOST", help="a host without a batch system, as `ssh` takes it; may be repeated"
+        ),
+    ] = None,
 ) -> None:
-    """Print a profile of a Slurm cluster from what it reports: `... > clusters/NAME.yaml`.
+    """Print a profile of a Slurm cluster, or of hosts, from what they report: `... > clusters/NAME.yaml`.
 
-    What `launcher doctor` has found out there since is part of it.
+    What `launcher doctor` has found out there is part of it.
     """
     import sys
+    from functools import partial
 
     from launcher.api.doctor import found_earlier
     from launcher.cli.output import fail
@@ -136,6 +143,14 @@ def detect(
     from launcher.schedulers.slurm import detect as slurm
     from launcher.schedulers.slurm.login import login_to
 
+    if host:
+        if login or partition or gpu:
+            fail("--host is for hosts without a batch system: give it without --login, --partition and --gpu")
+        from launcher.schedulers.ssh.first_profile import describes, first_profile
+
+        print(changed(first_profile(host), found_earlier(partial(describes, host))), end="")
+        print("Save it as clusters/NAME.yaml and look at the lines with CHECK.", file=sys.stderr)
+        return
     found = slurm.detect(login_to(login), login)
     choice = slurm.choose(found, partition, gpu)
     others = [
@@ -146,9 +161,8 @@ def detect(
     if choice is None:
         fail("\n".join(["there is no such partition with such GPUs; there are", *others]))
     text = slurm.as_yaml(found, choice)
-    if facts := found_earlier(login, choice.partition.name):
-        text = changed(text, facts)
-    print(text, end="")
+    facts = found_earlier(partial(slurm.describes, found, choice))
+    print(changed(text, facts), end="")
     if others:
         print("\n".join(["There are others:", *others]), file=sys.stderr)
     print(

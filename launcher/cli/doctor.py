@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from launcher.cli.options import AsJson, ClusterName, Sets
+from launcher.cli.options import AsJson, Sets, complete_clusters
 
 if TYPE_CHECKING:
     from launcher.doctor.results import Results
+    from launcher.rundir.layout import RunDir
 
 EXIT_BROKEN = 1
 "Something is broken."
 
 
 def doctor(
-    cluster: ClusterName = "local",
+    cluster: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--cluster",
+            "-c",
+            help="cluster profile: a name or a file; local if left out",
+            autocompletion=complete_clusters,
+        ),
+    ] = None,
     nodes: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--nodes", "-N", metavar="N", min=1, help="number of nodes to examine; 1 if left out"),
@@ -48,10 +57,13 @@ def doctor(
     set_: Sets = None,
     json: AsJson = False,
 ) -> None:
-    """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken."""
+    """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken.
+
+    Ctrl-C cancels the examination.
+    """
     import sys
 
-    from launcher.api.doctor import collected, last_healthy, submit_doctor, wait_for_results
+    from launcher.api.doctor import collected, last_healthy, submit_doctor
     from launcher.cli.output import fail, print_json
     from launcher.doctor.compare import changes, lines
     from launcher.doctor.options import Options
@@ -62,18 +74,17 @@ def doctor(
         fail(f"give --quick or --{'thorough' if thorough else 'tune'}, not both")
     if show is not None:
         run = find_run(show, by_job=True)
-        scheduler_of(run).fetch(run)
-        results = collected(run)
+        scheduler = scheduler_of(run)
+        ended = scheduler.status(run).ended
+        scheduler.fetch(run)
+        results = collected(run, ended=ended)
     else:
         options = Options("quick" if quick else "thorough" if thorough else "standard", tune)
-        run, warnings = submit_doctor(cluster, nodes, options, set_ or [], job)
+        run, warnings = submit_doctor(cluster or "local", nodes, options, set_ or [], job)
         for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; it can be seen again: "
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)
-        from launcher.spec.long_work import working
-
-        with working("examining"):
-            results = wait_for_results(run)
+        results = _examined(run)
     before = last_healthy(results) if compare else None
     changed = changes(before.findings, results.findings) if before is not None else []
     if json:
@@ -86,9 +97,30 @@ def doctor(
     elif compare:
         print(f"no earlier run of the doctor found {results.cluster} healthy", file=sys.stderr)
     if write:
-        _write(results, cluster)
+        _write(results, cluster or results.cluster)
     if results.verdict == "broken":
         raise SystemExit(EXIT_BROKEN)
+
+
+def _examined(run: RunDir) -> Results:
+    """Wait for the results. Ctrl-C cancels the run: nobody needs half an examination."""
+    import sys
+
+    from launcher.api.doctor import wait_for_results, wait_for_start
+    from launcher.schedulers.of_run import scheduler_of
+    from launcher.spec.long_work import working
+
+    try:
+        with working("waiting for the run to start"):
+            wait_for_start(run)
+        with working("examining"):
+            return wait_for_results(run)
+    except KeyboardInterrupt:
+        print(f"cancelling {run.id}; Ctrl-C again does not wait for its end", file=sys.stderr)
+        scheduler_of(run).cancel(run)
+        with working("waiting for its end"):
+            wait_for_results(run)
+        raise
 
 
 def _write(results: Results, cluster: str) -> None:

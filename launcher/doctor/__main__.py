@@ -22,6 +22,7 @@ from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.host import SOFTWARE
 from launcher.doctor.examine import examine
 from launcher.doctor.lead import Lead
+from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.listener import Listener
 from launcher.doctor.measure.network import identity
@@ -46,36 +47,41 @@ def main() -> int:
     """Return 0, or EXIT_SICK if the node of an ordinary job is broken."""
     here, job = variables.split(os.environ)
     os.environ.update(job)  # the ranks have the job's variables
-    if len(sys.argv) > 1:
-        place = Place.of({variables.RUN_DIR: sys.argv[1]})
-        # The doctor's own run examines the sick nodes as well.
-        return 0 if place.options is not None else _checked(place)
-    place = Place.of(here)
-    board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
-    if place.options is None:
-        return _checked(place, board)
+    before = len(sys.argv) > 1
+    place = Place.of({variables.RUN_DIR: sys.argv[1]} if before else here)
+    if before and place.options is not None:
+        return 0  # the doctor's own run examines the sick nodes as well
+    with Leftovers() as leftovers:
+        board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
+        if place.options is None:
+            return _checked(place, leftovers, None if before else board)
+        _lead_or_follow(place, leftovers, board)
+    return 0
+
+
+def _lead_or_follow(place: Place, leftovers: Leftovers, board: Board) -> None:
+    """Do the part of this node in the doctor's own run."""
     with Group() as group, ExitStack() as stack:
+        assert place.options is not None
         if place.options.level != "quick":
             group.start()  # it imports torch while this process measures
-        on_node = OnNode(place, group)
-        stack.callback(on_node.remove_marks)
+        on_node = OnNode(place, group, leftovers)
         answer: dict[str, Any] = {}
         if place.expected.nodes > 1:
             listener = stack.enter_context(Listener(place.port, board.take if place.leads else None))
             answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
-        answer["values"] = [value.as_json() for value in measure_node(place)]
+        answer["values"] = [value.as_json() for value in measure_node(place, leftovers)]
         on_node.answer(board, NODE, answer)
         if place.leads:
             Lead(on_node, board).examine(board.wait_for_answers(NODE, START_SECONDS))
         else:
             on_node.follow(board)
-    return 0
 
 
-def _checked(place: Place, board: Board | None = None) -> int:
+def _checked(place: Place, leftovers: Leftovers, board: Board | None) -> int:
     """Examine the node of an ordinary job, and write the values if there is a board. Return the exit code."""
     faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True)
-    values = measure_node(place)
+    values = measure_node(place, leftovers)
     if board is not None:
         with suppress(OSError):  # a folder that cannot be written is one of the values
             board.answer(NODE, {"values": [value.as_json() for value in values]})

@@ -7,7 +7,7 @@ the network that is examined. They are also the results: every measured value is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,11 +45,14 @@ class Board:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_json(self._answer(number, node), {key: told[key] for key in told.keys() - {"node", "number"}})
 
-    def wait_for_answers(self, number: int, seconds: float) -> dict[int, Mapping[str, Any]]:
-        """Return the answers of the nodes that give one in this time."""
+    def wait_for_answers(
+        self, number: int, seconds: float, without: Collection[int] = ()
+    ) -> dict[int, Mapping[str, Any]]:
+        """Return the answers of the nodes that give one in this time. The nodes `without` are not awaited."""
+        wanted = set(range(self.nodes)).difference(without)
 
         def all_answers() -> dict[int, Mapping[str, Any]] | None:
-            return found if len(found := self.answers(number)) == self.nodes else None
+            return found if wanted <= (found := self.answers(number)).keys() else None
 
         return _wait(all_answers, seconds) or self.answers(number)
 

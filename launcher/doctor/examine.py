@@ -21,7 +21,7 @@ def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
         own = [value for value in known if value.check == check.name]
         judged = [(value, _judged(value, check, expected)) for value in own]
         found += _good(check, [pair for pair in judged if pair[1].verdict == "good"])
-        found += _merged([finding for _, finding in judged if finding.verdict != "good"])
+        found += _bad(check, [pair for pair in judged if pair[1].verdict != "good"])
         found += _differences(own, check) if check.alike != "good" else []
     return found
 
@@ -30,24 +30,47 @@ def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Find
     """Unite good findings of all nodes: of one subject, or of all if they are ways between nodes."""
     groups: dict[tuple[object, ...], list[tuple[Measured, Finding]]] = {}
     for value, finding in judged:
-        about = finding.subjects if check.of_node and "GPU" not in value.subject else ()
+        about = finding.subjects if not _is_way(check) and "GPU" not in value.subject else ()
         groups.setdefault((about, finding.expected), []).append((value, finding))
     united = []
     for group in groups.values():
         shown = _range(check, [value.value for value, _ in group])
         # Where all ways between nodes are good, nobody wants to read their names.
         alike = [replace(finding, measured=shown, cause="") for _, finding in group]
-        united += _merged(alike if check.of_node else [replace(one, subjects=()) for one in alike])
+        united += _merged([replace(one, subjects=()) for one in alike] if _is_way(check) else alike)
     return united
+
+
+def _is_way(check: Check) -> bool:
+    """Whether a check is of ways between nodes."""
+    return check.part == "network" and not check.of_node
+
+
+def _bad(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
+    """Unite findings with the same cause and cure. Numbers may differ."""
+    groups: dict[Finding, list[Any]] = {}
+    for value, finding in judged:
+        if _is_number(value.value):
+            groups.setdefault(replace(finding, measured="", nodes=(), subjects=()), []).append(value.value)
+    united = []
+    for value, finding in judged:
+        alike = groups.get(replace(finding, measured="", nodes=(), subjects=()))
+        shown = _range(check, alike) if alike and _is_number(value.value) else finding.measured
+        united.append(replace(finding, measured=shown))
+    return _merged(united)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _range(check: Check, values: Sequence[Any]) -> str:
     """Return the values as text: the smallest and the largest number, or the first texts."""
     texts = list(dict.fromkeys("-" if value is None else check.show(value) for value in values))
-    if len(texts) > 1 and all(isinstance(value, int | float) for value in values):
+    if len(texts) > 1 and all(map(_is_number, values)):
         texts = list(dict.fromkeys((check.show(min(values)), check.show(max(values)))))
         return " to ".join(texts)
-    return ", ".join(texts) if len(texts) <= 3 else f"{', '.join(texts[:2])} and {len(texts) - 2} others"
+    return "; ".join(texts) if len(texts) <= 3 else f"{'; '.join(texts[:2])}; {len(texts) - 2} others"
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
@@ -89,7 +112,7 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
     return [
         Finding(
             check.name, check.title, check.part, check.alike, tuple(few), (), "differs", "all alike",
-            cause, "Install the same environment on all nodes, or leave the other nodes out.",
+            cause, check.alike_cure,
         )
     ]  # fmt: skip
 

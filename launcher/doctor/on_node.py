@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -10,26 +11,31 @@ from typing import Any
 
 from launcher.doctor.board import Board
 from launcher.doctor.interpret import NOTE, TESTS, TRAIN, TRAININGS, tests_of
+from launcher.doctor.leftovers import Leftovers
+from launcher.doctor.measure.adapters import measure_adapters
 from launcher.doctor.measure.folders import (
     LEAST_BYTES,
     QUICK_BYTES,
     THOROUGH_BYTES,
     folders_of_run,
-    measure_folder,
+    measure_folders,
 )
 from launcher.doctor.measure.gdr import measure_gdr
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.guarded import guarded, reason_of
 from launcher.doctor.measure.host import measure_host
-from launcher.doctor.measure.network import measure_way, partners, send_answer
-from launcher.doctor.measure.shared_files import Mark, code_files, look
+from launcher.doctor.measure.in_child import in_child
+from launcher.doctor.measure.network import measure_ways, partners, send_answer
+from launcher.doctor.measure.shared_files import SEEN_SECONDS, Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
 
 ORDER_SECONDS = 300.0
 "How long a node waits for the next order. Longer than any order takes on another node."
+DRIVER_SECONDS = 20.0
+"How long NVML may take for one answer. Without persistence mode it starts the driver first."
 END = "end"
 MARK = "mark"
 "The order to make files that other nodes look for."
@@ -41,18 +47,22 @@ REACH = "reach"
 Answer = dict[str, Any]
 
 
-def measure_node(place: Place) -> list[Measured]:
+def measure_node(place: Place, leftovers: Leftovers) -> list[Measured]:
     """Measure this node without its neighbours."""
     values = list(measure_host(place.node, place.run.path))
     if place.expected.gpus_per_node:
-        values += [*measure_gpus(place.node), *measure_gdr(place.node)]
+        told = in_child(lambda: measure_gpus(place.node), DRIVER_SECONDS)
+        values += told.values
+        values += [Measured("gpus", place.node, None, error=told.error)] if told.error else []
+        values += measure_gdr(place.node)
+    values += measure_adapters(place.node)
     size = QUICK_BYTES
     if place.between_attempts:
         size = LEAST_BYTES
     elif place.options is not None and place.options.thorough:
         size = THOROUGH_BYTES
-    for name, folder in folders_of_run(place.run.path, place.expected.nvme_dir).items():
-        values += measure_folder(place.node, name, folder, size)
+    folders = folders_of_run(place.run.path, place.expected.nvme_dir)
+    values += measure_folders(place.node, folders, size, leftovers.add)
     if place.options is not None and place.expected.nodes > 1:
         values.append(guarded("workdir", place.node, lambda: code_files(Path.cwd())))
     if place.options is not None and place.options.job is not None:
@@ -65,8 +75,8 @@ def measure_node(place: Place) -> list[Measured]:
 class OnNode:
     """The doctor of one node."""
 
-    def __init__(self, place: Place, group: Group) -> None:
-        self.place, self.group = place, group
+    def __init__(self, place: Place, group: Group, leftovers: Leftovers) -> None:
+        self.place, self.group, self.leftovers = place, group, leftovers
         self._mark: Mark | None = None
         self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             TESTS: self._tests,
@@ -109,26 +119,24 @@ class OnNode:
 
     def _reach(self, order: Mapping[str, Any]) -> Answer:
         node, peers = self.place.node, {int(other): peer for other, peer in order["peers"].items()}
-        ways = [
-            measure_way(node, other, peers[other])
-            for other in partners(node, self.place.expected.nodes)
-            if other in peers
-        ]
-        return {"values": [value.as_json() for way in ways for value in way]}
+        others = {
+            other: peers[other] for other in partners(node, self.place.expected.nodes) if other in peers
+        }
+        values = (
+            replace(value, subject=value.subject + order["words"]) for value in measure_ways(node, others)
+        )
+        return {"values": [value.as_json() for value in values]}
 
     def _mark_files(self, order: Mapping[str, Any]) -> Answer:
-        self._mark = Mark(self.place.node, self.place.run.path)
+        self._mark = Mark(self.place.node, self.place.run.path, self.leftovers.add)
         return {"marks": self._mark.content}
 
     def _look(self, order: Mapping[str, Any]) -> Answer:
         node, marks = self.place.node, {int(other): told for other, told in order["marks"].items()}
         others = [other for other in partners(node, self.place.expected.nodes) if other in marks]
-        return {"values": [one.as_json() for other in others for one in look(node, other, marks[other])]}
-
-    def remove_marks(self) -> None:
-        """Remove the files that MARK made. Call it when all nodes have looked."""
-        if self._mark is not None:
-            self._mark.remove()
+        until = time.monotonic() + SEEN_SECONDS
+        values = [one for other in others for one in look(node, other, marks[other], until)]
+        return {"values": [one.as_json() for one in values]}
 
     def _train(self, order: Mapping[str, Any]) -> Answer:
         expected = self.place.expected
@@ -139,6 +147,7 @@ class OnNode:
                 run = stack.enter_context(
                     tiny_run(sharding, len(test.ranks), expected.ranks, expected.gpus_per_node, nodes)
                 )
+                self.leftovers.add(run.path.parent)
                 runs.append(run)
                 tests.append(replace(test, options={**test.options, "run_dir": str(run.path)}))
             told = self.group.run(tests, self.place.local_ranks)

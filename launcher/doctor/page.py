@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from launcher.doctor.examine import spans
@@ -13,6 +14,8 @@ from launcher.doctor.values import Finding, Part
 WIDTH = 80
 COLUMNS = (6, 27, 22, 19)
 "Widths of verdict, check, measured value and expected value. Three gaps and an indent make WIDTH."
+FEW = 4
+"More ways between nodes are counted."
 PARTS: dict[Part, str] = {
     "run": "RUN",
     "node": "NODE",
@@ -24,15 +27,33 @@ PARTS: dict[Part, str] = {
 }
 
 
-def page(title: str, findings: Sequence[Finding], nodes: int) -> list[str]:
-    """Return the lines of the page: each part with its findings, then the sum of verdicts."""
+def page(
+    title: str, findings: Sequence[Finding], nodes: int, hosts: Mapping[int, str] | None = None
+) -> list[str]:
+    """Return the lines of the page: each part with its findings, then the sum of verdicts.
+
+    `hosts`: names of the nodes, of which the page tells those that are few or have a fault.
+    """
     lines = textwrap.wrap(title, WIDTH)
+    if nodes > 1:
+        told = {node: name for node, name in (hosts or {}).items() if nodes <= FEW or node in _sick(findings)}
+        lines += textwrap.wrap(", ".join(f"node {node}: {name}" for node, name in told.items()), WIDTH)
     for part, heading in PARTS.items():
         chosen = [one for one in findings if one.part == part]
         if chosen:
             lines += ["", *_row("", heading, "measured", "expected")]
             lines += [line for one in chosen for line in _lines(one, nodes)]
-    return [*lines, "", summary(findings)]
+    return [*lines, "", summary(findings) or "nothing was measured"]
+
+
+def _sick(findings: Iterable[Finding]) -> set[int]:
+    """Return the nodes that findings name which are not good."""
+    sick: set[int] = set()
+    for one in findings:
+        if one.verdict != "good":
+            text = f"{one.cause} {_subjects(one.subjects)}"
+            sick |= {*one.nodes, *map(int, re.findall(r"\bnode (\d+)", text))}
+    return sick
 
 
 def summary(findings: Iterable[Finding]) -> str:
@@ -51,13 +72,25 @@ def _lines(one: Finding, nodes: int) -> list[str]:
 
 
 def _row(*cells: str) -> list[str]:
-    """Return the lines of one row. A cell that is too long goes on below."""
-    wrapped = [textwrap.wrap(cell, width) for cell, width in zip(cells, COLUMNS, strict=True)]
+    """Return the lines of one row. A long cell goes on below, and takes the place of an empty one."""
+    widths = COLUMNS if cells[-1] else (*COLUMNS[:2], COLUMNS[2] + 1 + COLUMNS[3], 0)
+    wrapped = [_wrap(cell, width) if cell else [] for cell, width in zip(cells, widths, strict=True)]
     rows = zip_longest(*wrapped, fillvalue="")
     return [
-        ("  " + " ".join(f"{part:<{width}}" for part, width in zip(row, COLUMNS, strict=True))).rstrip()
+        ("  " + " ".join(f"{part:<{width}}" for part, width in zip(row, widths, strict=True))).rstrip()
         for row in rows
     ]
+
+
+def _wrap(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell, which break behind a comma or semicolon if possible."""
+    lines: list[str] = []
+    for part in re.split(r"(?<=[,;]) ", cell):
+        if lines and len(lines[-1]) + 1 + len(part) <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines += textwrap.wrap(part, width)
+    return lines
 
 
 def _paragraph(word: str, text: str) -> list[str]:
@@ -72,8 +105,18 @@ def _paragraph(word: str, text: str) -> list[str]:
 
 
 def _subjects(subjects: Sequence[str]) -> str:
-    """Join subjects: `GPU 0-7` for consecutive GPUs."""
+    """Join subjects: `GPU 0-7` for consecutive GPUs, `8 ways to node 3` for ways with a node in common."""
     gpus = [one.removeprefix("GPU ") for one in subjects]
     if all(one.isdecimal() for one in gpus) and all(one.startswith("GPU ") for one in subjects):
         return f"GPU {spans(map(int, gpus))}"
-    return ", ".join(subjects)
+    ways = [re.fullmatch(r"(\d+) to (\d+)(.*)", one) for one in subjects]
+    if len(subjects) <= FEW or not all(ways):
+        return ", ".join(subjects)
+    ends = [(one[1], one[2]) for one in ways if one]
+    rest = "".join(sorted({one[3] for one in ways if one}))
+    for word, nodes in (("from", {way[0] for way in ends}), ("to", {way[1] for way in ends})):
+        if len(nodes) == 1:
+            return f"{len(ends)} ways {word} node {nodes.pop()}{rest}"
+    if common := set.intersection(*(set(way) for way in ends)):
+        return f"{len(ends)} ways of node {common.pop()}{rest}"
+    return f"{', '.join(subjects[:FEW])} and {len(ends) - FEW} other ways"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from launcher.doctor.facts import Facts
+from launcher.spec.errors import UsageError
 
 INDENTED_LIST = r"^( *)[\w-]+:[^\n]*\n(?: *#[^\n]*\n)*\1  +- "
 "A list that is indented more than its key."
@@ -20,37 +23,90 @@ WIDE = 4096
 
 
 def changed(text: str, facts: Facts) -> str:
-    """Return a profile with the facts in `network.env` and `node.gpu`, and a comment with each reason."""
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = WIDE
-    if re.search(INDENTED_LIST, text, re.M):
-        yaml.indent(mapping=2, sequence=4, offset=2)
-    profile = yaml.load(text) or CommentedMap()
+    """Return a profile with the facts in `network.env` and `node.gpu`, and a comment with each reason.
+
+    The same text if it has them already. Raises UsageError if another value would change, too.
+    """
+    wanted = _plain(text)
     if facts.env:
-        inside = _mapping(_mapping(profile, "network"), "env")
+        network = wanted["network"] = dict(wanted.get("network") or {})
+        network["env"] = {**(network.get("env") or {}), **facts.env}
+    corrects_gpu = bool(facts.gpu_type) and "gpu" in (wanted.get("node") or {})
+    if corrects_gpu:
+        old = wanted["node"]["gpu"]
+        gpu = {**(old if isinstance(old, dict) else {}), "type": facts.gpu_type, "memory": facts.gpu_memory}
+        wanted["node"] = {**wanted["node"], "gpu": gpu}
+    if wanted == _plain(text):
+        return text
+    yaml = _like(text)
+    profile = yaml.load(_without_reason(text, facts.env)) or CommentedMap()
+    if facts.env:
+        inside = _mapping(profile, "network", "env")
         inside.update(facts.env)
         first = next(iter(facts.env))
-        inside.yaml_set_comment_before_after_key(first, before=facts.why_env, indent=inside.lc.col or 4)
-    if facts.gpu_type and isinstance(node := profile.get("node"), CommentedMap) and "gpu" in node:
-        gpu = _mapping(node, "gpu")
+        indent = inside.lc.col or 2 * (yaml.map_indent or 2)
+        inside.yaml_set_comment_before_after_key(first, before=facts.why_env, indent=indent)
+    if corrects_gpu:
+        gpu = _mapping(profile, "node", "gpu")
         gpu |= {"type": facts.gpu_type, "memory": facts.gpu_memory}
         for name in ("type", "memory"):
             gpu.ca.items.pop(name, None)  # a guess, and why
         gpu.yaml_add_eol_comment(facts.why_gpu, "type")
     out = io.StringIO()
     yaml.dump(profile, out)
+    if _plain(out.getvalue()) != wanted:
+        raise UsageError(
+            "the profile cannot be changed without changing other values; put into network.env by hand: "
+            + " ".join(f"{name}={value}" for name, value in facts.env.items())
+        )
     return out.getvalue()
 
 
-def _mapping(above: CommentedMap, key: str) -> CommentedMap:
-    """Return the mapping below a key, in block style. It is added if there is none."""
-    if not isinstance(above.get(key), CommentedMap):
-        above[key] = CommentedMap()
-    found: CommentedMap = above[key]
-    if found.fa.flow_style():
-        found.fa.set_block_style()
-    return found
+def _plain(text: str) -> dict[str, Any]:
+    """Return the values of a profile."""
+    return YAML(typ="safe", pure=True).load(text) or {}
+
+
+def _like(text: str) -> YAML:
+    """Return a writer that indents as this profile does."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = WIDE
+    step = re.search(r"^[\w-]+:[^\n]*\n(?:\s*#[^\n]*\n|\n)*( +)[\w-]+:", text, re.M)
+    mapping = len(step[1]) if step is not None else 2
+    indented = re.search(INDENTED_LIST, text, re.M) is not None
+    yaml.indent(mapping=mapping, sequence=mapping + 2 if indented else 2, offset=mapping if indented else 0)
+    return yaml
+
+
+def _without_reason(text: str, names: Iterable[str]) -> str:
+    """Return the profile without the reason that an earlier run of the doctor wrote above these names."""
+    keys = "|".join(map(re.escape, names))
+    return re.sub(rf"^ *# launcher doctor, [^\n]*\n(?= *(?:{keys}):)", "", text, flags=re.M) if keys else text
+
+
+def _mapping(profile: CommentedMap, *keys: str) -> CommentedMap:
+    """Return the mapping below these keys, in block style. What is missing is added.
+
+    One that other places share (an alias or a merge key) is copied, so that they keep theirs.
+    """
+    at = profile
+    for key in keys:
+        found = at.get(key)
+        if not isinstance(found, CommentedMap):
+            at[key] = found = CommentedMap()
+        elif _uses(profile, found) > 1:
+            at[key] = found = CommentedMap(found)
+        if found.fa.flow_style():
+            found.fa.set_block_style()
+        at = found
+    return at
+
+
+def _uses(tree: object, wanted: CommentedMap) -> int:
+    """Return how often a mapping is part of the profile."""
+    inside = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return (tree is wanted) + sum(_uses(one, wanted) for one in inside)
 
 
 def difference(before: str, after: str, name: str) -> str:

@@ -27,6 +27,8 @@ class Results:
     options: Options
     expected: Expected
     values: tuple[Measured, ...]
+    unfinished: str = ""
+    "`has not ended` or `was cancelled`, if values are missing for that reason."
 
     @property
     def findings(self) -> list[Finding]:
@@ -42,12 +44,14 @@ class Results:
         title = (
             f"doctor: {self.cluster}, {_count(per.nodes, 'node')}, {_count(per.ranks, 'rank')}, "
             f"{per.backend}, {self.options.level}; run {self.run.id}"
+            f"{', which ' * bool(self.unfinished)}{self.unfinished}"
         )
+        hosts = {one.node: str(one.value) for one in self.values if one.check == "host" and one.value}
         found = [
             replace(one, cause=re.sub(r"\bRUN\b", name, one.cause), cure=re.sub(r"\bRUN\b", name, one.cure))
             for one in self.findings
         ]
-        return page(title, found, per.nodes)
+        return page(title, found, per.nodes, hosts)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -57,14 +61,15 @@ class Results:
             "nodes": self.expected.nodes,
             "ranks": self.expected.ranks,
             "backend": self.expected.backend,
+            "complete": not self.unfinished,
             "verdict": self.verdict,
             "findings": [one.as_json() for one in self.findings],
             "measured": [one.as_json() for one in self.values],
         }
 
 
-def results_of(run: RunDir) -> Results | None:
-    """Return the results of a run; None if it is not a doctor's."""
+def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
+    """Return the results of a run; None if it is not a doctor's. `ended`: whether nothing more follows."""
     about, plan = read_record(run.run), read_record(run.plan)
     options = Options.of_command(about.get("job", {}).get("command") or ())
     if options is None:
@@ -72,19 +77,31 @@ def results_of(run: RunDir) -> Results | None:
     expected = Expected.of(about, plan, options.job)
     folder = run.attempt(0).path / "doctor"
     board = Board(folder, 0, expected.nodes)
-    values = [*_of_run(run, folder, board, expected), *values_of(board.history())]
-    return Results(run, str(about.get("cluster", {}).get("name", "")), options, expected, tuple(values))
+    judged = run.attempt(0).read_verdict()
+    cancelled = judged is not None and judged.verdict.failure == "cancelled"
+    unfinished = "has not ended" if not ended else "was cancelled" if cancelled else ""
+    values = [*_of_run(run, folder, board, expected, not unfinished), *values_of(board.history())]
+    name = str(about.get("cluster", {}).get("name", ""))
+    return Results(run, name, options, expected, tuple(values), unfinished)
 
 
-def _of_run(run: RunDir, folder: Path, board: Board, expected: Expected) -> Sequence[Measured]:
-    """Values of the run as a whole: which nodes answered, and how its ranks connected."""
+def _of_run(
+    run: RunDir, folder: Path, board: Board, expected: Expected, complete: bool
+) -> Sequence[Measured]:
+    """Values of the run as a whole: which nodes answered, and how its ranks connected.
+
+    What is missing is a finding only if the run is complete.
+    """
     answers, said = board.answers(0), _why_ended(run)
     found = [
         Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=said)
         for node in range(expected.nodes)
+        if complete or node in answers
     ]
     told = [read_record(file) for file in sorted(folder.glob("rank-*.json"))]
-    found.append(Measured("ranks", 0, len(told)))
+    if complete:
+        error = said if len(told) < expected.ranks else ""
+        found.append(Measured("ranks", 0, len(told), error=error))
     slowest = max((one.get("connect_seconds", 0.0) for one in told), default=None)
     return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]
 

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 from launcher.doctor.outcome import Outcome
 
 Purpose = Literal["works", "faster"]
+Where = Literal["anywhere", "inside", "between"]
+"Where collectives fail, or what a setting changes: inside of nodes, between nodes, or both."
 
 FASTER = 1.1
 "A setting is faster if it has so many times the bandwidth. Less is noise."
@@ -25,8 +27,8 @@ class Setting(NamedTuple):
     explains: str
     "What is wrong if training works with it."
     purpose: Purpose = "works"
-    between_nodes: bool = False
-    "Whether it changes nothing on one node."
+    where: Where = "anywhere"
+    "What it changes."
 
     @property
     def text(self) -> str:
@@ -34,50 +36,72 @@ class Setting(NamedTuple):
 
 
 NCCL = (
-    Setting({"NCCL_SHM_DISABLE": "1"}, "Shared memory between the processes of a node fails."),
-    Setting({"NCCL_P2P_DISABLE": "1"}, "GPUs cannot read each other's memory, though the driver says so."),
-    Setting({"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE does not connect the nodes.", between_nodes=True),
+    Setting(
+        {"NCCL_SHM_DISABLE": "1"}, "Shared memory between the processes of a node fails.", where="inside"
+    ),
+    Setting(
+        {"NCCL_P2P_DISABLE": "1"}, "GPUs cannot read each other's memory, though the driver says so.",
+        where="inside",
+    ),
+    Setting({"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE does not connect the nodes.", where="between"),
     Setting(
         {"NCCL_NET_GDR_LEVEL": "LOC"}, "Network adapters fail to reach the GPUs' memory (GPUDirect RDMA).",
-        between_nodes=True,
+        where="between",
     ),
-    Setting({"NCCL_NET": "Socket"}, "The network plugin of this system or image fails.", between_nodes=True),
+    Setting({"NCCL_NET": "Socket"}, "The network plugin of this system or image fails.", where="between"),
     Setting({"NCCL_NVLS_ENABLE": "0"}, "Reductions in the NVLink switch (NVLS) fail."),
     Setting({"NCCL_CUMEM_ENABLE": "0"}, "NCCL's memory through cuMem fails in this container."),
     Setting({"NCCL_ALGO": "Ring"}, "Another algorithm than the ring fails."),
     Setting({"NCCL_PROTO": "Simple"}, "The protocols for small messages (LL, LL128) give wrong values."),
     Setting(
         {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"},
-        "One TCP connection does not fill the network.", "faster", between_nodes=True,
+        "One TCP connection does not fill the network.", "faster", "between",
     ),
-    Setting({"NCCL_IB_QPS_PER_CONNECTION": "4"}, "One queue pair uses one path.", "faster", True),
+    Setting({"NCCL_IB_QPS_PER_CONNECTION": "4"}, "One queue pair uses one path.", "faster", "between"),
     Setting({"NCCL_ALGO": "Tree"}, "NCCL chooses the slower algorithm.", "faster"),
 )  # fmt: skip
 "The cheapest explanation first: what disturbs most clusters, and costs least to give up."
 
 
+NO_SETTING = Setting({}, "")
+
+
 def candidates(
-    backend: str, nodes: int, interfaces: Sequence[str], adapters: Sequence[str] = (), *, tune: bool = False
+    backend: str,
+    where: Where,
+    interfaces: Sequence[str],
+    adapters: Sequence[str] = (),
+    *,
+    several: bool = True,
+    tune: bool = False,
 ) -> list[Setting]:
     """Return the settings to try: one at a time, then pairs of those that make something work.
 
-    `interfaces` are those that all nodes have, `adapters` the InfiniBand adapters that all have.
+    `where` collectives fail decides which of them come first, and on one node (not `several`) which there
+    are. `interfaces` are those that all nodes have, `adapters` the InfiniBand adapters that all have.
     """
-    several = nodes > 1
     name = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
     sign = "" if backend == "gloo" else "="  # without it, NCCL reads a prefix
     by_interface = [
-        Setting({name: f"{sign}{one}"}, f"Another interface than {one} does not connect the nodes.")
+        Setting(
+            {name: f"{sign}{one}"}, f"Another interface than {one} does not connect the nodes.",
+            where="between",
+        )
         for one in interfaces
-    ]
+    ]  # fmt: skip
     if backend == "gloo":
         return by_interface if several else [Setting({name: "lo"}, "The interface of the host's name fails.")]
     by_adapter = [
-        Setting({"NCCL_IB_HCA": f"={one}"}, f"Another adapter than {one} does not connect the nodes.")
+        Setting(
+            {"NCCL_IB_HCA": f"={one}"}, f"Another adapter than {one} does not connect the nodes.",
+            where="between",
+        )
         for one in adapters
-    ]
-    chosen = [one for one in NCCL if (several or not one.between_nodes) and (tune or one.purpose == "works")]
-    found = [*chosen, *(by_interface + by_adapter if several else [])]
+    ]  # fmt: skip
+    found = [one for one in NCCL if tune or one.purpose == "works"] + by_interface + by_adapter
+    found = [one for one in found if several or one.where != "between"]
+    if where != "anywhere":
+        found.sort(key=lambda one: one.where not in (where, "anywhere"))
     return [*found, *([] if tune else _pairs(found))]
 
 
@@ -90,10 +114,19 @@ def _pairs(settings: Iterable[Setting]) -> list[Setting]:
     ]
 
 
-def fastest(base: Outcome, tried: Sequence[tuple[Setting, Outcome]]) -> tuple[Setting, Outcome] | None:
-    """Return the fastest setting if it is faster than without; None otherwise."""
-    working = [(one, end) for one, end in tried if end.ok and end.sizes]
-    best = max(working, key=lambda pair: pair[1].sizes[-1]["bus"], default=None)
-    if best is None or not base.ok or best[1].sizes[-1]["bus"] < FASTER * base.sizes[-1]["bus"]:
+def fastest(tried: Iterable[tuple[Setting, Outcome]]) -> Setting | None:
+    """Return the setting with the highest bus bandwidth of the largest message; None if none works."""
+    working = [(end.sizes[-1]["bus"], one) for one, end in tried if end.ok and end.sizes]
+    return max(working, key=lambda pair: pair[0])[1] if working else None
+
+
+def gain(turns: Sequence[tuple[Outcome, Outcome]]) -> tuple[float, float] | None:
+    """Return the highest bus bandwidth without a setting and the lowest with it, if that is clearly higher.
+
+    Each of the turns has the outcome without it, and that with it.
+    """
+    if not all(one.ok and one.sizes for turn in turns for one in turn):
         return None
-    return best
+    slow = max(before.sizes[-1]["bus"] for before, _ in turns)
+    fast = min(after.sizes[-1]["bus"] for _, after in turns)
+    return (slow, fast) if fast >= FASTER * slow else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from launcher.doctor.results import Results, results_of
 from launcher.doctor.values import Finding
 from launcher.rundir.layout import RunDir
 from tests.doctor.sick import needs_root
+from tests.lab import wait_for
 
 SECONDS = 300.0
 "After which a doctor that hangs is ended, and the test fails."
@@ -117,6 +120,13 @@ class Nodes:
         space = f"{self._prefix}-s" if node < 0 else self.space(node)
         subprocess.run(["ip", "netns", "exec", space, "bash", "-ec", script], check=True)
 
+    def kill(self, node: int) -> None:
+        """End all processes of a node with SIGKILL."""
+        done = subprocess.run(["ip", "netns", "pids", self.space(node)], capture_output=True, text=True)
+        for pid in map(int, done.stdout.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def doctor(
         self,
         level: str = "standard",
@@ -125,14 +135,25 @@ class Nodes:
         scripts: Mapping[int, str] | None = None,
         env: Mapping[int, Mapping[str, str]] | None = None,
         cluster: Mapping[str, Any] | None = None,
+        midway: Callable[[], None] | None = None,
     ) -> Results:
-        """Run the doctor on every node. `scripts` run before it, in the mounts of a node."""
+        """Run the doctor on every node. `scripts` run before it, in the mounts of a node.
+
+        `midway` is called when the tests of ranks begin.
+        """
         run = self.prepare(level, cluster or {}, tune)
         began = time.monotonic()
         started = {
             node: self._start(run, node, (scripts or {}).get(node, ""), (env or {}).get(node, {}))
             for node in range(self.count)
         }
+        if midway is not None:
+            orders = run.attempt(0).path / "doctor"
+            wait_for(
+                lambda: [one for one in orders.glob("order-*.json") if '"tests"' in one.read_text()],
+                "test of ranks",
+            )
+            midway()
         outputs = [self._output(node) for node in range(self.count)]
         self.output = dict(enumerate(wait_for_ends(list(started.values()), outputs)))
         self.seconds = time.monotonic() - began
@@ -188,5 +209,5 @@ class Nodes:
 def sick(results: Results, *leave_out: str) -> dict[str, Finding]:
     """The findings that are not good, by check. That the run's ranks never started is left out, as is what a
     busy machine decides."""
-    ignored = {"ranks", "free-memory", "write", "read", "latency", "space", "compute", *leave_out}
+    ignored = {"ranks", "free-memory", "write", "read", "latency", "space", "compute", "load", *leave_out}
     return {one.check: one for one in results.findings if one.verdict != "good" and one.check not in ignored}

@@ -11,7 +11,7 @@ from launcher.doctor.values import Expected, Finding, Measured
 
 def findings(shm: int, torch: str, seconds: float = 0.1) -> list[Finding]:
     values: list[tuple[str, Any]] = [("shm", shm), ("connect", seconds)]
-    values.append(("torch", {"torch": torch, "cuda": "", "nccl": ""}))
+    values.append(("torch", {"torch": torch, "cuda": "", "nccl": "", "misfits": []}))
     return examine([Measured(check, 0, value) for check, value in values], Expected())
 
 

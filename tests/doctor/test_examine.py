@@ -23,6 +23,7 @@ def speeds(teraflops: float, gigabytes: float) -> dict[str, Any]:
     return {"kind": "ok", "ranks": [], "each": each, "error": "", "at": "", "state": ""}
 
 
+TORCH = {"torch": "2.13.0+cpu", "cuda": "", "nccl": "", "misfits": []}
 GPU = Expected(gpus_per_node=8, gpu_type="H100", gpu_memory=79 * GIB)
 
 
@@ -48,10 +49,18 @@ GPU = Expected(gpus_per_node=8, gpu_type="H100", gpu_memory=79 * GIB)
         ("encoding", "ANSI_X3.4-1968", Expected(), "poor"),
         ("encoding", "UTF-8", Expected(), "good"),
         ("python", "3.9.18", Expected(), "broken"),
-        ("torch", {"torch": "2.13.0+cpu", "cuda": "", "nccl": ""}, Expected(), "good"),
-        ("torch", {"torch": "2.13.0+cpu", "cuda": "", "nccl": ""}, GPU, "broken"),
-        ("torch", {"torch": "2.9.1", "cuda": "12.8", "nccl": "2.27.5"}, GPU, "broken"),
-        ("bitsandbytes", "0.43.1", Expected(), "poor"),
+        ("torch", TORCH, Expected(), "good"),
+        ("torch", TORCH, GPU, "broken"),
+        ("torch", {**TORCH, "torch": "2.9.1", "cuda": "12.8"}, GPU, "broken"),
+        (
+            "torch",
+            {**TORCH, "cuda": "12.8", "misfits": ["nvidia-nccl-cu12 2.26 instead of 2.27"]},
+            GPU,
+            "poor",
+        ),
+        ("bitsandbytes", {"version": "0.43.1", "cuda": [], "torch": ""}, Expected(), "poor"),
+        ("bitsandbytes", {"version": "0.50.2", "cuda": ["12.8"], "torch": "12.9"}, GPU, "good"),
+        ("bitsandbytes", {"version": "0.50.2", "cuda": ["12.8"], "torch": "13.0"}, GPU, "poor"),
         ("space", 10**6, Expected(), "broken"),
         ("space", 5 * GIB, Expected(), "poor"),
         ("inodes", 0, Expected(), "broken"),
@@ -100,14 +109,14 @@ def test_equal_findings_of_several_nodes_and_gpus_are_one() -> None:
         ("broken", (1,), 1),
     ]
     lines = page("x", found, 2)
-    assert any("uncorrected ECC errors, GPU" in line for line in lines)
+    assert any("uncorrected ECC errors," in line for line in lines)
     assert any("node 1, GPU 3" in line for line in lines)
 
 
 def test_nodes_that_differ_are_named() -> None:
     values = [Measured("python", node, "3.11.7" if node else "3.12.1") for node in range(3)]
     [alike, differs] = examine(values, Expected(nodes=3))
-    assert (alike.verdict, alike.measured) == ("good", "3.12.1, 3.11.7")
+    assert (alike.verdict, alike.measured) == ("good", "3.12.1; 3.11.7")
     assert (differs.verdict, differs.nodes) == ("broken", (0,))
     assert "3.12.1 on node 0; 3.11.7 on node 1-2" in differs.cause
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.doctor.outcome import BUS
+from launcher.doctor.results import Results
 from tests.doctor.nodes import Nodes, sick
 from tests.doctor.sick import stub
 
@@ -38,60 +39,78 @@ def test_two_healthy_nodes(nodes: Nodes) -> None:
     assert not list(nodes.folder.rglob(".doctor*"))
 
 
-def drop_rendezvous_port(nodes: Nodes) -> None:
+def drop_rendezvous_port(nodes: Nodes, node: int) -> None:
     """A firewall that drops one way what comes to the rendezvous port (iptables)."""
-    nodes.on(1, "iptables -A INPUT -p tcp --dport 61000:65535 --syn -j DROP")
+    nodes.on(node, "iptables -A INPUT -p tcp --dport 61000:65535 --syn -j DROP")
 
 
-def mtu_too_large(nodes: Nodes) -> None:
+def drop_half_of_the_range(nodes: Nodes, node: int) -> None:
+    """A firewall that drops what comes to the upper half of the ephemeral ports (iptables)."""
+    nodes.on(node, "iptables -A INPUT -p tcp --dport 47000:60999 --syn -j DROP")
+
+
+def mtu_too_large(nodes: Nodes, node: int) -> None:
     """Packets of 9,000 bytes, of which the switch passes 1,500."""
-    nodes.on(0, "ip link set eth0 mtu 9000")
-    nodes.on(1, "ip link set eth0 mtu 9000")
+    nodes.on(node, "ip link set eth0 mtu 9000")
 
 
-def lossy(nodes: Nodes) -> None:
+def lossy(nodes: Nodes, node: int) -> None:
     """20 % of the packets lost (iptables)."""
-    nodes.on(1, "iptables -A INPUT -m statistic --mode random --probability 0.2 -j DROP")
+    nodes.on(node, "iptables -A INPUT -m statistic --mode random --probability 0.2 -j DROP")
 
 
-def slow_link(nodes: Nodes) -> None:
+def slow_link(nodes: Nodes, node: int) -> None:
     """A link of 20 Mb/s (tc)."""
-    nodes.on(1, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 400ms")
+    nodes.on(node, "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 400ms")
 
 
-def wrong_hosts(nodes: Nodes) -> None:
-    """A wrong `/etc/hosts`: the other node's name is 127.0.1.1."""
+def wrong_hosts(nodes: Nodes, node: int) -> None:
+    """A wrong `/etc/hosts`: a node's name is 127.0.1.1."""
     hosts = nodes.folder / "hosts"
-    hosts.write_text(hosts.read_text().replace(nodes.address(1), "127.0.1.1"))
+    hosts.write_text(hosts.read_text().replace(f"{nodes.address(node)} ", "127.0.1.1 "))
 
 
 WAY_FAULTS = [
-    (drop_rendezvous_port, "rendezvous-port", "broken", "0 to 1"),
+    (drop_rendezvous_port, "rendezvous-port", "broken", "dropped on the way"),
+    (drop_half_of_the_range, "ephemeral-port", "broken", "dropped on the way"),
     (mtu_too_large, "mtu", "broken", "above 1500"),
     (lossy, "loss", "broken", "Packets get lost"),
     (slow_link, "bandwidth", "poor", "slow"),
     (wrong_hosts, "name", "poor", "127.0.1.1"),
 ]
+LOSSY = 1 + [fault for fault, *_ in WAY_FAULTS].index(lossy)
+CLOCK = len(WAY_FAULTS) + 1
+"The node with a wrong clock."
+
+
+@pytest.fixture(scope="module")
+def many_faults(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Eight nodes: node 0 is healthy, and each other one has one fault. All are examined at the same time."""
+    with Nodes(tmp_path_factory.mktemp("nodes"), CLOCK + 1) as nodes:
+        for node, (fault, *_) in enumerate(WAY_FAULTS, 1):
+            fault(nodes, node)
+        return nodes.doctor("quick", env={CLOCK: {"LD_PRELOAD": str(stub("clock_stub", nodes.folder))}})
 
 
 @pytest.mark.parametrize(
-    ("fault", "check", "verdict", "words"),
-    WAY_FAULTS,
-    ids=lambda value: value.__name__ if callable(value) else None,
+    ("node", "row"), [*enumerate(WAY_FAULTS, 1)], ids=[row[0].__name__ for row in WAY_FAULTS]
 )
-def test_a_faulty_network_is_found_and_named(
-    nodes: Nodes, fault: Callable[[Nodes], None], check: str, verdict: str, words: str
+def test_each_of_several_faulty_nodes_is_found_and_named(
+    many_faults: Results, node: int, row: tuple[Callable[[Nodes, int], None], str, str, str]
 ) -> None:
-    fault(nodes)
-    found = sick(nodes.doctor("quick"))
-    assert found[check].verdict == verdict and found[check].cure
-    assert words in f"{found[check].subjects} {found[check].cause}"
+    _, check, verdict, words = row
+    found = [one for one in many_faults.findings if one.check == check and one.verdict == verdict]
+    ways = [subject.split(" to ") for one in found for subject in one.subjects]
+    assert len([way for way in ways if str(node) in way]) >= CLOCK
+    assert all({str(node), str(LOSSY)} & {*way} for way in ways), "lost packets may look like other faults"
+    assert any(words in one.cause for one in found) and all(one.cure for one in found)
+    assert f"node {node}: n{node}" in " ".join(many_faults.page()), "the page tells the host's name"
 
 
-def test_a_clock_that_is_30_s_ahead(nodes: Nodes) -> None:
-    found = sick(nodes.doctor("quick", env={1: {"LD_PRELOAD": str(stub("clock_stub", nodes.folder))}}))
-    assert found["clocks"].verdict == "poor"
-    assert found["clocks"].subjects == ("0 to 1",) and found["clock"].nodes == (1,)
+def test_a_clock_that_is_30_s_ahead(many_faults: Results) -> None:
+    found = sick(many_faults)
+    assert found["clocks"].verdict == "poor" and found["clock"].nodes == (CLOCK,)
+    assert {f"{other} to {CLOCK}" for other in range(CLOCK)} == set(found["clocks"].subjects)
     assert "+30" in found["clock"].measured
 
 
@@ -191,6 +210,35 @@ def test_the_slow_node_of_three_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_network_that_breaks_in_the_middle_is_found(nodes: Nodes) -> None:
+    """It is good when it is examined, and an interface goes down before the collectives."""
+    found = nodes.doctor(midway=lambda: nodes.on(1, "ip link set eth0 down"))
+    late = [one for one in found.findings if one.check == "rendezvous-port" and one.verdict == "broken"]
+    assert {way for one in late for way in one.subjects} == {"0 to 1, after a hang", "1 to 0, after a hang"}
+    assert any("Network is unreachable" in one.cause and "ip route" in one.cure for one in late)
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_in_the_middle_is_named(nodes: Nodes) -> None:
+    found = nodes.doctor(midway=lambda: nodes.kill(1))
+    finding = sick(found)["alive"]
+    assert (finding.verdict, finding.nodes) == ("broken", (1,)) and finding.cure
+    assert not [one for one in found.values if one.check == "setting"], "no setting wakes it"
+
+
+@pytest.mark.slow
+def test_seventeen_nodes_try_some_ways_only(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 17) as nodes:
+        drop_rendezvous_port(nodes, 9)
+        found = nodes.doctor("quick")
+    finding = sick(found)["rendezvous-port"]
+    assert all(subject.endswith(" to 9") for subject in finding.subjects)
+    tried = {one.subject for one in found.values if one.check == "rendezvous-port"}
+    assert len(tried) == 17 * 8, "1, 2, 4 and 8 nodes away, in both directions"
+    assert "8 ways to node 9" in " ".join(" ".join(found.page()).split())
+
+
+@pytest.mark.slow
 def test_two_healthy_nodes_are_examined_thoroughly(nodes: Nodes) -> None:
     found = nodes.doctor("thorough")
     ends = {one.check: one.value for one in found.values if one.check in BUS}
@@ -210,5 +258,8 @@ RANK_FAULTS = [
     ("A rank that adds wrong values", "pairs", "broken"),
     ("A slow node of three (tc)", "pairs", "poor"),
     ("An interface in the profile that leads nowhere", "interfaces", "broken"),
+    ("A network that breaks in the middle of the examination", "rendezvous-port", "broken"),
+    ("A node that dies in the middle of the examination", "alive", "broken"),
+    ("A folder that hangs (fdatasync does not return)", "folder", "broken"),
 ]
-"""The tests above, and that of `test_search.py` for the interface, make these."""
+"""The tests above make these; `test_search.py` that of the interface, `test_endings.py` the folder."""

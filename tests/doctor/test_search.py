@@ -15,7 +15,7 @@ from launcher.doctor.options import Options
 from launcher.doctor.outcome import Outcome
 from launcher.doctor.profile_change import changed, own_file
 from launcher.doctor.results import Results, results_of
-from launcher.doctor.settings import NCCL, Setting, candidates, fastest
+from launcher.doctor.settings import NCCL, Setting, candidates, fastest, gain
 from launcher.doctor.values import Measured
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.layout import RunDir
@@ -34,17 +34,20 @@ ssh:
 
 
 def test_the_cheapest_explanation_is_tried_first() -> None:
-    on_one = [one.text for one in candidates("nccl", 1, [])]
+    on_one = [one.text for one in candidates("nccl", "inside", [], several=False)]
     assert on_one[:2] == ["NCCL_SHM_DISABLE=1", "NCCL_P2P_DISABLE=1"]
     assert not any(one.startswith(("NCCL_IB", "NCCL_SOCKET", "NCCL_NET")) for one in on_one)
-    on_two = [one.text for one in candidates("nccl", 2, ["ib0", "eth0"], ["mlx5_0"])]
+    on_two = [one.text for one in candidates("nccl", "anywhere", ["ib0", "eth0"], ["mlx5_0"])]
     assert {"NCCL_SOCKET_IFNAME==ib0", "NCCL_IB_HCA==mlx5_0", "NCCL_IB_DISABLE=1"} <= set(on_two)
     assert "NCCL_SHM_DISABLE=1 NCCL_P2P_DISABLE=1" in on_two[len(NCCL) :], "pairs come last"
-    assert [one.text for one in candidates("gloo", 2, ["eth0", "eth1"])] == [
+    assert [one.text for one in candidates("gloo", "between", ["eth0", "eth1"])] == [
         "GLOO_SOCKET_IFNAME=eth0",
         "GLOO_SOCKET_IFNAME=eth1",
     ]
-    tuned = {one.text for one in candidates("nccl", 2, [], tune=True)}
+    between = [one.text for one in candidates("nccl", "between", ["eth0"])]
+    assert between[:2] == ["NCCL_IB_DISABLE=1", "NCCL_NET_GDR_LEVEL=LOC"], "what fails comes first"
+    assert between.index("NCCL_SHM_DISABLE=1") > between.index("NCCL_SOCKET_IFNAME==eth0")
+    tuned = {one.text for one in candidates("nccl", "anywhere", [], tune=True)}
     assert {one.text for one in NCCL if one.purpose == "faster"} <= tuned
 
 
@@ -53,8 +56,11 @@ def test_the_fastest_setting_must_be_clearly_faster() -> None:
         return Outcome("ok", sizes=({"bytes": 2**24, "seconds": 1.0, "bus": bus},))
 
     slow, fast = Setting({"A": "1"}, ""), Setting({"B": "1"}, "")
-    assert fastest(end(1e9), [(slow, end(1.05e9)), (fast, end(2e9))]) == (fast, end(2e9))
-    assert fastest(end(1e9), [(slow, end(1.05e9)), (fast, Outcome("hang"))]) is None
+    assert fastest([(slow, end(1.05e9)), (fast, end(2e9))]) == fast
+    assert fastest([(slow, end(1.05e9)), (fast, Outcome("hang"))]) == slow
+    assert gain([(end(1e9), end(2e9)), (end(1.1e9), end(1.9e9))]) == (1.1e9, 1.9e9)
+    assert gain([(end(1e9), end(2e9)), (end(1.9e9), end(2e9))]) is None, "the second turn is as fast without"
+    assert gain([(end(1e9), Outcome("hang"))]) is None
 
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted(clusters_dir().glob("*.yaml"))])
@@ -68,6 +74,60 @@ def test_a_profile_keeps_its_comments_and_values(name: str, tmp_path: Path) -> N
     assert found.network.env == {**old.network.env, "NCCL_IB_DISABLE": "1"}
     same: dict[str, Any] = {"network": old.network}
     assert found.model_copy(update=same) == old
+
+
+ENV = Facts(
+    {"NCCL_SHM_DISABLE": "1"}, "launcher doctor, 2026-11-25, run doctor-1: all-reduce hangs without it"
+)
+FOUR_SPACES = """\
+name: four   # a comment
+scheduler: ssh
+ssh:
+    # our hosts
+    hosts:
+        - a   # the first
+        - b
+network: {interface: eth0}   # the fabric
+"""
+SHARED = """\
+name: shared
+scheduler: local
+env: &common
+  A: "1"   # for all
+network:
+  env: *common
+"""
+
+
+def test_a_profile_keeps_its_indentation() -> None:
+    before = FOUR_SPACES.splitlines()
+    after = changed(FOUR_SPACES, ENV).splitlines()
+    assert after[:7] == before[:7]
+    reason, setting = after[-2:]
+    assert (reason.strip(), setting) == (f"# {ENV.why_env}", "        NCCL_SHM_DISABLE: '1'")
+    assert "    interface: eth0" in after and any(line.endswith("# the fabric") for line in after)
+
+
+def test_a_mapping_that_other_sections_share_is_copied(tmp_path: Path) -> None:
+    text = changed(SHARED, ENV)
+    (tmp_path / "shared.yaml").write_text(text)
+    cluster = load_cluster(tmp_path / "shared.yaml")
+    assert cluster.env == {"A": "1"} and cluster.network.env == {"A": "1", "NCCL_SHM_DISABLE": "1"}
+    assert "# for all" in text
+
+
+def test_a_setting_that_is_there_changes_nothing_and_an_older_reason_is_replaced() -> None:
+    once = changed(PROFILE, ENV)
+    assert changed(once, ENV) == once
+    later = Facts(
+        {"NCCL_SHM_DISABLE": "0"}, "launcher doctor, 2026-11-26, run doctor-2: wrong values without it"
+    )
+    again = changed(once, later)
+    assert again.count("# launcher doctor, ") == 1 and later.why_env in again
+    other = changed(
+        again, Facts({"NCCL_IB_DISABLE": "1"}, "launcher doctor, 2026-11-27, run doctor-3: hangs")
+    )
+    assert other.count("# launcher doctor, ") == 2, "the reason of another setting stays"
 
 
 GUESSED = """\
@@ -119,9 +179,9 @@ def test_detect_uses_what_the_doctor_found_there(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     slurm = {"slurm": {"partition": "gpu"}, "scheduler": "slurm"}
     results = results_with(tmp_path, name="mine", login="della", **slurm)
-    assert found_earlier("della", "gpu") == facts_of(results)
-    assert not found_earlier("della", "cpu") and not found_earlier(None, "gpu")
-    text = changed(GUESSED, found_earlier("della", "gpu"))
+    assert found_earlier(lambda cluster: cluster.get("login") == "della") == facts_of(results)
+    assert not found_earlier(lambda cluster: cluster.get("login") == "tiger")
+    text = changed(GUESSED, facts_of(results))
     assert "# launcher doctor, 2026-11-25, run doctor-1: all-reduce hangs without it" in text
     (tmp_path / "mine.yaml").write_text(text)
     assert load_cluster(tmp_path / "mine.yaml").network.env == {"NCCL_SHM_DISABLE": "1"}
@@ -175,6 +235,6 @@ def test_the_faster_of_two_networks_is_chosen(tmp_path: Path, monkeypatch: pytes
         results = nodes.doctor(tune=True)
     assert sick(results)["chosen"].measured == "GLOO_SOCKET_IFNAME=eth1"
     tried = {one.subject for one in results.values if one.check == "setting"}
-    assert tried == {"GLOO_SOCKET_IFNAME=eth0", "GLOO_SOCKET_IFNAME=eth1"}
+    assert tried == {"GLOO_SOCKET_IFNAME=eth1", "none"}, "eth0 is in force"
     change = changed_profile(results, "spaces")
     assert change is not None and "+    GLOO_SOCKET_IFNAME: eth1" in change.difference

@@ -107,9 +107,14 @@ def _failed(value: Mapping[str, Any], expected: Expected, told: str) -> Opinion:
     """A hang, an error or wrong values, with the ranks to blame."""
     who = ranks(value["ranks"], expected)
     if value["kind"] == "wrong":
-        cause = f"The values that {who} sent or received are wrong." if who else (
-            "Every rank got a wrong sum: one of them gave wrong numbers. The pairs of ranks below tell which."
-        )  # fmt: skip
+        cause = (
+            f"The values that {who} sent or received are wrong."
+            if who
+            else (
+                "Every rank got a wrong sum: one of them gave wrong numbers."
+                + (" The pairs of ranks below tell which." if expected.ranks > 2 else "")
+            )
+        )
     elif value["kind"] == "error":
         cause = f"{who or 'Every rank'} failed in {value['at']}: {value['error']}".rstrip(".") + "."
     elif value["state"] in ("T", "t"):
@@ -128,8 +133,9 @@ def _failed(value: Mapping[str, Any], expected: Expected, told: str) -> Opinion:
 def _cure(blamed: Sequence[int], expected: Expected) -> str:
     nodes = sorted({rank // expected.ranks_per_node for rank in blamed})
     if expected.nodes > 1 and len(nodes) == 1:
-        return f"Leave node {nodes[0]} out (slurm.extra.exclude), and have it checked."
-    return "See the checks of the network, and the settings that were tried below."
+        return f"Leave node {nodes[0]} out (slurm.extra.exclude or ssh.hosts), and have it checked."
+    network = "the checks of the network, and " if expected.nodes > 1 else ""
+    return f"See {network}the settings that were tried below."
 
 
 def ranks(numbers: Sequence[int], expected: Expected) -> str:
@@ -160,7 +166,8 @@ def _speeds(value: Mapping[str, Any]) -> str:
         return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
     flops = min(one["flops"] for one in value["each"].values())
     moved = min(one["bytes_per_second"] for one in value["each"].values())
-    return f"{flops / TERA:.3g} TFLOP/s, {rate(moved)}"
+    speed = f"{flops / TERA:.3g} TFLOP/s" if flops >= TERA else f"{flops / GIGA:.3g} GFLOP/s"
+    return f"{speed}, {rate(moved)}"
 
 
 ROWS = (

@@ -104,12 +104,22 @@ def _speed(value: float) -> str:
 
 
 ROWS = (
+    Check(
+        "folder", "folder", "node",
+        unmeasured=Opinion(
+            "broken", "answers", "Reading or writing in this folder hangs or fails.",
+            "Look at the mount (`dmesg`, `mount`) and its server: a hard NFS mount waits for ever.",
+        ),
+    ),
     Check("space", "free space", "node", space, format_bytes),
     Check("inodes", "free inodes", "node", inodes, lambda value: f"{value:,}"),
     Check("write", "write and sync", "node", write, _speed, unmeasured=_UNWRITABLE),
     Check("read", "read", "node", write, _speed, unmeasured=_UNWRITABLE),
     Check("rename", "rename", "node", rename, unmeasured=_UNWRITABLE),
-    Check("workdir", "working directory", "node", alike="broken"),
+    Check(
+        "workdir", "working directory", "node", alike="broken",
+        alike_cure="Put the job's code where every node sees the same files.",
+    ),
     Check("same-files", "files of other nodes", "network", same_files, of_node=False),
     Check(
         "shared-locks",
@@ -120,4 +130,4 @@ ROWS = (
         unmeasured=shared_locks(Measured("", 0, ""), Expected()),
     ),
     Check("flock", "file locks", "node", flock, unmeasured=flock(Measured("", 0, ""), Expected())),
-)
+)  # fmt: skip

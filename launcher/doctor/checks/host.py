@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from launcher.doctor.checks.row import Check
+from launcher.doctor.checks.row import ONE_KIND, Check
 from launcher.doctor.values import Expected, Measured, Opinion
 from launcher.spec.base import GIB, format_bytes
 
 MEMORY_SHARE = 0.95
 "The kernel keeps some of the memory that a data sheet or scheduler names."
 FREE_SHARE = 0.5
+LOAD = 1.5
+"Processes that compute or wait for a disk, for each CPU of the host, in the last minute (proc(5), loadavg)."
 SHM_BYTES = GIB
 "DataLoader workers pass batches and NCCL its buffers through /dev/shm; 64 MiB is Docker's default."
 SHM_LEAST = 32 * 2**20
@@ -30,6 +32,14 @@ BITSANDBYTES = (0, 50)
 PYTHON = (3, 10)
 SOFTWARE = frozenset({"torch", "bitsandbytes"})
 "Checks of what a job with `command:` may do without."
+
+
+def load(measured: Measured, expected: Expected) -> Opinion:
+    told = f"below {LOAD:g} for each CPU"
+    if measured.value["load"] < LOAD * measured.value["cpus"]:
+        return Opinion("good", told)
+    cause = "Other processes keep the CPUs busy: what is measured below is slow for that reason."
+    return Opinion("poor", told, cause, "End them (`top`), or ask the scheduler for the node alone.")
 
 
 def memory(measured: Measured, expected: Expected) -> Opinion:
@@ -149,14 +159,24 @@ def torch(measured: Measured, expected: Expected) -> Opinion:
         )
     if version(found["torch"]) < (2, 11):
         return Opinion("broken", "at least 2.11", "launcher needs a newer torch.", "Upgrade torch.")
+    if found["misfits"]:
+        cause = f"Libraries are not those that torch was built with: {', '.join(found['misfits'])}."
+        return Opinion("poor", "its own libraries", cause, "Install torch again, with its dependencies.")
     return Opinion("good", "at least 2.11")
 
 
 def bitsandbytes(measured: Measured, expected: Expected) -> Opinion:
-    if version(measured.value) >= BITSANDBYTES:
-        return Opinion("good", "at least 0.50")
-    cause = "8-bit optimizers and NF4 weights need a newer bitsandbytes."
-    return Opinion("poor", "at least 0.50", cause, "Upgrade bitsandbytes, or choose other optimizers.")
+    """It loads the library of the nearest CUDA version of torch's major version (its cextension.py)."""
+    found = measured.value
+    cure = "Upgrade bitsandbytes, or choose other optimizers."
+    if version(found["version"]) < BITSANDBYTES:
+        cause = "8-bit optimizers and NF4 weights need a newer bitsandbytes."
+        return Opinion("poor", "at least 0.50", cause, cure)
+    majors = {version(built)[0] for built in found["cuda"]}
+    if found["torch"] and version(found["torch"])[0] not in majors:
+        cause = f"It was built for CUDA {', '.join(found['cuda']) or 'none'}, and torch for {found['torch']}."
+        return Opinion("poor", f"CUDA {version(found['torch'])[0]}", cause, cure)
+    return Opinion("good", "at least 0.50")
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -178,8 +198,11 @@ _ABSENT = Opinion("broken", "installed", "It is not installed for this Python.",
 
 ROWS = (
     Check("host", "host name", "node"),
-    Check("cpus", "CPUs", "node", alike="poor"),
-    Check("memory", "host memory", "node", memory, format_bytes, alike="poor", fixed=True),
+    Check("cpus", "CPUs", "node", alike="poor", alike_cure=ONE_KIND),
+    Check("load", "load", "node", load, lambda value: f"{value['load']:.1f} on {value['cpus']} CPUs"),
+    Check(
+        "memory", "host memory", "node", memory, format_bytes, alike="poor", alike_cure=ONE_KIND, fixed=True
+    ),
     Check(
         "free-memory", "free host memory", "node", free_memory,
         lambda value: f"{format_bytes(value['free'])} of {format_bytes(value['limit'])}",
@@ -194,7 +217,8 @@ ROWS = (
     Check("launcher", "launcher", "node", alike="broken", unmeasured=_ABSENT, fixed=True),
     Check("torch", "torch", "node", torch, _torch, alike="broken", unmeasured=_ABSENT, fixed=True),
     Check(
-        "bitsandbytes", "bitsandbytes", "node", bitsandbytes, alike="poor",
+        "bitsandbytes", "bitsandbytes", "node", bitsandbytes, lambda value: str(value["version"]),
+        alike="poor",
         unmeasured=Opinion("poor", "installed", "8-bit optimizers and NF4 weights are not available."),
     ),
 )  # fmt: skip

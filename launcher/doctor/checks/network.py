@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.doctor.checks.collectives import rate
 from launcher.doctor.checks.host import clock
-from launcher.doctor.checks.row import Check
+from launcher.doctor.checks.row import ONE_KIND, Check
 from launcher.doctor.values import Expected, Measured, Opinion, Verdict
 
 LATENCY = 0.01
@@ -37,17 +37,21 @@ def name(measured: Measured, expected: Expected) -> Opinion:
 
 
 def port(measured: Measured, expected: Expected) -> Opinion:
-    if measured.value == "open":
+    if not (closed := {number: state for number, state in measured.value.items() if state != "open"}):
         return Opinion("good", "open")
+    state = next(iter(closed.values()))
     causes = {
         "no answer": "Packets to this port are dropped on the way: a firewall, or a wrong route.",
         "refused": "The node answers, but rejects the connection: a firewall, or another machine's address.",
     }
+    if state not in causes:
+        cure = "Look at the interface, its address and the routes: `ip addr`, `ip route`."
+        return Opinion("broken", "open", f"The connection fails: {state}.", cure)
     ports = "61000 to 65535" if measured.check.startswith("rendezvous") else "32768 to 60999"
     return Opinion(
         "broken",
         "open",
-        causes.get(measured.value, f"The connection fails: {measured.value}."),
+        causes[state],
         f"Allow TCP ports {ports} between the nodes in both directions (iptables, firewalld, security "
         "groups), or set network.interface to an interface that is not filtered.",
     )
@@ -64,6 +68,18 @@ def interfaces(measured: Measured, expected: Expected) -> Opinion:
         f"network.interface of the profile is {expected.interface}, through which that node does not answer.",
         "Set network.interface to one that connects the nodes, or remove it: launcher then finds one.",
     )
+
+
+def adapters(measured: Measured, expected: Expected) -> Opinion:
+    states = {port: one["state"] for port, one in measured.value.items()}
+    told = "active"
+    if waiting := [port for port, state in states.items() if state in ("INIT", "ARMED")]:
+        cause = f"No subnet manager has configured {', '.join(waiting)}, so that NCCL does not use them."
+        return Opinion("poor", told, cause, "Start the subnet manager (opensm, or that of the switch).")
+    if "ACTIVE" in states.values():
+        return Opinion("good", told)
+    cause = "No port of an InfiniBand or RoCE adapter is active: NCCL uses TCP instead."
+    return Opinion("poor", told, cause, "Look at `ibstat` and the cables; for RoCE, set the interface up.")
 
 
 def latency(measured: Measured, expected: Expected) -> Opinion:
@@ -113,11 +129,35 @@ def bandwidth(measured: Measured, expected: Expected) -> Opinion:
     return Opinion("poor", told, cause, cure)
 
 
+def _states(value: Any) -> str:
+    """`open`, or the first state that is not, with the ports that have it if others do not."""
+    bad = [state for state in value.values() if state != "open"]
+    if not bad:
+        return "open"
+    ports = [port for port, state in value.items() if state == bad[0]]
+    return bad[0] if len(ports) == len(value) else f"{bad[0]} at {', '.join(ports)}"
+
+
 def _name(value: Any) -> str:
     return f"{value['name']}: {', '.join(value['addresses']) or 'nothing'}"
 
 
+_STUCK = Opinion(
+    "poor",
+    "passes",
+    "A connection opens, and data does not get through it in time.",
+    "See the largest packet and the lost packets of this way.",
+)
 _NO_UDP = Opinion("good", "", "UDP does not pass, which NCCL and gloo do not need.")
+
+
+def _ports(value: Any) -> str:
+    """Count equal ports: `8 active InfiniBand 400 Gb/sec, 1 down Ethernet`."""
+    words = [
+        " ".join([one["state"].lower(), one["link"], *([one["rate"]] if one["state"] == "ACTIVE" else [])])
+        for one in value.values()
+    ]
+    return ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
 
 
 def _row(*row: Any, **more: Any) -> Check:
@@ -126,12 +166,19 @@ def _row(*row: Any, **more: Any) -> Check:
 
 ROWS = (
     _row("name", "name of a node", "network", name, _name),
-    _row("rendezvous-port", "rendezvous port", "network", port),
-    _row("ephemeral-port", "ephemeral port", "network", port),
+    _row("rendezvous-port", "rendezvous port", "network", port, _states),
+    _row("ephemeral-port", "ephemeral ports", "network", port, _states),
     _row("interfaces", "interfaces", "network", interfaces, lambda value: ", ".join(value) or "none"),
-    _row("latency", "round trip", "network", latency, lambda value: f"{value * 1e3:.2f} ms"),
+    Check(
+        "adapters", "InfiniBand and RoCE ports", "network", adapters, _ports, alike="poor",
+        alike_cure=ONE_KIND,
+    ),
+    _row(
+        "latency", "round trip", "network", latency, lambda value: f"{value * 1e3:.2f} ms",
+        unmeasured=_STUCK,
+    ),
     _row("clocks", "difference of clocks", "network", clocks, lambda value: f"{value:+.2f} s"),
     _row("mtu", "largest packet", "network", mtu, lambda value: str(value["passes"]), unmeasured=_NO_UDP),
     _row("loss", "lost packets", "network", loss, lambda value: f"{value:.0%}", unmeasured=_NO_UDP),
-    _row("bandwidth", "one connection", "network", bandwidth, rate),
-)
+    _row("bandwidth", "one connection", "network", bandwidth, rate, unmeasured=_STUCK),
+)  # fmt: skip

@@ -13,6 +13,10 @@ def good(_measured: Measured, _expected: Expected) -> Opinion:
     return Opinion("good")
 
 
+ONE_KIND = "Ask for nodes of one kind (a partition or constraint), or write a profile for each kind."
+"Cure if the nodes' hardware differs."
+
+
 class Check(NamedTuple):
     """A kind of measured value."""
 
@@ -28,6 +32,8 @@ class Check(NamedTuple):
     "Whether it is a value of one node, and not of a way between nodes or of ranks together."
     alike: Verdict = "good"
     "Verdict if the value is not the same on all nodes."
+    alike_cure: str = "Install the same environment on all nodes, or leave the other nodes out."
+    "What to do if it is not."
     unmeasured: Opinion = Opinion("poor", "", "It could not be measured.")
     "Opinion if the value could not be measured. Its cause is followed by the error."
     fixed: bool = False

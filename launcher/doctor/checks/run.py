@@ -19,14 +19,17 @@ SILENT = Opinion(
 )
 
 
+UNCONNECTED = Opinion(
+    "broken",
+    "all",
+    "The ranks did not connect as those of a job do.",
+    "`launcher why RUN` shows the first rank that failed, and `launcher logs RUN` its output.",
+)
+
+
 def connected(measured: Measured, expected: Expected) -> Opinion:
     if measured.value < expected.ranks:
-        return Opinion(
-            "broken",
-            str(expected.ranks),
-            "The ranks did not connect as those of a job do.",
-            "`launcher why RUN` shows the first rank that failed, and `launcher logs RUN` its output.",
-        )
+        return UNCONNECTED._replace(expected=str(expected.ranks))
     return Opinion("good", str(expected.ranks))
 
 
@@ -43,12 +46,23 @@ ROWS = (
         lambda value: "answers", unmeasured=SILENT,
     ),
     Check(
+        "alive", "node stays alive", "run",
+        unmeasured=Opinion(
+            "broken", "answers", "The node stopped answering: it crashed, was taken away, or a device or "
+            "folder hangs there.",
+            "Look at its console, `dmesg` and the scheduler's reason; leave it out (slurm.extra.exclude or "
+            "ssh.hosts).",
+        ),
+    ),
+    Check(
         "run-folder", "run folder", "run",
         unmeasured=Opinion(
             "broken", "writable", "This node cannot write into the run directory.",
             "Mount the folder of paths.runs writable on every node, for this user, with free space.",
         ),
     ),
-    Check("ranks", "ranks that connected", "run", connected, of_node=False),
+    Check(
+        "ranks", "ranks that connected", "run", connected, of_node=False, unmeasured=UNCONNECTED,
+    ),
     Check("connect", "time to connect", "run", seconds, lambda value: f"{value:.2f} s", of_node=False),
 )  # fmt: skip

@@ -6,11 +6,13 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from launcher.doctor.measure.guarded import guarded
+from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.values import Measured
 
 LEAST_BYTES = 2**20
@@ -20,51 +22,78 @@ THOROUGH_BYTES = 1024 * 2**20
 PART_BYTES = 8 * 2**20
 LEAST = 16 * 2**20
 "Bytes/s. A slower folder gets a smaller file, so that the check of a node takes seconds."
+ANSWER_SECONDS = 12.0
+"How long a system call on a folder may take, beyond reading and writing at LEAST."
 FREE_SHARE = 0.25
 "Part of the free space that the test may fill."
 
 
 def folders_of_run(run: Path, nvme_dir: str | None) -> dict[str, Path]:
-    """Return the folders to measure by what they are for. Each file system appears once."""
+    """Return the folders to measure by what they are for. They may not exist yet."""
     # tempfile.gettempdir() would silently take another folder if this one is not writable.
     scratch = Path(os.environ.get("TMPDIR") or "/tmp")
     named = {"run folder": run, "checkpoints": run / "checkpoints", "scratch": scratch}
-    if nvme_dir is not None:
-        named["nvme_dir"] = Path(nvme_dir)
-    found: dict[str, Path] = {}
+    return {**named, **({"nvme_dir": Path(nvme_dir)} if nvme_dir is not None else {})}
+
+
+def measure_folders(
+    node: int, folders: Mapping[str, Path], most: int, leave: Callable[[str], object]
+) -> Iterator[Measured]:
+    """Yield the values of all folders, of each file system once. At most `most` bytes are written to each.
+
+    `leave` gets the path of each file before it is written. A folder that hangs is a finding.
+    """
+    left = dict(folders)
+    while left:
+        told = in_child(partial(_each, node, left, most, leave), ANSWER_SECONDS + 2 * most / LEAST)
+        yield from told.values
+        if not told.error:
+            return
+        yield Measured("folder", node, str(left[told.subject]), told.subject, told.error)
+        names = list(left)
+        left = {name: left[name] for name in names[names.index(told.subject) + 1 :]}
+
+
+def _each(
+    node: int, folders: Mapping[str, Path], most: int, leave: Callable[[str], object]
+) -> Iterator[Measured | str]:
     devices = set()
-    for name, folder in named.items():
+    for name, folder in folders.items():
+        yield name
         at = folder
         while not at.exists() and at != at.parent:
             at = at.parent
         if (device := os.stat(at).st_dev) not in devices:
             devices.add(device)
-            found[name] = at
-    return found
+            yield Measured("folder", node, str(at), name)
+            yield from measure_folder(node, name, at, most, leave)
 
 
-def measure_folder(node: int, name: str, folder: Path, most: int = QUICK_BYTES) -> Iterator[Measured]:
-    """Yield the values of one folder. At most `most` bytes are written and deleted again."""
+def measure_folder(
+    node: int, name: str, folder: Path, most: int, leave: Callable[[str], object]
+) -> Iterator[Measured]:
+    """Yield the values of one folder. What is written is deleted again."""
     yield guarded("space", node, lambda: os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize, name)
     if os.statvfs(folder).f_files:  # btrfs and others make inodes as they are needed
         yield guarded("inodes", node, lambda: os.statvfs(folder).f_favail, name)
     size = min(most, int(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize * FREE_SHARE))
     with ExitStack() as stack:
-        written = guarded("write", node, lambda: stack.enter_context(_written(folder, size)), name)
+        written = guarded("write", node, lambda: stack.enter_context(_written(folder, size, leave)), name)
         if written.error:
             yield written
             return
         file, speed, done = written.value
         yield Measured("write", node, round(speed), name)
         yield guarded("read", node, lambda: round(_read(file, done)), name)
-        yield guarded("rename", node, lambda: _rename(folder), name)
+        yield guarded("rename", node, lambda: _rename(folder, leave), name)
         yield guarded("flock", node, lambda: _flock(file), name)
 
 
 @contextmanager
-def _written(folder: Path, size: int) -> Iterator[tuple[Path, float, int]]:
+def _written(folder: Path, size: int, leave: Callable[[str], object]) -> Iterator[tuple[Path, float, int]]:
     """Write a file and sync it, a part at a time; give its path, the bytes/s and its size."""
     descriptor, name = tempfile.mkstemp(prefix=".doctor-", dir=folder)
+    leave(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             block, done = os.urandom(min(size, PART_BYTES)), 0
@@ -83,17 +112,18 @@ def _read(file: Path, size: int) -> float:
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         began, found = time.perf_counter(), 0
-        while part := os.read(descriptor, 2**20):
+        while found < size and time.perf_counter() < began + max(1.0, size / LEAST):
+            if not (part := os.read(descriptor, 2**20)):
+                raise OSError(f"{found} of {size} bytes could be read back")
             found += len(part)
-        if found != size:
-            raise OSError(f"{found} of {size} bytes could be read back")
-        return size / (time.perf_counter() - began)
+        return found / (time.perf_counter() - began)
     finally:
         os.close(descriptor)
 
 
-def _rename(folder: Path) -> str:
+def _rename(folder: Path, leave: Callable[[str], object]) -> str:
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as inside:
+        leave(inside)
         old, new = Path(inside, "old"), Path(inside, "new")
         old.write_text("old")
         new.write_text("new")

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -26,24 +27,34 @@ from launcher.doctor.measure.guarded import reason_of
 from launcher.doctor.rank_test import RankTest, Told
 from launcher.supervise.process import dying_with
 
+IMPORT_SECONDS = 60.0
+"How much longer than a test the first answer may take: torch is imported, perhaps from a cold network disk."
+KILLED_SECONDS = 2.0
+
 
 class Group:
     """The process that forks the ranks of this node. Use it as a context manager."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process. It is started again for the next test."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_SECONDS)
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
+            self._process = None
 
     def start(self) -> None:
         """Import torch, meanwhile or now."""
@@ -52,7 +63,6 @@ class Group:
                 [sys.executable, "-W", "ignore::FutureWarning", "-m", "launcher.doctor.measure.group"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
                 preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
             )
 
@@ -64,12 +74,24 @@ class Group:
         self.start()
         assert self._process is not None and self._process.stdin and self._process.stdout
         request = {"tests": [asdict(test) for test in tests], "local": list(local.items())}
-        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise OSError("the process that starts the ranks of a test has ended; does torch import?")
+        answer = self._answer(max(test.seconds for test in tests) + IMPORT_SECONDS)
         return [[Told(**one) for one in told] for told in json.loads(answer)]
+
+    def _answer(self, seconds: float) -> bytes:
+        """Return the next line of the process. Raises OSError, and ends it, if there is none in this time."""
+        assert self._process is not None and self._process.stdout
+        deadline, line = time.monotonic() + seconds, b""
+        while not line.endswith(b"\n"):
+            if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                self.end()
+                raise OSError("the process that starts the ranks of a test hangs; does torch import?")
+            if not (part := os.read(self._process.stdout.fileno(), 2**16)):
+                self.end()
+                raise OSError("the process that starts the ranks of a test has ended; does torch import?")
+            line += part
+        return line
 
 
 class _Rank:
@@ -135,12 +157,19 @@ def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[Told]
                 selector.unregister(key.fd)
                 told[one.pid] = one.told(False, _state(one.pid), 0)
                 os.kill(one.pid, signal.SIGKILL)
-                os.waitpid(one.pid, 0)
+                _wait_for_end(one.pid)
     for one in (one for forked in found for one in forked):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)  # what the rank left in its group
         os.close(one.pipe)
     return [[told[one.pid] for one in forked] for forked in found]
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait for a killed process, but not for one that hangs in a device or a file system (state D)."""
+    deadline = time.monotonic() + KILLED_SECONDS
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _state(pid: int) -> str:

@@ -26,6 +26,7 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
     """Yield the host's values. `run`: the run directory, whose file times are compared with the clock."""
     yield guarded("host", node, socket.gethostname)
     yield guarded("cpus", node, lambda: len(os.sched_getaffinity(0)))
+    yield guarded("load", node, lambda: {"load": os.getloadavg()[0], "cpus": os.cpu_count()})
     yield guarded("memory", node, memory_limit)
     yield guarded("free-memory", node, free_memory)
     yield guarded("shm", node, lambda: os.statvfs(SHM).f_blocks * os.statvfs(SHM).f_frsize)
@@ -37,7 +38,7 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
     yield guarded("python", node, platform.python_version)
     yield guarded("launcher", node, lambda: importlib.metadata.version("launcher"))
     yield guarded("torch", node, torch_version)
-    yield guarded("bitsandbytes", node, lambda: importlib.metadata.version("bitsandbytes"))
+    yield guarded("bitsandbytes", node, bitsandbytes_version)
 
 
 def memlock() -> dict[str, Any]:
@@ -83,19 +84,51 @@ def clock_offset(folder: Path) -> float:
         file.unlink(missing_ok=True)
 
 
-def torch_version() -> dict[str, str]:
-    """Return the versions of torch, its CUDA and its NCCL without importing torch; "" if it has none.
+def torch_version() -> dict[str, Any]:
+    """Return what is known of torch without importing it. Raises PackageNotFoundError.
+
+    `torch`, `cuda` and `nccl` are versions, "" if it has none. `misfits`: NVIDIA's libraries that are
+    installed in other versions than torch was built with.
+    """
+    version = importlib.metadata.version("torch")
+    told = re.search(r"^cuda: .*= '([\d.]+)'", (_folder("torch") / "version.py").read_text(), re.M)
+    required = "\n".join(importlib.metadata.requires("torch") or ())
+    pinned = dict(re.findall(r"^(nvidia-[\w-]+)\s*==\s*([\w.]+)", required, re.M))
+    # A library that is not installed may be part of another build, or of another platform.
+    installed = {name: found for name in pinned if (found := _installed(name))}
+    other = {name: found for name, found in installed.items() if found != pinned[name]}
+    return {
+        "torch": version,
+        "cuda": told[1] if told else "",
+        "nccl": next((found for name, found in installed.items() if name.startswith("nvidia-nccl-")), ""),
+        "misfits": [f"{name} {found} instead of {pinned[name]}" for name, found in other.items()],
+    }
+
+
+def bitsandbytes_version() -> dict[str, Any]:
+    """Return its version, the CUDA versions that it was built for, and torch's.
 
     Raises PackageNotFoundError.
     """
-    version = importlib.metadata.version("torch")
-    spec = importlib.util.find_spec("torch")
+    version = importlib.metadata.version("bitsandbytes")
+    names = " ".join(file.name for file in _folder("bitsandbytes").glob("libbitsandbytes_cuda*.so"))
+    built = sorted((int(major), int(minor)) for major, minor in re.findall(r"_cuda(\d+)(\d)\.", names))
+    return {
+        "version": version,
+        "cuda": [f"{major}.{minor}" for major, minor in built],
+        "torch": torch_version()["cuda"],
+    }
+
+
+def _folder(package: str) -> Path:
+    """Return the folder of an installed package without importing it."""
+    spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
-    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    told = re.search(r"^cuda: .*= '([\d.]+)'", text, re.M)
-    wanted = re.compile(r"nvidia[-_]nccl[-_]cu\d+", re.I)
-    found = (
-        one for one in importlib.metadata.distributions() if wanted.fullmatch(one.metadata["Name"] or "")
-    )
-    nccl = next((one.version for one in found), "") if told else ""
-    return {"torch": version, "cuda": told[1] if told else "", "nccl": nccl}
+    return Path(spec.origin).parent
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

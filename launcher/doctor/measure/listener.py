@@ -7,17 +7,28 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+PORTS = 5
+"Ports of the ephemeral range."
+TRIES = 20
+"Neighbours of a port that is in use."
 IDLE_SECONDS = 20.0
 "How long a connection may be silent."
 HEADER_BYTES = 2**20
 "The longest request: an answer that a node cannot write into the run directory."
 
 
+def ephemeral_range() -> tuple[int, int]:
+    """Return the first and the last port from which the kernel chooses, as it does for gloo and NCCL."""
+    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return int(low), int(high)
+
+
 class Listener:
-    """Sockets at the run's rendezvous port and at ports that the kernel chooses. Use it as a context manager.
+    """Sockets at the run's rendezvous port and at some of the ephemeral range. Use it as a context manager.
 
     `take` gets answers of nodes that cannot write into the run directory.
     """
@@ -31,7 +42,7 @@ class Listener:
             self._listen(port)
         except OSError as error:
             self.error = error.strerror or str(error)
-        ephemeral = self._listen(0)
+        ephemeral = list(self._listen_within(*ephemeral_range()))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("", 0))
         self._sockets.append(datagrams)
@@ -59,6 +70,16 @@ class Listener:
         self._sockets.append(one)
         threading.Thread(target=self._accept, args=(one,), daemon=True).start()
         return int(one.getsockname()[1])
+
+    def _listen_within(self, low: int, high: int) -> Iterator[int]:
+        """Listen at PORTS ports from one end of a range to the other: a firewall may open a part of it."""
+        for number in range(PORTS):
+            first = low + (high - low) * number // (PORTS - 1)
+            near = range(first, high + 1) if number < PORTS - 1 else range(high, low - 1, -1)
+            for port in near[:TRIES]:
+                with contextlib.suppress(OSError):  # it is in use
+                    yield self._listen(port)
+                    break
 
     def _accept(self, listening: socket.socket) -> None:
         while True:

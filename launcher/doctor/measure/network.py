@@ -10,6 +10,8 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +21,8 @@ from launcher.doctor.values import Measured
 from launcher.supervise.interface import addresses, own_address
 
 CONNECT_SECONDS = 3.0
-"A packet that a firewall drops is sent again after 1 s and 3 s (tcp(7)); a network answers in milliseconds."
+PORT_TRIES = 5
+"How often a port is tried in this time: single packets may get lost. A network answers in milliseconds."
 NAME_SECONDS = 5.0
 "Time for resolving a name. A resolver asks the next server after 5 s (resolv.conf(5))."
 ANSWER_SECONDS = 20.0
@@ -35,7 +38,6 @@ MTUS = (1500, 1450, 1400, 1280, 576)
 _SIOCGIFMTU = 0x8921  # netdevice(7); /sys may show the interfaces of another network namespace
 _HEADERS = 28  # IPv4 and UDP
 _IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3  # ip(7): the socket module lacks them
-_CLOSED = {"ConnectionRefusedError": "refused", "TimeoutError": "no answer"}
 
 
 def identity(host: str, port: int) -> dict[str, Any]:
@@ -56,26 +58,40 @@ def partners(node: int, nodes: int) -> list[int]:
     return sorted({(node + step) % nodes for step in steps} | {(node - step) % nodes for step in steps})
 
 
-def measure_way(node: int, other: int, peer: Mapping[str, Any]) -> Iterator[Measured]:
-    """Yield the values of the way from this node to another. `peer` is its identity, with its `ports`."""
-    way = f"{node} to {other}"
-    address, ports = peer["address"], peer["ports"]
-    yield Measured("name", node, _resolved(peer), way)
-    open_ports = {name: _port(address, ports[name]) for name in ("rendezvous", "ephemeral")}
-    for name, state in open_ports.items():
-        yield Measured(f"{name}-port", node, state, way)
-    port = next((ports[name] for name, state in open_ports.items() if state == "open"), None)
-    if port is None:
+def measure_ways(node: int, peers: Mapping[int, Mapping[str, Any]]) -> Iterator[Measured]:
+    """Yield the values of the ways from this node to others. `peers`: their identities, with their `ports`.
+
+    Names and ports of all are tried at the same time. The rest would disturb each other.
+    """
+    if not peers:
         return
-    yield guarded("interfaces", node, lambda: _interfaces(peer), way)
+    with ThreadPoolExecutor(len(peers)) as pool:
+        tried = list(pool.map(_name_and_ports, peers.values()))
+    for (other, peer), (name, states) in zip(peers.items(), tried, strict=True):
+        way, ports = f"{node} to {other}", peer["ports"]
+        yield Measured("name", node, name, way)
+        yield Measured("rendezvous-port", node, {str(ports["rendezvous"]): states[ports["rendezvous"]]}, way)
+        yield Measured("ephemeral-port", node, {str(port): states[port] for port in ports["ephemeral"]}, way)
+        if port := next((port for port, state in states.items() if state == "open"), None):
+            yield from _measure_open_way(node, other, peer, port)
+
+
+def _name_and_ports(peer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
+    ports = [peer["ports"]["rendezvous"], *peer["ports"]["ephemeral"]]
+    return _resolved(peer), _ports(peer["address"], ports)
+
+
+def _measure_open_way(node: int, other: int, peer: Mapping[str, Any], port: int) -> Iterator[Measured]:
+    """Yield what can be measured through an open port."""
+    way, address, ports = f"{node} to {other}", peer["address"], peer["ports"]
+    yield guarded("interfaces", node, lambda: _interfaces(peer, port), way)
     echoes = guarded("latency", node, lambda: [_echo(address, port) for _ in range(ECHOES)], way)
     if echoes.error:
         yield echoes
         return
     yield Measured("latency", node, round(median(seconds for seconds, _ in echoes.value), 6), way)
-    # The echo that took least tells the other clock best.
     if node < other:
-        yield Measured("clocks", node, round(min(echoes.value)[1], 3), way)
+        yield Measured("clocks", node, round(_certain(*min(echoes.value)), 3), way)
     yield guarded("mtu", node, lambda: _mtu(address, ports["udp"]), way)
     yield guarded("loss", node, lambda: _loss(address, ports["udp"]), way)
     yield guarded("bandwidth", node, lambda: round(_stream(address, port)), way)
@@ -96,11 +112,21 @@ def send_answer(host: str, port: int, answer: Mapping[str, Any]) -> None:
 
 
 def _port(address: str, port: int) -> str:
-    try:
-        with socket.create_connection((address, port), CONNECT_SECONDS):
-            return "open"
-    except OSError as error:
-        return _CLOSED.get(type(error).__name__, error.strerror or str(error))
+    for _ in range(PORT_TRIES):
+        try:
+            with socket.create_connection((address, port), CONNECT_SECONDS / PORT_TRIES):
+                return "open"
+        except TimeoutError:
+            continue
+        except OSError as error:
+            return "refused" if isinstance(error, ConnectionRefusedError) else error.strerror or str(error)
+    return "no answer"
+
+
+def _ports(address: str, ports: Sequence[int]) -> dict[int, str]:
+    """Return the state of each port. All are tried at the same time."""
+    with ThreadPoolExecutor(len(ports)) as pool:
+        return dict(zip(ports, pool.map(partial(_port, address), ports), strict=True))
 
 
 def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,17 +174,22 @@ def _echo(address: str, port: int) -> tuple[float, float]:
     return seconds, told["time"] - (began + seconds / 2)
 
 
+def _certain(seconds: float, ahead: float) -> float:
+    """Return how far the other clock is ahead at least, by the echo that took least."""
+    return max(0.0, ahead - seconds / 2) + min(0.0, ahead + seconds / 2)
+
+
 def _stream(address: str, port: int) -> float:
     """Return bytes/s of one TCP connection."""
     told, _ = _ask(address, port, {"stream": True}, os.urandom(2**17))
     return float(told["bytes"] / told["seconds"])
 
 
-def _interfaces(peer: Mapping[str, Any]) -> list[str]:
+def _interfaces(peer: Mapping[str, Any], port: int) -> list[str]:
     """Return the interfaces of the other node at whose address it answers, each with the one used here."""
     found = []
     for interface, address in peer["addresses"]:
-        if _port(address, peer["ports"]["ephemeral"]) == "open":
+        if _port(address, port) == "open":
             mine = own_address(address, 9)
             found.append(f"{next((name for name, one in addresses() if one == mine), mine)} to {interface}")
     return found
@@ -189,7 +220,7 @@ def _mtu(address: str, port: int) -> dict[str, int]:
 
 def _passes(one: socket.socket, size: int) -> bool:
     data = struct.pack("!QQ", size, 0).ljust(min(size, 65535) - _HEADERS, b"\0")
-    one.settimeout(0.15)
+    one.settimeout(0.3)
     for _ in range(4):  # a packet may be lost for other reasons
         try:
             one.send(data)

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,19 +31,20 @@ def folders_to_share(run: Path) -> list[Path]:
 
 
 class Mark:
-    """The files of this node, locked until they are removed."""
+    """The files of this node, locked as long as the doctor lives."""
 
-    def __init__(self, node: int, run: Path) -> None:
-        """Make a file in every folder that can be written."""
+    def __init__(self, node: int, run: Path, leave: Callable[[Path], object]) -> None:
+        """Make a file in every folder that can be written. `leave` gets its path, to remove it at the end."""
         self.content: dict[str, str] = {}
-        self._files: list[tuple[Path, int]] = []
+        self._files: list[int] = []
         for folder in folders_to_share(run):
             text, path = os.urandom(8).hex(), _path(folder, node)
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             except OSError:  # another check tells
                 continue
-            self._files.append((path, file))
+            leave(path)
+            self._files.append(file)
             os.write(file, text.encode())
             os.fsync(file)
             self.content[str(folder)] = text
@@ -52,29 +53,25 @@ class Mark:
             except OSError:  # those who look find no lock
                 continue
 
-    def remove(self) -> None:
-        for path, file in self._files:
-            os.close(file)
-            path.unlink(missing_ok=True)
-        self._files = []
-
 
 def _path(folder: Path, node: int) -> Path:
     return folder / f".doctor-node-{node:02d}"
 
 
-def look(node: int, other: int, marks: Marks) -> Iterator[Measured]:
-    """Yield whether this node sees the files of another one, and is kept out by its locks."""
+def look(node: int, other: int, marks: Marks, until: float) -> Iterator[Measured]:
+    """Yield whether this node sees the files of another one, and is kept out by its locks.
+
+    It waits for files `until` then, by time.monotonic.
+    """
     for folder, text in marks.items():
         way, path = f"{node} to {other}, {Path(folder).name}", _path(Path(folder), other)
-        seen = guarded("same-files", node, partial(_sees, path, text), way)
+        seen = guarded("same-files", node, partial(_sees, path, text, until), way)
         yield seen
         if seen.value == "seen":
             yield guarded("shared-locks", node, partial(_locked, path), way)
 
 
-def _sees(path: Path, text: str) -> str:
-    deadline = time.monotonic() + SEEN_SECONDS
+def _sees(path: Path, text: str, until: float) -> str:
     while True:
         try:
             found = path.read_text(encoding="utf-8")
@@ -82,7 +79,7 @@ def _sees(path: Path, text: str) -> str:
             found = "missing"
         if found == text:
             return "seen"
-        if time.monotonic() > deadline:
+        if time.monotonic() > until:
             return "missing" if found == "missing" else "another file"
         time.sleep(0.2)
         os.listdir(path.parent)  # makes a network file system ask its server again

@@ -165,6 +165,15 @@ def choose(found: Found, partition: str | None, gpu: str | None) -> Choice | Non
     return next(fits, None)
 
 
+def describes(found: Found, choice: Choice, cluster: Mapping[str, object]) -> bool:
+    """Return whether a profile's jobs go to this partition. Without one they go to the default partition."""
+    slurm = cluster.get("slurm")
+    if cluster.get("login") != found.login or not isinstance(slurm, Mapping):
+        return False
+    partition = slurm.get("partition")
+    return choice.partition.default if partition is None else partition == choice.partition.name
+
+
 def name_of(found: Found, choice: Choice) -> str:
     name = "-".join(filter(None, (found.cluster, choice.partition.name, choice.gres_type)))
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")

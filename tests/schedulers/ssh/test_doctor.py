@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+from launcher.doctor.board import Board
+from launcher.doctor.options import Options
+from launcher.doctor.values import Measured
+from launcher.rundir.layout import RunDir
+from launcher.spec.load import load_cluster
+from tests.schedulers.ssh.hosts import NAMES
 from tests.schedulers.ssh.test_no_shared_folder import Apart
 from tests.schedulers.ssh.test_no_shared_folder import lab as lab
 
@@ -27,3 +34,34 @@ def test_hosts_that_share_no_folder_are_examined(lab: Apart) -> None:
     again = lab.cli("doctor", "--show", run.id)
     assert again.returncode == done.returncode
     assert max(map(len, again.stdout.splitlines())) <= 80
+
+
+def test_a_profile_of_hosts_is_detected_with_what_the_doctor_found_there(lab: Apart) -> None:
+    """The doctor's run is made up; the hosts are asked over real ssh."""
+    run = RunDir(lab.folder / "runs/doctor-1")
+    run.path.mkdir(parents=True)
+    cluster = {"name": "both", "scheduler": "ssh", "ssh": {"hosts": list(NAMES)}}
+    about = {"id": run.id, "job": {"command": Options().command}, "cluster": cluster}
+    run.run.write_text(json.dumps({**about, "created": "2026-11-25T12:00:00.000000Z"}))
+    run.plan.write_text(json.dumps({"layout": {"nodes": 2, "ranks_per_node": 1, "gpus_per_node": 0}}))
+    chosen = {
+        "env": {"GLOO_SOCKET_IFNAME": "eth0"},
+        "explains": "",
+        "before": "all-reduce hangs",
+        "after": "",
+    }
+    Board(run.attempt(0).path / "doctor", 0, 2).answer(
+        0, {"values": [Measured("chosen", 0, chosen).as_json()]}
+    )
+    hosts = [text for name in NAMES for text in ("--host", name)]
+    done = lab.cli("clusters", "detect", *hosts)
+    assert done.returncode == 0, done.stderr
+    (lab.folder / "found.yaml").write_text(done.stdout)
+    found = load_cluster(lab.folder / "found.yaml")
+    assert found.name == NAMES[0] and found.max_nodes == 2 and found.node.cpus == os.cpu_count()
+    assert found.network.env == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert "run doctor-1: all-reduce hangs without it" in done.stdout
+    alone = lab.cli("clusters", "detect", "--host", NAMES[0])
+    assert "GLOO_SOCKET_IFNAME" not in alone.stdout, "that run was on both hosts"
+    both = lab.cli("clusters", "detect", "--host", NAMES[0], "--login", NAMES[0])
+    assert both.returncode == 2 and "without --login" in both.stderr

@@ -1,0 +1,63 @@
+"""Remove the doctor's temporary files however it ends.
+
+A run that is cancelled before its ranks start gets SIGKILL. A process of its own therefore holds the paths,
+and removes them when the doctor has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from launcher.supervise.process import STOP_SIGNALS
+
+REMOVE_SECONDS = 3.0
+"Time in which the ranks of a test, which the kernel kills with the doctor, stop to write. Then it gives up."
+
+
+class Leftovers:
+    """Paths to remove at the end. Use it as a context manager, before the process starts threads."""
+
+    def __enter__(self) -> Leftovers:
+        out, self._into = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self._into)
+            _remove_at_end(out)
+        os.close(out)
+        os.setpgid(self._pid, self._pid)  # SIGKILL goes to the doctor's group
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._into)
+        os.waitpid(self._pid, 0)
+
+    def add(self, path: str | Path) -> None:
+        """Remove this file or folder at the end, if it still exists then."""
+        os.write(self._into, f"{path}\0".encode())
+
+
+def _remove_at_end(out: int) -> NoReturn:
+    """Read paths until the doctor has ended, and remove them."""
+    try:
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):  # bash waits until nobody has its pipe open
+            os.dup2(nothing, stream)
+        with os.fdopen(out, "rb") as file:
+            paths = file.read().split(b"\0")
+        deadline = time.monotonic() + REMOVE_SECONDS
+        while (left := [path for path in paths if path and os.path.lexists(path)]) and (
+            time.monotonic() < deadline
+        ):
+            for path in left:
+                shutil.rmtree(path, ignore_errors=True)
+                Path(os.fsdecode(path)).unlink(missing_ok=True)
+            time.sleep(0.02)
+    finally:
+        os._exit(0)

@@ -1,0 +1,72 @@
+"""Measure in a process of its own: a system call into a faulty device or file system may never return."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import NamedTuple
+
+from launcher.doctor.measure.guarded import reason_of
+from launcher.doctor.values import Measured
+from launcher.supervise.process import dying_with
+
+
+class Told(NamedTuple):
+    values: list[Measured]
+    subject: str = ""
+    "What was measured when the child told nothing any more."
+    error: str = ""
+    "Why that was not measured to the end; empty if it was."
+
+
+def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) -> Told:
+    """Return what `measure` yields: values, and as text the subject of those that follow.
+
+    A child that yields nothing for `silence` seconds is left to itself.
+    """
+    out, into = os.pipe()
+    parent = os.getpid()
+    if not (pid := os.fork()):
+        try:
+            dying_with(parent, signal.SIGKILL)()
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1):  # bash waits until nobody has its pipe open
+                os.dup2(nothing, stream)
+            with os.fdopen(into, "w", buffering=1) as pipe:
+                try:
+                    for one in measure():
+                        pipe.write(json.dumps(one if isinstance(one, str) else asdict(one)) + "\n")
+                except Exception as error:
+                    pipe.write(json.dumps({"error": reason_of(error)}) + "\n")
+        finally:
+            os._exit(0)
+    os.close(into)
+    try:
+        return _read(out, silence)
+    finally:
+        os.close(out)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, os.WNOHANG)  # one that hangs in the kernel cannot be waited for
+
+
+def _read(out: int, silence: float) -> Told:
+    values: list[Measured] = []
+    subject, rest = "", b""
+    while select.select([out], [], [], silence)[0]:
+        part = os.read(out, 2**16)
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if isinstance(told, str):
+                subject = told
+            elif "check" in told:
+                values.append(Measured(**told))
+            else:
+                return Told(values, subject, told["error"])
+        if not part:
+            return Told(values, subject)
+    return Told(values, subject, f"It does not answer within {silence:.0f} s.")

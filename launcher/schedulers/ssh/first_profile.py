@@ -1,0 +1,74 @@
+"""Write a first profile of hosts without a batch system, from what they report."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from launcher.schedulers.over_ssh.login import ask
+from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.ssh.detect import with_gpus_of_hosts
+from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
+from launcher.spec.base import GIB
+from launcher.spec.cluster import Cluster
+
+QUESTIONS = {
+    "home": ["sh", "-c", 'printf %s "$HOME"'],
+    "python": ["sh", "-c", "command -v python3"],
+    "cpus": ["getconf", "_NPROCESSORS_ONLN"],
+    "memory": ["awk", "/^MemTotal:/ { print $2 * 1024 }", "/proc/meminfo"],
+}
+
+
+def first_profile(hosts: Sequence[str]) -> str:
+    """Return the profile as YAML, with a comment wherever a person must check a value.
+
+    Raises SchedulerError if a host does not answer or the hosts have different GPUs, SpecError if a name is
+    none of a host.
+    """
+    answers = all_of(side_by_side(lambda host: ask(Over(host), QUESTIONS), hosts))
+    said = [{name: answer.out.strip() for name, answer in one.items()} for one in answers]
+    for host, one in zip(hosts, said, strict=True):
+        if not one["python"]:
+            raise HostError(f"{host}: there is no python3 for non-interactive logins, so it cannot be asked")
+    fields = {
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", hosts[0].rpartition("@")[2]).strip("-."),
+        "scheduler": "ssh",
+        "ssh": {"hosts": list(hosts)},
+        "paths": {"runs": f"{said[0]['home']}/launcher-runs", "python": said[0]["python"]},
+    }
+    gpu = with_gpus_of_hosts(Cluster.model_validate(fields)).node.gpu
+    node: dict[str, Any] = {"cpus": min(int(one["cpus"]) for one in said)}
+    node["memory"] = _size(min(int(float(one["memory"])) for one in said))
+    if gpu is not None:
+        node = {"gpu": {"type": gpu.type, "count": gpu.count, "memory": _size(gpu.memory)}, **node}
+    return _as_yaml({**fields, "node": node})
+
+
+def describes(hosts: Sequence[str], cluster: Mapping[str, Any]) -> bool:
+    """Return whether a profile is of these hosts."""
+    return set((cluster.get("ssh") or {}).get("hosts") or ()) == set(hosts)
+
+
+def _size(size: int) -> str:
+    """A size in profile syntax, rounded down."""
+    return f"{int(size / GIB * 10) / 10:g}GiB"
+
+
+def _as_yaml(fields: Mapping[str, Any]) -> str:
+    profile = CommentedMap(fields)
+    hosts = CommentedSeq(fields["ssh"]["hosts"])
+    hosts.fa.set_flow_style()
+    profile["ssh"] = CommentedMap(hosts=hosts)
+    profile["paths"] = paths = CommentedMap(fields["paths"])
+    paths.yaml_add_eol_comment("CHECK: a folder that the hosts share, or each its own", "runs")
+    paths.yaml_add_eol_comment("CHECK: has launcher with its extra `train`", "python")
+    out = io.StringIO()
+    out.write("# By `launcher clusters detect --host`, from what the hosts said. CHECK marks guesses.\n")
+    YAML().dump(profile, out)
+    return out.getvalue()
