@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.lab import SlurmLab
+from tests.slurm.lab import SlurmLab, job_id
 
 PARTITION = "fragile-too"
 "Its nodes are n10 and n11."
@@ -118,8 +118,9 @@ def test_a_run_stays_where_there_are_too_few_other_nodes(slurm_lab: SlurmLab, cl
     assert ended["state"] == "succeeded", slurm_lab.all_logs(run)
     judged = run.attempt(0).read_verdict()
     assert judged is not None and "/dev/shm 1 MiB" in judged.then
-    [output] = run.path.glob("slurm-*.out")
-    assert "the run goes on here" in output.read_text()
+    output = (run.path / f"slurm-{job_id(run)}.out").read_text()
+    assert "the run goes on here" in output and "back in the queue" not in output
+    assert [event["event"] for event in run.read_events()].count("attempt") == 2
 
 
 @pytest.mark.slow

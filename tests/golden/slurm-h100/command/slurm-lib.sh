@@ -343,6 +343,11 @@ leave_unfit() {
   event job '"start": '"$_restart"', "nodes": '"$(json "${SLURM_JOB_NODELIST:-}")"
   state submitted '"reason": "goes on with unfit nodes, since no job without them could be submitted"'
   say 'the run goes on here'
+  # When one node ends, srun sends TERM to the others, of which on-node.sh tells: nobody asked for this job's nodes.
+  if [[ " ${_signals[*]-} " != *' USR2 '* && $(why TERM) == preempted && ! $(member PreemptTime) =~ [0-9] ]]; then
+    rm -f "$_files.stop"
+    _asked=''
+  fi
   rm -f "$_files.exit"
   _stays=$((_stays + 1))
 }
