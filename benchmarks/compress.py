@@ -50,6 +50,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 EXACT = ("fp32", "keep")
 KINDS = tuple(itertools.product(("fp32", "bf16-mixed"), ("keep", "compress")))
+LEGEND = """# Activations in 8 bits
+
+The relative error of the gradient against fp32, by kind of layer: median and largest of the parameters.
+Then, with `keep` and with `compress`: the bytes that a forward pass keeps, the mean loss of the last ten
+steps, and the time of a step on the CPU."""
 LAST = 10
 "Steps over whose losses the mean is taken."
 Gradients = dict[str, torch.Tensor]
@@ -80,7 +85,7 @@ def main() -> int:
         }
         results_folder = ROOT / "benchmarks" / "results"
         (results_folder / "compress.json").write_text(json.dumps(report, indent=1) + "\n")
-        (results_folder / "compress.md").write_text(f"# Activations in 8 bits\n\n{text}\n")
+        (results_folder / "compress.md").write_text(f"{LEGEND}\n\n{text}\n")
     return 0
 
 

@@ -88,6 +88,14 @@ PhaseCell = tuple[str, str, str, int]
 "(sharding, phase, ranks that fail, nodes)"
 
 
+LEGEND = """# Memory that runs out under each sharding and mesh
+
+Memory runs out on all ranks, the first or the last one, in the probe (shardings), init and checkpoint
+(meshes), data, forward, backward, optimizer and evaluation of the fourth of six steps, through real
+supervisors on CPU ranks. "In process" is the same attempt. "Other restart" is one without a complete
+step to go on from (init), or with one rank of `ddp` or `hybrid` in the middle of its update."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -109,8 +117,7 @@ def main() -> int:
         target.write_text(json.dumps(report, indent=1) + "\n")
         print(f"wrote {target.relative_to(ROOT)}")
         text = table(report["phases"]["cells"])
-        title = "# Memory that runs out under each sharding and mesh"
-        target.with_suffix(".md").write_text(f"{title}\n\n{text}\n")
+        target.with_suffix(".md").write_text(f"{LEGEND}\n\n{text}\n")
     return 1 if any(row["problems"] for rows in sections.values() for row in rows) else 0
 
 
