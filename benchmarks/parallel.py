@@ -63,7 +63,7 @@ CASES = (
     Case(HUGE, "as we would run it", "llama-405b.yaml", "slurm-h100",
          "precision: bf16, optimizer: adamw-8bit, sharding: fsdp, activations: checkpoint, loss_chunks: 8"),
     Case(HUGE, "as the report writes it", "llama-405b.yaml", "slurm-h100",
-         "optimizer: adamw, sharding: fsdp-keep, grad_sync: last, optimizer_step: after, "
+         "optimizer: adamw, sharding: zero1, optimizer_step: after, "
          "activations: checkpoint, loss_chunks: 8, offload: none",
          beyond={"precision": "float8", "tensor": 8, "pipeline": 4, "micro_batch_size": 1, "grad_accum": 64}),
 )  # fmt: skip

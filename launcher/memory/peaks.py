@@ -23,6 +23,7 @@ from launcher.memory.states import (
 from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
 from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
+from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
@@ -136,7 +137,7 @@ def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[st
     held = {"parameters": gpu.parameters, "buffers": gpu.buffers}
     if with_optimizer:
         held["optimizer states"] = gpu.optimizer
-    if recipe.sharding in REPLICATED:
+    if in_buckets(recipe):
         # DDP's buckets exist from the beginning; the gradients are views of them.
         held[GRADIENTS] = _buckets(gpu, recipe)
     return {name: size for name, size in held.items() if size}
@@ -144,7 +145,7 @@ def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[st
 
 def _waiting(states: States, recipe: Recipe) -> int:
     """Return the bytes of earlier micro-batches' gradients on the GPU, without DDP's buckets."""
-    return states.gpu.gradients - (_buckets(states.gpu, recipe) if recipe.sharding in REPLICATED else 0)
+    return states.gpu.gradients - (_buckets(states.gpu, recipe) if in_buckets(recipe) else 0)
 
 
 def _buckets(gpu: Held, recipe: Recipe) -> int:
@@ -203,12 +204,12 @@ def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> i
 
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
     parts = standing(states, recipe, with_optimizer=True)
-    if recipe.sharding in REPLICATED:
+    if in_buckets(recipe):
         parts[GRADIENTS] = states.gpu.gradients
     else:
         parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)
-    if recipe.tensor > 1 and recipe.sharding == "none":
+    if recipe.tensor > 1 and recipe.sharding not in SHARDED:
         # torch computes some gradients of a cut parameter whole: those of embeddings. The update cuts them.
         held = max(parts[GRADIENTS], profile.gradients)
         parts[TEMPORARIES] = max(parts[TEMPORARIES], held - parts[GRADIENTS])

@@ -26,9 +26,9 @@ from launcher.memory.trace import (
     Work,
 )
 from launcher.memory.update import update_temporaries
-from launcher.spec.mesh import stages_of
+from launcher.spec.mesh import in_buckets, stages_of
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.schedule import Beside, held_beside
 
 
@@ -243,7 +243,7 @@ def adds_to_buckets(recipe: Recipe) -> bool:
 
     With `grad_sync: last`, gradients wait beside the buckets until the last micro-batch.
     """
-    return recipe.sharding in REPLICATED and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
+    return in_buckets(recipe) and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
 
 
 def per_pass(trace: Trace, category: str) -> Affine:

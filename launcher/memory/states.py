@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.base import Value
-from launcher.spec.mesh import shards
+from launcher.spec.mesh import can_wait, in_buckets, shards, state_shards
 from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
-from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 
 FP32, BF16, CODE = 4, 2, 1
 "Bytes per element."
@@ -70,7 +70,7 @@ class Ranks:
 
     def state_shards(self, recipe: Recipe) -> int:
         """Number of shards of the optimizer states of a parameter. `zero1` shards nothing else."""
-        return self.world if recipe.sharding == "zero1" else self.shards(recipe)
+        return state_shards(recipe, self.world, self.per_node)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,8 @@ def _waits(recipe: Recipe) -> bool:
 def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     """Return the peak bytes of gradients, as launcher.train.sharding.price_of_last counts them.
 
-    DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy.
+    DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy. On a
+    mesh there are no buckets.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
     `optimizer_step: backward` keeps none, and for an optimizer on the host only those that are still whole
     stay.
@@ -219,9 +220,9 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
         return 0
     if recipe.gradients_leave:
         return whole if _waits(recipe) and recipe.sharding in SHARDED else 0
-    if not _waits(recipe) or recipe.sharding == "none":
+    if not _waits(recipe) or not can_wait(recipe):
         return reduced
-    return 2 * whole if recipe.sharding in REPLICATED else whole
+    return 2 * whole if in_buckets(recipe) else whole
 
 
 def host_of_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:

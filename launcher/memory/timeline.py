@@ -9,8 +9,9 @@ from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes, updated_by
 from launcher.memory.trace import COMPUTE, Trace
+from launcher.spec.mesh import in_buckets
 from launcher.spec.optimizers import OPTIMIZERS
-from launcher.spec.recipe import REPLICATED, Recipe
+from launcher.spec.recipe import Recipe
 
 
 @dataclass
@@ -123,7 +124,7 @@ def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tupl
         for p in model.parameters:
             yield p.name, shard_of(p, shards, 0).padded * p.itemsize
     yield "buffers", model.buffers
-    if recipe.sharding in REPLICATED:
+    if in_buckets(recipe):
         for p in model.trained:
             yield f"DDP's bucket for {p.name}", p.nbytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.spec.mesh import can_wait
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules
 
@@ -48,7 +49,7 @@ def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
     it costs one more copy of the gradients and saves much traffic.
     """
     smaller = smaller_micro_batch(recipe, setting)
-    if not setting.entrypoint or recipe.grad_sync == "each" or recipe.sharding == "none":
+    if not setting.entrypoint or recipe.grad_sync == "each" or not can_wait(recipe):
         return smaller
     each = recipe.model_copy(update={"grad_sync": "each"})
     if recipe.sharding in SHARDED or setting.keeps_micro_batch:

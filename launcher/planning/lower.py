@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.planning.batches import WITHIN_A_RUN, accumulating_instead, ladder, one_lower, with_micro_batch
-from launcher.spec.mesh import data_ranks, shards
+from launcher.spec.mesh import data_ranks, shards, state_shards
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
@@ -253,7 +253,7 @@ def shards_of(recipe: Recipe, setting: Setting) -> int:
 
 def state_shards_of(recipe: Recipe, setting: Setting) -> int:
     """Return the number of shards of the optimizer states, as Ranks.state_shards counts them."""
-    return setting.ranks if recipe.sharding == "zero1" else shards_of(recipe, setting)
+    return state_shards(recipe, setting.ranks, setting.ranks // setting.nodes)
 
 
 def words_of(new: Recipe, old: Recipe, setting: Setting) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.spec.mesh import data_ranks
+from launcher.spec.mesh import can_wait, data_ranks
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules, nearest_valid
@@ -124,7 +124,7 @@ class Space:
 
 
 def _waits(recipe: Recipe) -> bool:
-    return recipe.grad_accum > 1 and recipe.sharding != "none"
+    return recipe.grad_accum > 1 and can_wait(recipe)
 
 
 @functools.lru_cache

@@ -16,7 +16,7 @@ from launcher.memory.trace import Work
 from launcher.planning.hardware import GIGA, Hardware
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
-from launcher.spec.mesh import data_ranks
+from launcher.spec.mesh import data_ranks, in_buckets
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.spec.schedule import bubble
@@ -129,6 +129,7 @@ def step_time(
     micro, accum = recipe.micro_batch_size, recipe.grad_accum
     both = _Links(*(a + b for a, b in zip(again, sync, strict=True)))
     syncs = accum if recipe.grad_sync == "each" else 1
+    at_end = _average_replicas(recipe, model, ranks, hardware)
     forward = [of.at(micro) for of in work[::2]]
     backward = [of.at(micro) for of in work[1::2]]
     passes = (
@@ -141,12 +142,12 @@ def step_time(
     moved = 2 * accum * offloaded / _pcie(hardware)
     passing = sums.compute + sums.memory + sums.exposed + sums.tensor + sums.offload + moved
     optimizer, copies = _optimizer(recipe, model, states, ranks, hardware)
-    updated = _gather_updated(recipe, model, ranks, hardware)
+    at_end += _gather_updated(recipe, model, ranks, hardware)
     return StepTime(
         compute=sums.compute,
         memory=sums.memory,
-        communication=sums.ring + sums.tensor + updated,
-        exposed=sums.exposed + sums.tensor + updated,
+        communication=sums.ring + sums.tensor + at_end,
+        exposed=sums.exposed + sums.tensor + at_end,
         tensor=sums.tensor,
         bubble=passing * bubble(recipe),
         offload=sums.offload + moved + copies,
@@ -208,7 +209,7 @@ def _synchronise(
     """Return the time to reduce gradients once: reduce-scatter over shards, all-reduce over replicas."""
     # FSDP reduces in the type of the shards, DDP in that of the gradients. Both are the parameters' type.
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
-    if recipe.sharding in REPLICATED:
+    if in_buckets(recipe):
         return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
     down = _to_host(recipe, states, ranks, hardware)
     if recipe.sharding not in SHARDED:
@@ -234,12 +235,23 @@ def _to_host(recipe: Recipe, states: States, ranks: Ranks, hardware: Hardware) -
     return gradients / _pcie(hardware) if recipe.offload == "cpu" else 0.0
 
 
+def _average_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
+    """Return the seconds in which launcher.train.replicas averages gradients, once in a step; nothing
+    overlaps."""
+    if recipe.sharding not in REPLICATED or in_buckets(recipe):
+        return 0.0
+    return 2 * _over_replicas(recipe, model, ranks, hardware)
+
+
 def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
     """Return the seconds in which `zero1` gathers the updated parameters once a step; nothing overlaps."""
-    if recipe.sharding != "zero1":
-        return 0.0
+    return _over_replicas(recipe, model, ranks, hardware) if recipe.sharding == "zero1" else 0.0
+
+
+def _over_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
+    """Return the seconds to gather, or to reduce, what is trained of one rank's model over its replicas."""
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
-    return _ring(whole, ranks.world, ranks, hardware)
+    return _ring(whole, data_ranks(recipe, ranks.world), ranks, hardware, apart=recipe.tensor)
 
 
 def _computes_in(recipe: Recipe) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from launcher.spec.recipe import SHARDED, Recipe, RecipeChoice
+from launcher.spec.recipe import REPLICATED, SHARDED, Recipe, RecipeChoice
 
 
 class Mesh(NamedTuple):
@@ -61,6 +61,18 @@ def data_ranks(recipe: Recipe | RecipeChoice, ranks: int) -> int:
     return max(1, ranks // model_parallel(recipe))
 
 
+def in_buckets(recipe: Recipe) -> bool:
+    """Return whether gradients are in DDP's buckets. On a mesh, launcher.train.replicas averages them where
+    they are."""
+    return recipe.sharding in REPLICATED and model_parallel(recipe) == 1
+
+
+def can_wait(recipe: Recipe) -> bool:
+    """Return whether `grad_sync` decides when gradients are reduced. Those that nobody else has, and those of
+    replicas on a mesh, wait for the last micro-batch anyway."""
+    return recipe.sharding in SHARDED or in_buckets(recipe)
+
+
 def mesh_of(recipe: Recipe, ranks: int) -> Mesh:
     return Mesh(recipe.pipeline, data_ranks(recipe, ranks), recipe.tensor)
 
@@ -70,3 +82,8 @@ def shards(recipe: Recipe, ranks: int, per_node: int) -> int:
     if recipe.sharding not in SHARDED:
         return 1
     return per_node // recipe.tensor if recipe.sharding == "hybrid" else data_ranks(recipe, ranks)
+
+
+def state_shards(recipe: Recipe, ranks: int, per_node: int) -> int:
+    """Return the number of shards of the optimizer states of a parameter. `zero1` shards nothing else."""
+    return data_ranks(recipe, ranks) if recipe.sharding == "zero1" else shards(recipe, ranks, per_node)

@@ -220,14 +220,6 @@ RULES = (
         lambda r, s: UNCUT,
     ),
     Rule(
-        "mesh-no-ddp",
-        lambda r, s: model_parallel(r) > 1 and r.sharding in REPLICATED,
-        "ddp and zero1 are not built for tensor and pipeline parallelism: DDP takes no DTensor parameters, "
-        "and expects the backward pass after each forward pass; fsdp-keep moves as little",
-        "torch.nn.parallel.DistributedDataParallel",
-        lambda r, s: {"sharding": "fsdp-keep"},
-    ),
-    Rule(
         "tensor-no-adapter",
         lambda r, s: r.tensor > 1 and s.adapter,
         "tensor parallelism cuts the layers of the task's plan, but not the matrices that an adapter adds",

@@ -29,6 +29,7 @@ from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import (
     HeadsParallel,
     ReplicatedInCutRegion,
+    RowsOfHeads,
     VocabularyParallel,
     matches,
 )
@@ -185,6 +186,8 @@ class CausalLM(Task):
         plan: ParallelPlan = {}
         for name, module in model.named_modules():
             style = next((style for key, style in asked.items() if matches(name, key)), None)
+            if style is None and asked and _has_row_for_each_head(model, name, module):
+                plan[name] = RowsOfHeads()
             if style is None or f"{name}.weight" in tied:
                 continue
             if name == head:
@@ -196,7 +199,9 @@ class CausalLM(Task):
             else:
                 raise SetupError(
                     f"tensor: {name} of {type(model).__name__} has the style {style} in the plan of "
-                    f"transformers; launcher cuts layers with {', '.join(STYLES)} only"
+                    f"transformers; launcher cuts layers with {', '.join(STYLES)} only. Use sharding: fsdp "
+                    "with tensor: 1, or return a plan without this layer from parallel_plan() of a subclass "
+                    "of CausalLM: each rank then computes it whole"
                 )
         return plan or None
 
@@ -269,6 +274,18 @@ class CausalLM(Task):
 def _head_dim(model: nn.Module, name: str) -> int | None:
     """Return the width of an attention head if the layer is part of an attention module."""
     return getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
+
+
+def _has_row_for_each_head(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Return whether the layer has a row of values for each head of its attention, as Cohere's norms of
+    queries and keys have."""
+    head_dim = _head_dim(model, name)
+    if not head_dim or isinstance(module, nn.Linear):
+        return False
+    attention = model.get_submodule(name.rpartition(".")[0])
+    heads = {one.out_features // head_dim for one in attention.children() if isinstance(one, nn.Linear)}
+    shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
+    return bool(shapes) and all(len(s) == 2 and s[0] in heads and s[1] == head_dim for s in shapes)
 
 
 class Weights:

@@ -26,7 +26,8 @@ from launcher.spec.events import (
     StateNotSaved,
     StepLeftOut,
 )
-from launcher.spec.recipe import APPROXIMATE, Recipe
+from launcher.spec.mesh import in_buckets
+from launcher.spec.recipe import APPROXIMATE, REPLICATED, Recipe
 from launcher.spec.schedule import in_groups, table_of
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
@@ -35,6 +36,7 @@ from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
+from launcher.train.copies import Copies
 from launcher.train.coupling import check_coupling
 from launcher.train.data import to_device
 from launcher.train.failure import fail
@@ -59,13 +61,13 @@ from launcher.train.recovery.probe import Probe
 from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.recovery import Recovery
 from launcher.train.recovery.restart import Restart
+from launcher.train.replicas import Replicas
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
-from launcher.train.tensor_parallel import Copies
 from launcher.train.where import Where
 
 MAX_COMPARED_SAMPLES = 8
@@ -102,8 +104,11 @@ class Trainer:
                 mesh = meshes(rank)
             self.model = arranged(model, self.task, rank, budget, mesh)
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
-        self.optimizer = build_optimizer(self.model, rank, budget)
-        self.copies = Copies(mesh.tensor, self.task, rank.recipe)
+        self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
+        self.replicas: Replicas | None = None
+        if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
+            self.replicas = Replicas(self.model, mesh.data)
+        self.copies = Copies(mesh, self.task, rank, self.stages)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
             self.in_backward = StepInBackward(self.model, self.optimizer, self.copies, rank.world)
@@ -256,6 +261,8 @@ class Trainer:
             factor = self.rank.mesh.data / total_weight if total_weight else 0.0
             factor /= self.scaler.factor
             with self.budget.host_side() if self.rank.recipe.gradients_leave else contextlib.nullcontext():
+                if self.replicas is not None:
+                    self.replicas.average()
                 gradients = self._all_gradients()
                 self.recorder.before_update(gradients.values(), self.current.recipe)
                 self.copies.average(gradients)

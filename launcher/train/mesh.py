@@ -8,6 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from launcher.train.rank import Rank, SetupError
 
+REPLICATE, SHARD, TENSOR, PIPELINE = "replicate", "shard", "tensor", "pipeline"
+"Names of the dimensions."
+
 
 class Meshes(NamedTuple):
     data: DeviceMesh
@@ -24,7 +27,7 @@ def meshes(rank: Rank) -> Meshes:
     Raises SetupError if `hybrid` does not get several full nodes.
     """
     pipeline, data, tensor = rank.mesh
-    sizes = {"pipeline": pipeline, "shard": data, "tensor": tensor}
+    sizes = {PIPELINE: pipeline, SHARD: data, TENSOR: tensor}
     if rank.recipe.sharding == "hybrid":
         per_node = rank.per_node // tensor
         nodes, rest = divmod(data, per_node)
@@ -33,8 +36,8 @@ def meshes(rank: Rank) -> Meshes:
                 f"sharding: hybrid replicates over nodes and shards within one; {data * tensor} ranks with "
                 f"{rank.per_node} per node are not several full nodes; use sharding: fsdp"
             )
-        sizes = {"pipeline": pipeline, "replicate": nodes, "shard": per_node, "tensor": tensor}
-    over_data = tuple(name for name in ("replicate", "shard") if name in sizes)
+        sizes = {PIPELINE: pipeline, REPLICATE: nodes, SHARD: per_node, TENSOR: tensor}
+    over_data = tuple(name for name in (REPLICATE, SHARD) if name in sizes)
     # A dimension of one rank would only cost a process group. The data-parallel ones are always there.
     used = {name: size for name, size in sizes.items() if name in over_data or size > 1}
     whole = init_device_mesh(rank.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
@@ -42,6 +45,6 @@ def meshes(rank: Rank) -> Meshes:
         return Meshes(whole)
     return Meshes(
         whole[over_data if len(over_data) > 1 else over_data[0]],
-        whole["tensor"] if tensor > 1 else None,
-        whole["pipeline"] if pipeline > 1 else None,
+        whole[TENSOR] if tensor > 1 else None,
+        whole[PIPELINE] if pipeline > 1 else None,
     )

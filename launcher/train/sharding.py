@@ -14,6 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.spec.base import format_bytes
+from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.mesh import Meshes
@@ -43,7 +44,7 @@ def shard(
         _report_gradient_bytes(model, rank)
         return model
     model = _on(rank.device, _filled(model, fill, rank))
-    if rank.recipe.sharding in REPLICATED:
+    if in_buckets(rank.recipe):
         _report_gradient_bytes(model, rank)
         # Gradients are views of the communication buckets, which saves a second copy of them.
         return DistributedDataParallel(
@@ -52,7 +53,7 @@ def shard(
             gradient_as_bucket_view=True,
             find_unused_parameters=rank.job.train.find_unused_parameters,
         )
-    if rank.mesh.data > 1:
+    if rank.mesh.data > 1 and rank.recipe.sharding not in REPLICATED:
         raise SetupError(f"sharding: none is for one rank; use ddp, zero1 or fsdp for {rank.mesh.data} ranks")
     return model
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.train.copies import Copies
 from launcher.train.optimizer import share_of_square
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
-from launcher.train.tensor_parallel import Copies
 
 Update = Callable[[dict[str, Any], torch.Tensor], None]
 "(parameter group, parameter with its gradient) -> None."

@@ -7,15 +7,12 @@ and what a model or a loss needs to work with values that are cut.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -27,24 +24,13 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.state import local, offset_of
 from launcher.train.own_numbers import LAST, draw_own_numbers
-from launcher.train.precision import compute_type
 from launcher.train.rank import SetupError
-from launcher.train.task import Task, TaskError
+from launcher.train.task import Task
 
-TENSOR = "tensor"
-"Name of the dimension of a mesh; see launcher.train.mesh."
 SHOWN = 12
 "Number of layers that a message names."
-COMPARED = 3
-"""Number of steps in which the ranks compare the gradients of a parameter, without steps that overflow and
-those in which the gradient is only rounding. After such a step they wait for twice as many steps each time:
-a gradient that stays so small costs some 20 comparisons in a million steps."""
-APART = 0.05
-"""Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
-each time differ by about 1e-2."""
 
 
 class HeadsParallel(ColwiseParallel):
@@ -75,9 +61,7 @@ class VocabularyParallel(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in module.named_parameters():
-            cut = distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
-            setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+        _cut_rows(module, device_mesh, self.src_data_rank)
         forward: Any = _rows if isinstance(module, nn.Embedding) else _logits
         module.forward = partial(forward, module)
         return module
@@ -109,12 +93,30 @@ class ReplicatedInCutRegion(ParallelStyle):
         return module
 
 
+class RowsOfHeads(ParallelStyle):
+    """For a layer with a row of values for each attention head, such as a norm of heads: each rank keeps the
+    rows of the heads that HeadsParallel gives it."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _cut_rows(module, device_mesh, self.src_data_rank)
+        module.forward = partial(_with_own_values, module, module.forward)
+        return module
+
+
+def _cut_rows(module: nn.Module, mesh: DeviceMesh, source: int | None) -> None:
+    """Cut each parameter of the module by rows. `source`: see torch's distribute_tensor."""
+    for name, parameter in module.named_parameters():
+        cut = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=source)
+        setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+
+
 def _with_own_values(module: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
     parameters: dict[str, Any] = module._parameters
     kept = dict(parameters)
     for name, parameter in kept.items():
         if isinstance(parameter, DTensor):
-            parameters[name] = parameter.to_local(grad_placements=[Partial()])
+            gradient = [Partial() if one.is_replicate() else one for one in parameter.placements]
+            parameters[name] = parameter.to_local(grad_placements=gradient)
     try:
         return forward(*args)
     finally:
@@ -210,100 +212,6 @@ def placed_like(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 def _placed(placements: Sequence[Placement], gradient: torch.Tensor) -> torch.Tensor:
     assert isinstance(gradient, DTensor)
     return gradient.redistribute(placements=placements)
-
-
-@dataclass
-class _Checked:
-    """How far the gradients of one parameter have been compared."""
-
-    times: int = 0
-    "How often they have been compared, without those that were only rounding."
-    pause: int = 0
-    "Steps before the next comparison."
-    last_pause: int = 0
-
-
-class Copies:
-    """The gradients of layers that stay whole, which each rank of a group computes from the same activations.
-
-    They are averaged before they are used. Without that, kernels of a GPU that add in another order each time
-    would let the copies of a parameter drift apart.
-    """
-
-    def __init__(self, mesh: DeviceMesh | None, task: Task, recipe: Recipe) -> None:
-        """`mesh`: the ranks that compute each layer together; None if there is one."""
-        self._group = mesh.get_group() if mesh is not None else None
-        self._plan = f"parallel_plan() of {type(task).__name__}"
-        # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
-        self._rounding = max(torch.finfo(compute_type(recipe)).eps / 10, 1e-5)
-        self._largest = 0.0
-        "Largest norm of a gradient so far."
-        self._checked: defaultdict[str, _Checked] = defaultdict(_Checked)
-        "Name of a parameter -> how far it has been compared."
-
-    @torch.no_grad()
-    def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Average the gradients among `gradients` that are not cut. Each rank has the same ones, by name.
-
-        Raises TaskError on the ranks that hold a parameter whose gradients differ by more than rounding.
-        """
-        if self._group is None:
-            return
-        if due := [name for name in gradients if self._is_due(self._checked[name])]:
-            self._compare({name: gradients[name] for name in due})
-        for gradient in gradients.values():
-            if not _is_cut(gradient):
-                dist.all_reduce(local(gradient), group=self._group)
-                local(gradient).div_(self._group.size())
-
-    def _is_due(self, checked: _Checked) -> bool:
-        checked.pause -= 1
-        return checked.times < COMPARED and checked.pause < 0
-
-    def _compare(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Compare a few sums over each gradient: a copy of the gradient might not fit into memory."""
-        assert self._group is not None
-        found = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
-        everyones = [torch.empty_like(found) for _ in range(self._group.size())]
-        dist.all_gather(everyones, found, group=self._group)
-        sums = torch.stack(everyones)  # (ranks, gradients, sums)
-        if not sums.isfinite().all():
-            return  # an overflow in fp16: the step is left out, and the next one is compared
-        self._largest = max(self._largest, float(sums[..., 0].max()))
-        scale = sums.abs().amax(dim=(0, 2))
-        apart = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
-        noise = self._rounding * self._largest
-        above = scale > noise
-        verdicts = torch.stack([above, above & (apart > APART * scale)], dim=1).tolist()
-        for (name, gradient), (tells, differs) in zip(gradients.items(), verdicts, strict=True):
-            checked = self._checked[name]
-            if tells:
-                checked.times += 1
-            else:  # later: it may grow, as behind an output that begins at zero
-                checked.pause = checked.last_pause = max(1, 2 * checked.last_pause)
-            if differs and not _is_cut(gradient):
-                raise TaskError(
-                    f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
-                    "on each of them: it is used where a rank has a part of the activations. Cut it as well, "
-                    "name its module in the plan with ReplicatedInCutRegion() of "
-                    "launcher.train.tensor_parallel, or leave the cut layers around it out of the plan"
-                )
-
-
-def _sums(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the norm and two sums in fp32. Parts of one gradient hardly agree in all of them."""
-    half = len(gradient) // 2
-    return torch.stack(
-        [
-            torch.linalg.vector_norm(gradient, dtype=torch.float32),
-            gradient.sum(dtype=torch.float32),
-            gradient[:half].sum(dtype=torch.float32),
-        ]
-    )
-
-
-def _is_cut(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor) and TENSOR in (tensor.device_mesh.mesh_dim_names or ())
 
 
 def check_parts(model: nn.Module) -> None:

@@ -66,10 +66,12 @@ PARALLEL: tuple[Case, ...] = (
     case("llama", ranks=2, micro=4, sharding="none", tensor=2),
     case("llama", ranks=4, micro=4, tensor=2, **MIXED),
     case("llama", ranks=4, micro=2, tensor=2, activations="checkpoint", accumulation=2),
-    case("llama tied", ranks=4, micro=2, tensor=2, sharding="fsdp-keep", optimizer="adam-mini"),
+    case("llama tied", ranks=4, micro=2, tensor=2, sharding="fsdp-keep", optimizer="lion"),
     case("gpt", ranks=2, micro=4, tensor=2, sharding="fsdp", **PURE),
     case("llama", ranks=2, sharding="none", tensor=2, **LATE),
     case("brain tiny", ranks=2, micro=64, tensor=2, sharding="none", **MIXED),
+    case("llama", ranks=4, micro=2, accumulation=2, tensor=2, sharding="ddp", grad_sync="last", **MIXED),
+    case("gpt", ranks=4, micro=2, tensor=2, sharding="zero1"),
 )
 "Tensor parallelism."
 STAGES: tuple[Case, ...] = (
@@ -79,6 +81,8 @@ STAGES: tuple[Case, ...] = (
     case("gpt", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, stages=(2, 4), **MIXED),
     case("gpt", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, virtual_stages=2, **MIXED),
     case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, virtual_stages=2, activations="checkpoint"),
+    case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, sharding="zero1", grad_sync="last"),
+    case("gpt", ranks=4, micro=2, accumulation=4, pipeline=2, sharding="ddp", **MIXED),
     case("llama", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2),
     case("gpt", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2, **MIXED),
     case("hf llama", ranks=8, micro=2, accumulation=2, tensor=2, pipeline=2, activations="checkpoint"),

@@ -49,7 +49,6 @@ def test_a_usual_recipe_breaks_nothing():
         ({"pipeline": 3}, TASK, "mesh-divides-ranks"),
         ({"tensor": 4}, Setting(8, 4, 2, entrypoint=True), "tensor-within-node"),
         ({"tensor": 2}, GPUS, "mesh-needs-entrypoint"),
-        ({"pipeline": 2, "sharding": "ddp"}, TASK, "mesh-no-ddp"),
         ({"pipeline": 2, "stages": (3, 4, 5)}, TASK, "stages-are-pipeline"),
         ({"pipeline": 2, "virtual_stages": 2, "stages": (3, 4)}, TASK, "stages-are-pipeline"),
         ({"virtual_stages": 2}, TASK, "virtual-stages-interleave"),

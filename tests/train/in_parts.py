@@ -18,8 +18,12 @@ from ragged import IGNORED, VOCABULARY, Ragged
 
 
 class InParts(Ragged):
+    def __init__(self, layers: int = 3, **others: Any) -> None:
+        super().__init__(**others)
+        self.layers = layers
+
     def model(self) -> nn.Module:
-        return Stack(self.dim, self.dropout)
+        return Stack(self.dim, self.dropout, self.layers)
 
     def parallel_plan(self, model: nn.Module) -> ParallelPlan:
         return {
@@ -54,10 +58,10 @@ def summed(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 class Stack(nn.Module):
-    def __init__(self, dim: int, dropout: float) -> None:
+    def __init__(self, dim: int, dropout: float, layers: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, dim)
-        self.layers = nn.ModuleList(Layer(dim, dropout) for _ in range(3))
+        self.layers = nn.ModuleList(Layer(dim, dropout) for _ in range(layers))
         self.head = nn.Linear(dim, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ def steps_of(made: Trainer) -> dict[str, Any]:
     for root in fsdp_roots(made.model):
         root.reshard()  # an evaluation leaves what it gathered, in the type of the computation
     own = {
-        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+        name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
         for name, p in made.model.named_parameters()
     }
     everyones: list[Any] = [own] * made.rank.world

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
+from launcher.spec.mesh import data_ranks
 from launcher.tasks.gpt import PydocGPT
 from launcher.train import model
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
+from launcher.train.copies import COMPARED
 from launcher.train.failure import leave
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
 from launcher.train.task import Task, TaskError
-from launcher.train.tensor_parallel import COMPARED, ReplicatedInCutRegion, parallelize, styles_of
+from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of
 from launcher.train.where import Where
 from runs import HERE, recipe
 from saves import bits, different, everywhere
@@ -56,6 +60,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "parts": {"task": BRAIN, "args": {"parts": 4}, **NORMED},
     "llama of transformers": {"task": HUGGING_FACE, "args": {"path": "llama", "context": 24}},
     "qwen3 of transformers": {"task": HUGGING_FACE, "args": {"path": "qwen3", "context": 24}},
+    "cohere of transformers": {"task": HUGGING_FACE, "args": {"path": "cohere", "context": 24}},
+    "experts of transformers": {"task": HUGGING_FACE, "args": {"path": "qwen3_moe", "context": 24}},
     "weights of transformers": {
         "task": HUGGING_FACE,
         "args": {"path": os.environ.get("WEIGHTS"), "context": 24},
@@ -75,15 +81,23 @@ CONFIG = {
     "eos_token_id": 2,
 }
 
+OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "cohere": {"use_qk_norm": True, "tie_word_embeddings": False},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+"What the configs of models of transformers have beside CONFIG."
+
 
 def job(name: str, **train: Any) -> Job:
     settings = {"lr": 1e-3, "warmup_steps": 2, "clip_norm": 0.5, "checkpoint_every": None, **train}
     fields = {"name": "tensor", "batch": {"global": BATCH}, "steps": STEPS, "train": settings}
     made = Job.model_validate({**fields, **JOBS[name]})
-    if made.args.get("path") in ("llama", "qwen3"):
+    if made.args.get("path") in OF_TRANSFORMERS:
         kind = made.args["path"]
         path = Path(sys.argv[1]).parent / f"{kind}-{os.environ.get('RANK', 0)}.json"
-        path.write_text(json.dumps({"model_type": kind, **CONFIG}))
+        path.write_text(json.dumps({"model_type": kind, **CONFIG, **OF_TRANSFORMERS[kind]}))
         made.args["path"] = str(path)
     return made
 
@@ -91,7 +105,8 @@ def job(name: str, **train: Any) -> Job:
 def trainer(rank: Rank, name: str, folder: Path | None = None, **fields: Any) -> Trainer:
     """`fields`: of the recipe; `train`: of the job."""
     asked = job(name, **fields.pop("train", {}))
-    chosen, data = recipe(**fields), rank.world // fields.get("tensor", 1)
+    chosen = recipe(**fields)
+    data = data_ranks(chosen, rank.world)
     micro = asked.batch.global_ // data // chosen.grad_accum
     changes = {"recipe": chosen.model_copy(update={"micro_batch_size": micro}), "job": asked}
     if folder is not None:
@@ -126,7 +141,8 @@ def trained(rank: Rank, out: Path) -> Any:
 
 @torch.no_grad()
 def whole(made: Trainer) -> dict[str, torch.Tensor]:
-    return {name: full(value).clone() for name, value in made.model.state_dict().items()}
+    state = made.model.state_dict()
+    return {name.removeprefix("module."): full(value).clone() for name, value in state.items()}
 
 
 def full(value: torch.Tensor) -> torch.Tensor:
@@ -265,6 +281,7 @@ def refused(rank: Rank, out: Path) -> Any:
         "other names": words(lambda: styles_of(Misnamed().model(), Misnamed(), rank.world)),
         "heads": words(lambda: trainer(rank, "heads", sharding="none", tensor=2)),
         "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
+        "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
         "compile": words(lambda: trainer(rank, "gpt", sharding="none", tensor=2, compile=True)),
     }
     torch.manual_seed(0)
@@ -283,20 +300,27 @@ def refused(rank: Rank, out: Path) -> Any:
 class Tempered(PydocGPT):
     """Has a parameter without an entry in the plan, used where a rank has a part of the activations."""
 
+    factor = 1.0
+
     def model(self) -> nn.Module:
         model: Any = super().model()
-        for block in model.blocks:
-            block.mlp[1] = Scaled()
+        model.blocks[-1].mlp[1] = Scaled(self.factor)
         return model
 
 
+class Faint(Tempered):
+    """The gradient of its parameter is so small that it could be rounding."""
+
+    factor = 1e-4
+
+
 class Scaled(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, factor: float) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
+        self.scale, self.factor = nn.Parameter(torch.ones(1)), factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.gelu(x * self.scale)
+        return nn.functional.gelu(x * (1 + self.factor * (self.scale - 1)))
 
 
 class Late(Tempered):
@@ -320,7 +344,7 @@ def _times(forward: Any, factor: float, x: torch.Tensor) -> torch.Tensor:
 
 class Planned(Tempered):
     def parallel_plan(self, model: nn.Module) -> Any:
-        return super().parallel_plan(model) | {"blocks.*.mlp.1": ReplicatedInCutRegion()}
+        return super().parallel_plan(model) | {"blocks.1.mlp.1": ReplicatedInCutRegion()}
 
 
 def partly(rank: Rank, out: Path) -> Any:
@@ -336,7 +360,8 @@ def partly(rank: Rank, out: Path) -> Any:
             except TaskError as error:
                 results[name] = str(error)
     told = everywhere(results)
-    return {name: told[0][name] if told[0][name] == told[-1][name] else "ranks differ" for name in results}
+    alike = {name: all(one[name] == told[0][name] for one in told) for name in results}
+    return {name: told[0][name] if alike[name] else "ranks differ" for name in results}
 
 
 def overflowing(rank: Rank, out: Path) -> Any:
@@ -354,6 +379,16 @@ def overflowing(rank: Rank, out: Path) -> Any:
     return {"norms": norms, "told": "not refused"}
 
 
+def faint(rank: Rank, out: Path) -> Any:
+    """What is printed of a parameter in a cut region whose gradient is always small."""
+    JOBS["faint"] = {**JOBS["gpt"], "task": "tensors:Faint", "steps": 4 * COMPARED}
+    made, printed = trainer(rank, "faint", sharding="none", tensor=2, precision="bf16-mixed"), io.StringIO()
+    with redirect_stdout(printed):
+        for step in range(1, 4 * COMPARED):
+            made.train_step(step)
+    return everywhere(printed.getvalue())
+
+
 def late(rank: Rank, out: Path) -> Any:
     """What ends a step with a parameter in a cut region whose gradient is zero in the first steps."""
     JOBS["late"] = {**JOBS["gpt"], "task": "tensors:Late", "steps": 4 * COMPARED}
@@ -368,7 +403,7 @@ def late(rank: Rank, out: Path) -> Any:
 
 MODES = {
     one.__name__: one
-    for one in (trained, saved, restored, handed, drifting, partly, overflowing, late, refused)
+    for one in (trained, saved, restored, handed, drifting, partly, overflowing, faint, late, refused)
 }
 
 

@@ -77,6 +77,14 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2, video": ("video", FSDP),
     "4": ("gpt", {"pipeline": 4}),
     "2 x 2, interleaved": ("llama", {**INTERLEAVED, **FSDP}),
+    "2 x 2, zero1, interleaved, 8 bit": (
+        "llama",
+        {"sharding": "zero1", "optimizer": "adamw-8bit", "grad_sync": "last", **INTERLEAVED},
+    ),
+    "2 x 2, zero1, transformers": ("transformers", {"sharding": "zero1", "activations": "checkpoint"}),
+    "2 x 2, zero1, on the host": ("gpt", {"sharding": "zero1", "offload": "cpu-optimizer"}),
+    "2 x 2, ddp, gpipe": ("gpt", {"sharding": "ddp", "schedule": "gpipe", "loss_chunks": 3}),
+    "2 x 2, ddp, bf16-mixed": ("gpt", {"sharding": "ddp", "precision": "bf16-mixed"}),
     "2 x 2, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "optimizer": "adamw-8bit", **INTERLEAVED}),
 }
 
@@ -106,6 +114,8 @@ BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
 EIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt", {**TENSOR, **FSDP}),
     "gpt, interleaved": ("gpt", {**TENSOR, **INTERLEAVED, **FSDP}),
+    "llama, zero1": ("llama", {"sharding": "zero1", **TENSOR}),
+    "gpt, ddp": ("gpt", {"sharding": "ddp", **TENSOR}),
     "llama": ("llama", {"grad_sync": "last", "schedule": "gpipe", **TENSOR, **FSDP}),
     "llama, kept": ("llama", {"sharding": "fsdp-keep", "activations": "checkpoint", **TENSOR}),
     "transformers": ("transformers", {"loss_chunks": 2, **TENSOR, **FSDP}),
@@ -167,9 +177,14 @@ def test_two_stages_end_with_the_bits_of_one_process(
         assert staged["norms"] == pytest.approx(one["norms"], rel=5e-3 if name == "bf16" else ORDER), name
 
 
-@pytest.mark.thorough
-def test_four_ranks_train_like_one(tmp_path: Path) -> None:
-    for name, (staged, one) in compare(FOUR, tmp_path, ranks=4).items():
+REPLICAS = {"zero1": ("gpt", {"sharding": "zero1"})}
+
+
+@pytest.mark.parametrize(
+    "cases", [REPLICAS, pytest.param(FOUR, marks=pytest.mark.thorough)], ids=["", "more"]
+)
+def test_four_ranks_train_like_one(cases: dict[str, tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
+    for name, (staged, one) in compare(cases, tmp_path, ranks=4).items():
         _close(name, staged, one)
 
 

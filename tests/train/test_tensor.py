@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from launcher.train.checkpoints.export import export
-from launcher.train.tensor_parallel import COMPARED
+from launcher.train.copies import COMPARED
 from tests.train.runs import measure
 
 CONFIG = {
@@ -31,7 +31,7 @@ NORMED = {"loss": 5e-6, "norm": 5e-5}
 ALONE, TENSOR = {"sharding": "none"}, {"sharding": "none", "tensor": 2}
 FSDP, BOTH = {"sharding": "fsdp"}, {"sharding": "fsdp", "tensor": 2}
 MODELS = ("llama", "gpt", "video", "brain", "qwen3 of transformers")
-MORE = ("tied", "parts", "llama of transformers")
+MORE = ("tied", "parts", "llama of transformers", "cohere of transformers")
 
 
 def run(mode: str, folder: Path, ranks: int, cases: Any = None, **more: Any) -> Any:
@@ -176,6 +176,29 @@ def test_each_rank_reads_its_part_of_weights_of_transformers(tmp_path: Path) -> 
             assert same and distance < MOVED
 
 
+REPLICAS: dict[str, tuple[str, dict[str, Any], float, float]] = {
+    "ddp": ("llama", {"sharding": "ddp"}, LOSS, NORM),
+    "zero1": ("llama", {"sharding": "zero1", "accumulation": 2}, LOSS, NORM),
+    "zero1, tied": ("tied", {"sharding": "zero1"}, LOSS, NORM),
+    "zero1, whole layers": ("gpt", {"sharding": "zero1"}, LOSS, NORM),
+    "zero1, adamw-8bit": ("llama", {"sharding": "zero1", "optimizer": "adamw-8bit"}, 2e-5, 1e-3),
+    "zero1, on the host": ("gpt", {"sharding": "zero1", "offload": "cpu-optimizer"}, LOSS, NORM),
+    "ddp, bf16-mixed": ("llama", {"sharding": "ddp", "precision": "bf16-mixed"}, 2e-4, 2e-3),
+}
+
+
+@pytest.mark.slow
+def test_groups_with_copies_of_the_model_train_like_copies(tmp_path: Path) -> None:
+    cases = {name: (model, fields) for name, (model, fields, _, _) in REPLICAS.items()}
+    expected = run("trained", tmp_path / "copies", 2, cases)
+    shared = {name: (model, {**fields, "tensor": 2}) for name, (model, fields) in cases.items()}
+    found = run("trained", tmp_path / "groups", 4, shared)
+    for name, (_, _, loss, norm) in REPLICAS.items():
+        check(found[name], expected[name], loss, norm)
+        same, distance = far(tmp_path / "copies", tmp_path / "groups", name)
+        assert same and (distance < MOVED or loss > LOSS), (name, distance)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_each_recipe_of_fsdp_does_too(hybrid: bool, tmp_path: Path) -> None:
@@ -272,6 +295,21 @@ def test_a_gradient_of_a_part_of_the_activations_is_not_taken_for_that_of_a_whol
             assert found[f"Planned {name}"] == pytest.approx(whole[f"{task} {name}"], rel=NORM)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [BOTH, {**TENSOR, "pipeline": 2}], ids=["fsdp", "pipeline"])
+def test_every_rank_is_told_of_it_also_those_without_the_parameter(mesh: Any, tmp_path: Path) -> None:
+    """One of two shards of a parameter of one element is empty, and one of two stages does not have it."""
+    found = run("partly", tmp_path / "partly", 4, {"mesh": mesh})
+    assert "blocks.1.mlp.1.scale, which is whole on each of them" in found["Tempered mesh"]
+    assert len(found["Planned mesh"]) == 2
+
+
+def test_a_gradient_that_could_be_rounding_is_told_once_by_one_rank(tmp_path: Path) -> None:
+    first, second = run("faint", tmp_path / "faint", 2)
+    assert first.count("different gradients of blocks.1.mlp.1.scale") == 1 and "may be rounding" in first
+    assert not second
+
+
 def test_steps_that_overflow_are_not_compared(tmp_path: Path) -> None:
     found = run("overflowing", tmp_path / "overflowing", 2)
     assert len(found["norms"]) == 3 and not {*found["norms"]} - {"inf", "nan"}
@@ -307,6 +345,7 @@ def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cu
     assert "names layers.*.upp, which the model does not have" in found["other names"]
     assert "a projection to 1 attention heads" in found["heads"]
     assert "decoder.blocks.0.feed_forward.down has 191 inputs, which 2 ranks cannot share" in found["inputs"]
+    assert "model.layers.0.mlp.experts of Qwen3MoeForCausalLM has the style moe_tp_exp" in found["experts"]
     assert "compiled blocks had other gradients" in found["compile"]
     assert found["same masks"] == {"1": False, "3": True}
     assert found["same state"]

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
 from launcher.train.host_gradients import HostGradients
-from launcher.train.mesh import meshes
 from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
@@ -23,8 +23,10 @@ from launcher.train.optimizers.state import local, step_mesh_by_mesh
 from launcher.train.rank import Rank, SetupError
 
 
-def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim.Optimizer:
-    """Return the optimizer of the recipe.
+def build_optimizer(
+    model: nn.Module, rank: Rank, budget: Budget, mesh: DeviceMesh | None = None
+) -> torch.optim.Optimizer:
+    """Return the optimizer of the recipe. `mesh`: the data-parallel ranks, which `zero1` needs.
 
     Raises: SetupError if a library or the NVMe directory is missing, or if no parameter is trained.
     """
@@ -36,8 +38,7 @@ def build_optimizer(model: nn.Module, rank: Rank, budget: Budget) -> torch.optim
         raise SetupError(f"{who} has no trainable parameter: all of them have requires_grad=False")
     if rank.recipe.sharding != "zero1":
         return _placed(groups, wide, rank, budget)
-    with budget.host_side():
-        mesh = meshes(rank).data
+    assert mesh is not None
     return ShardedStates(groups, wide, partial(_placed, rank=rank, budget=budget), mesh)
 
 

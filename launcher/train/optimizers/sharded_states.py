@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import local, sharded_like
@@ -28,9 +29,9 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class ShardedStates(ProxyOptimizer):
     """An optimizer that updates this rank's rows of each parameter, then gathers the rows of all ranks.
 
-    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does. Every
-    rank keeps all states of a parameter that cannot be split: one without dimensions, or one whose rows are
-    not contiguous in memory.
+    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does, also
+    those of a tensor-parallel rank's part. Every rank keeps all states of a parameter that cannot be split:
+    one without dimensions, or one whose rows are not contiguous in memory.
     """
 
     def __init__(self, groups: Groups, wide: Collection[torch.Tensor], make: Make, mesh: DeviceMesh) -> None:
@@ -48,7 +49,10 @@ class ShardedStates(ProxyOptimizer):
         updated = [p for p in self.proxies if p.grad is not None]
         for p in updated:
             proxy = self.proxies[p]
-            proxy.grad = sharded_like(proxy, _part(p.grad, proxy), p.shape)
+            gradient = local(p.grad)
+            if _is_split(p, proxy):
+                gradient = gradient[_own_rows(gradient, self._mesh)]
+            proxy.grad = sharded_like(proxy, gradient, p.shape)
         try:
             self.inner.step()
         finally:
@@ -60,7 +64,10 @@ class ShardedStates(ProxyOptimizer):
     @property
     def gather_bytes(self) -> int:
         """The bytes of the largest buffer that gathering allocates."""
-        return max((_padded(p, self._mesh.size()) for p in self.proxies if self._needs_buffer(p)), default=0)
+        ranks = self._mesh.size()
+        return max(
+            (_padded(local(p.detach()), ranks) for p in self.proxies if self._needs_buffer(p)), default=0
+        )
 
     def lead_inner(self) -> None:
         super().lead_inner()
@@ -74,36 +81,57 @@ class ShardedStates(ProxyOptimizer):
         for p in updated:
             if self._needs_buffer(p):
                 buffered.append(p)
-            elif isinstance(self.proxies[p], DTensor):
-                rows = _flat(local(self.proxies[p]))
-                started.append(_all_gather(_flat(p.detach()), rows, group=group, async_op=True))
+            elif _is_split(p, self.proxies[p]):
+                whole, rows = _flat(local(p.detach())), _flat(local(self.proxies[p]))
+                started.append(_all_gather(whole, rows, group=group, async_op=True))
         for work in started:
             work.wait()
         for p in buffered:
-            self._gather_uneven(p)
+            self._gather_uneven(local(p.detach()), local(self.proxies[p]))
 
-    def _gather_uneven(self, p: torch.Tensor) -> None:
-        ranks, rows = self._mesh.size(), local(self.proxies[p])
-        buffer = torch.empty(_padded(p, ranks) // p.itemsize, dtype=p.dtype, device=p.device)
+    def _gather_uneven(self, whole: torch.Tensor, rows: torch.Tensor) -> None:
+        ranks = self._mesh.size()
+        buffer = torch.empty(_padded(whole, ranks) // whole.itemsize, dtype=whole.dtype, device=whole.device)
         own = buffer.chunk(ranks)[self._mesh.get_local_rank()]
         own[: rows.numel()].copy_(_flat(rows))
         _all_gather(buffer, own, group=self._mesh.get_group())
-        _flat(p.detach()).copy_(buffer[: p.numel()])  # only the last rows are padding
+        _flat(whole).copy_(buffer[: whole.numel()])  # only the last rows are padding
 
     def _needs_buffer(self, p: torch.Tensor) -> bool:
-        return isinstance(self.proxies[p], DTensor) and p.shape[0] % self._mesh.size() != 0
+        return _is_split(p, self.proxies[p]) and local(p.detach()).shape[0] % self._mesh.size() != 0
+
+
+def _is_split(p: torch.Tensor, proxy: torch.Tensor) -> bool:
+    """Return whether the proxy is some rows of what this rank has of the parameter."""
+    if not isinstance(proxy, DTensor):
+        return False
+    return not isinstance(p, DTensor) or proxy.device_mesh != p.device_mesh
 
 
 def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
     """Return this rank's rows of `p` as a DTensor in its memory, or all of `p` if it cannot be split."""
-    whole = p.detach()
-    if not p.ndim or p.stride(0) * p.shape[0] != p.numel() or not _dense(p):
-        return nn.Parameter(whole)
-    size = math.ceil(p.shape[0] / mesh.size())
-    start = min(mesh.get_local_rank() * size, p.shape[0])
-    part = whole[start : start + size]
-    spec = DTensorSpec(mesh, (Shard(0),), TensorMeta(p.shape, p.stride(), p.dtype))
+    whole = local(p.detach())
+    if not whole.ndim or whole.stride(0) * whole.shape[0] != whole.numel() or not _dense(whole):
+        return nn.Parameter(p.detach())
+    part, placements = whole[_own_rows(whole, mesh)], tuple[Placement, ...]([Shard(0)])
+    if isinstance(p, DTensor):
+        # As FSDP2 shards a part: launcher.train.checkpoints and the 8-bit states then know it.
+        cut = math.prod(
+            size
+            for size, placement in zip(p.device_mesh.shape, p.placements, strict=True)
+            if placement.is_shard(0)
+        )
+        by_rows = _StridedShard(0, split_factor=cut) if cut > 1 else Shard(0)
+        mesh, placements = DeviceMesh._concatenate([mesh, p.device_mesh]), (by_rows, *p.placements)
+    spec = DTensorSpec(mesh, placements, TensorMeta(p.shape, p.stride(), p.dtype))
     return nn.Parameter(DTensor(part, spec, requires_grad=False))  # type: ignore[no-untyped-call]
+
+
+def _own_rows(whole: torch.Tensor, mesh: DeviceMesh) -> slice:
+    """Return the rows of this rank, one of those of `mesh`."""
+    size = math.ceil(whole.shape[0] / mesh.size())
+    start = min(mesh.get_local_rank() * size, whole.shape[0])
+    return slice(start, start + size)
 
 
 def _dense(p: torch.Tensor) -> bool:
@@ -116,16 +144,6 @@ def _dense(p: torch.Tensor) -> bool:
     return True
 
 
-def _part(gradient: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a whole gradient that belong to the proxy."""
-    if not isinstance(proxy, DTensor):
-        return gradient
-    rows = local(proxy)
-    size = math.ceil(proxy.shape[0] / proxy.device_mesh.size())
-    start = min(proxy.device_mesh.get_local_rank() * size, proxy.shape[0])
-    return gradient[start : start + rows.shape[0]]
-
-
 def _flat(dense: torch.Tensor) -> torch.Tensor:
     """Return the memory of a dense tensor as a vector."""
     return dense.as_strided((dense.numel(),), (1,))
@@ -133,4 +151,4 @@ def _flat(dense: torch.Tensor) -> torch.Tensor:
 
 def _padded(p: torch.Tensor, ranks: int) -> int:
     """Return the bytes of a parameter with as many rows on each rank as on the first."""
-    return math.ceil(p.shape[0] / ranks) * ranks * (p.numel() // p.shape[0]) * p.itemsize
+    return math.ceil(p.shape[0] / ranks) * ranks * (p.numel() // max(1, p.shape[0])) * p.itemsize

@@ -74,6 +74,14 @@ class Stages:
         """Wait until the neighbours have received everything, at the end of a step."""
         self._channels.settle()
 
+    def first_of(self, problem: str | None) -> str | None:
+        """Return the problem of the first stage that has one, on every rank of the pipeline."""
+        if not self.add_up(problem is not None):
+            return None
+        everyones: list[str | None] = [None] * self._channels.group.size()
+        dist.all_gather_object(everyones, problem, group=self._channels.group)
+        return next(one for one in everyones if one is not None)
+
     def add_up(self, value: float) -> float:
         """Return the sum of `value` over the ranks of the pipeline."""
         total = torch.tensor(value, dtype=torch.float64)

@@ -33,7 +33,7 @@ def save_handover(rank: Rank, where: Where, budget: Budget) -> None:
             model = new_model(task, rank.recipe)
             mesh = meshes(rank)
         model = arranged(model, task, rank, budget, mesh)
-    optimizer = build_optimizer(model, rank, budget)
+    optimizer = build_optimizer(model, rank, budget, mesh.data)
     checkpoints = Checkpoints(model, optimizer, LossScaler(rank.recipe.grad_scaler), rank, task=task)
     handover = Handover(checkpoints, Progress(rank.device, budget))
     with where.during("checkpoint"), budget.host_side():

@@ -1,0 +1,54 @@
+"""`sharding: ddp` and `zero1` with tensor or pipeline parallelism: data-parallel ranks with the same part of
+the model.
+
+Not torch's DistributedDataParallel: it expects the backward pass of a micro-batch after its forward pass, and
+takes no DTensor. Here gradients are averaged once in a step, after its last backward pass, where they are.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from launcher.train.optimizers.state import local
+
+
+class Replicas:
+    """The parameters of this rank, of which the ranks of `mesh` hold copies."""
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """All ranks get the parameters and buffers of the first one. Every rank must call this."""
+        self._group, self._ranks = mesh.get_group(), mesh.size()
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        for tensor in (*model.parameters(), *model.buffers()):
+            values = local(tensor.detach())
+            same = values.contiguous()
+            # As bytes: backends do not know all types, such as complex ones.
+            dist.broadcast(same.view(-1).view(torch.uint8), group=self._group, group_src=0)
+            if same is not values:
+                values.copy_(same)
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Average the gradients in place. A gradient that only some ranks have is zero on the others."""
+        there = torch.tensor([p.grad is not None for p in self._trained], dtype=torch.int32)
+        there = there.to(local(self._trained[0].detach()).device)
+        dist.all_reduce(there, op=dist.ReduceOp.MAX, group=self._group)
+        gradients = []
+        for p, used in zip(self._trained, there.tolist(), strict=True):
+            if used:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                gradients.append(local(p.grad))
+        # Divided first, as DDP does: a sum in 16 bit may overflow.
+        torch._foreach_div_(gradients, self._ranks)
+        sums = [gradient.contiguous() for gradient in gradients]
+        for work in [dist.all_reduce(one, group=self._group, async_op=True) for one in sums]:
+            assert work is not None
+            work.wait()
+        for gradient, one in zip(gradients, sums, strict=True):
+            if one is not gradient:
+                gradient.copy_(one)
