@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from launcher.rundir.layout import RunDir
 from tests.lab import Lab
 
 
@@ -44,10 +45,12 @@ def test_a_profile_checks_each_node_before_a_job(lab: Lab) -> None:
 
 
 def test_another_run_has_no_results(lab: Lab) -> None:
-    lab.script("print('hello')\n")
-    run = lab.submit(str(lab.job(command="python train.py")))
-    lab.wait(run)
-    done = lab.cli("doctor", "--show", run.id)
+    run = RunDir(lab.folder / "runs/other")
+    run.path.mkdir(parents=True)
+    run.run.write_text(
+        json.dumps({"id": "other", "job": {"command": ["true"]}, "cluster": {"name": "local"}})
+    )
+    done = lab.cli("doctor", "--show", str(run.path))
     assert done.returncode == 2 and "is not a run of `launcher doctor`" in done.stderr
 
 

@@ -169,9 +169,8 @@ def _ask(host: str, port: int, request: Mapping[str, Any], stream: bytes) -> tup
 
 def _echo(address: str, port: int) -> tuple[float, float]:
     """Return the time of a round trip, and how far the other node's clock is ahead, in seconds."""
-    began = time.time()
     told, seconds = _ask(address, port, {}, b"")
-    return seconds, told["time"] - (began + seconds / 2)
+    return seconds, told["time"] - (time.time() - seconds / 2)  # the time that connecting took is not in it
 
 
 def _certain(seconds: float, ahead: float) -> float:
