@@ -66,7 +66,8 @@ def test_a_fixed_mesh_stays_on_every_rung(mesh: dict[str, int]) -> None:
 
 def test_a_layer_is_split_where_links_decide_and_the_plan_says_why() -> None:
     """The autoencoder in tiny, over PCIe: to gather its matrices takes most of a step."""
-    brain = job("launcher.tasks.brain:BrainAutoencoder", args={"shape": "tiny"}, precision="bf16-mixed")
+    fixed = {"precision": "bf16-mixed", "activations": "keep", "optimizer": "adamw", "offload": "none"}
+    brain = job("launcher.tasks.brain:BrainAutoencoder", args={"shape": "tiny"}, **fixed)
     found = decided(brain, SLOW)
     assert found.plan.recipe.tensor > 1
     assert "times as fast as the best recipe without" in found.plan.reason

@@ -20,8 +20,9 @@ from launcher.train.sharding import fully_sharded
 def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:
     """Fail a small model's step at every point, clean up, repeat it and compare gradients bit for bit.
 
-    The model is sharded as in the recipe. Issues no collective and draws no random number. Returns why
-    repeating is not safe, or None if it is.
+    The model is sharded as in the recipe. The ranks of a node, which have the same torch, share the points
+    among them. Issues no collective and draws no random number. Returns why repeating is not safe, or None if
+    this rank has found no reason.
     """
     try:
         return _test(rank, mesh)
@@ -41,7 +42,7 @@ def _test(rank: Rank, mesh: DeviceMesh) -> str | None:
     with collectives.local():
         expected = _gradients(model, sample, fault)
         parts = fault.passed
-        for part in range(1, parts + 1):
+        for part in range(1 + rank.local, parts + 1, rank.per_node):
             clean(model)
             fault.fails_at = fault.passed + part
             with suppress(torch.OutOfMemoryError):
