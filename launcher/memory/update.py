@@ -23,8 +23,10 @@ def update_temporaries(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> tupl
 
 def temporaries_of(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     """Return the peak bytes of temporaries while this shard is updated on the device."""
-    each = OPTIMIZERS[recipe.optimizer].temporaries
-    return shard.numel * each(p.itemsize, p.vector) if each is not None else 0
+    optimizer = OPTIMIZERS[recipe.optimizer]
+    if optimizer.temporaries is None:
+        return 0
+    return shard.numel * optimizer.temporaries(p.itemsize) + shard.rows * optimizer.row_temporaries
 
 
 def gather_buffer(p: Parameter, recipe: Recipe, ranks: Ranks) -> int:

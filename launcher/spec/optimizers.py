@@ -30,9 +30,11 @@ class Optimizer:
     host_rate: float
     "Parameters/s of one host thread, measured on 16.8 million (torch 2.13, bitsandbytes 0.50.2)."
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    temporaries: Callable[[int, bool], int] | None = None
-    """`(bytes of an element, whether the parameter is a vector) -> bytes per element` that plain operators
-    allocate while they update a parameter. None: one fused kernel allocates nothing."""
+    temporaries: Callable[[int], int] | None = None
+    """`bytes of an element -> bytes per element` that plain operators allocate while they update a parameter.
+    None: one fused kernel allocates nothing."""
+    row_temporaries: int = 0
+    "Bytes per row of a parameter that they allocate besides. The rows of a vector have one element."
     steps: Literal["device", "host"] | None = "host"
     "Where the fp32 step count of each parameter is stored. None: there is no count."
     order: int | None = None
@@ -63,7 +65,7 @@ _ROWS = (
     # Temporaries: the gradient, both moments and noise in 4 bytes each, and the rounded second moment.
     Optimizer(
         "adamw-bf16", "launcher.train.optimizers.adamw_bf16:AdamWBf16", ("bf16", "bf16"), 113e6,
-        temporaries=lambda itemsize, vector: _widened(itemsize) + 4 + 4 + 4 + 2, order=3,
+        temporaries=lambda itemsize: _widened(itemsize) + 4 + 4 + 4 + 2, order=3,
     ),
     # bitsandbytes' kernels on local shards: its optimizers fail on DTensor (bitsandbytes#1633). Not torchao:
     # its AdamW8bit decides 8-bit by the local size (ao#4912), fails with bf16 shards (ao#4216) and compiles
@@ -80,17 +82,17 @@ _ROWS = (
     # rate than AdamW, so the planner never chooses it. Temporary: the direction.
     Optimizer(
         "lion", "launcher.train.optimizers.lion:Lion", ("as-parameter",), 113e6,
-        temporaries=lambda itemsize, vector: itemsize, steps=None,
+        temporaries=lambda itemsize: itemsize, steps=None,
     ),
     Optimizer(
         "lion-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit",), 36e6,
         {"kernel": "lion", "betas": (0.9, 0.99)}, instead="lion",
     ),
-    # The authors' package must be told a transformer's shapes. Temporaries: the gradient in fp32 and its
-    # square; for a vector the square, its root and the update.
+    # The authors' package must be told a transformer's shapes. Temporaries: the gradient in fp32 and the
+    # update; for each row the mean square and its root.
     Optimizer(
         "adam-mini", "launcher.train.optimizers.adam_mini:AdamMini", ("as-parameter", "fp32-per-row"), 113e6,
-        temporaries=lambda itemsize, vector: 3 * 4 if vector else _widened(itemsize) + 4, order=4,
+        temporaries=lambda itemsize: _widened(itemsize) + 4, row_temporaries=4 + 4, order=4,
     ),
 )  # fmt: skip
 

@@ -20,14 +20,18 @@ class Lion(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            lr, (beta1, beta2) = group["lr"], group["betas"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 state = self.state[p]
                 if not state:
                     state["exp_avg"] = zeros_sharded_like(p, p.dtype)
-                shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])
-                direction = average.lerp(gradient, 1 - beta1).sign_()
-                shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
-                average.lerp_(gradient, 1 - beta2)
+                _update(p, state, group)
+
+
+def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    lr, (beta1, beta2) = group["lr"], group["betas"]
+    shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])  # type: ignore[arg-type]
+    direction = average.lerp(gradient, 1 - beta1).sign_()
+    shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
+    average.lerp_(gradient, 1 - beta2)
