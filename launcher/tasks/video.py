@@ -80,6 +80,10 @@ class VideoLanguageModel(Task):
             return MovingDigits(split, self.max_frames, side)
         return Clips(self.index, split, self.held_out, self.max_frames, side)
 
+    def example(self) -> tuple[torch.Tensor, str]:
+        data = self.data("train")
+        return data[0][0], max(data.texts(), key=lambda text: len(self._tokens(text)))
+
     def collate(self, samples: list[tuple[torch.Tensor, str]]) -> dict[str, torch.Tensor]:
         """Collate samples. Texts are padded at the end; padding has no target and no token attends to it."""
         texts = [self._tokens(text) for _, text in samples]

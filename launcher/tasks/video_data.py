@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,14 @@ class MovingDigits:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
         shown = self.shown[index]
         frames = self.pictures[shown].repeat_interleave(EACH, dim=0)[self.numbers]
-        text = " ".join(NAMES[int(label)] for label in self.labels[shown])
-        return _square((frames * 255)[:, None].expand(-1, 3, -1, -1), self.side), text
+        return _square((frames * 255)[:, None].expand(-1, 3, -1, -1), self.side), self._text(shown)
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text of each clip."""
+        return (self._text(shown) for shown in self.shown)
+
+    def _text(self, shown: torch.Tensor) -> str:
+        return " ".join(NAMES[int(label)] for label in self.labels[shown])
 
 
 class Clips:
@@ -73,6 +80,10 @@ class Clips:
             raise TaskError(f"{name}: a clip must be (frames, height, width, 3), not {clip.shape}")
         frames = torch.from_numpy(clip[evenly(len(clip), self.max_frames).numpy()])
         return _square(frames.movedim(-1, 1).float(), self.side), text
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text of each clip."""
+        return (text for _, text in self.clips)
 
 
 def _clip(line: str, where: str) -> tuple[str, str]:
