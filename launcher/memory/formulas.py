@@ -15,6 +15,7 @@ from launcher.memory.trace import (
     ALL_GATHER,
     BATCH,
     COMMUNICATION,
+    COMPLETE,
     COMPUTE,
     GATHERED,
     GRADIENTS,
@@ -124,7 +125,10 @@ class _Step(_Script):
         self.kept: dict[str, list[int]] = {}
         self.gathered: dict[str, list[int]] = {}
         self.arrived: list[int] = []
-        self.gradients: dict[str, list[int]] = {}
+        self.waiting: dict[str, list[int]] = {}
+        "Whole gradients of a unit that wait for the last micro-batch."
+        self.complete: set[Parameter] = set()
+        "Parameters with a gradient."
         self.reducing: list[int] = []
 
     def trace(self, *, evaluates: bool) -> Trace:
@@ -179,9 +183,12 @@ class _Step(_Script):
         of_loss = self.make(TEMPORARIES, self.model.end, each=self.logits * FP32)
         self.free(of_loss)
         # The head's gradient comes first and the embedding's last. FSDP reduces those in the root at the end.
-        early = self.gradient(root, [p for p in root.trained if p not in looked_up])
+        early = [p for p in root.trained if p not in looked_up]
+        of_early = self.gradient(root, early)
         of_head = self.gradient(self.head, self.head.trained) if self.head is not None else []
         self.free(self.kept.pop(""))
+        if not self.sharded:
+            self.completed(early, of_early)
         if self.head is not None:
             self.scatter(self.head)
             self.reduced(self.head, of_head, last=last)
@@ -200,18 +207,19 @@ class _Step(_Script):
             self.free(passing, self.kept.pop(block.name))
             self.scatter(block)
             self.reduced(block, gradient, last=last)
-        late = self.gradient(root, [p for p in looked_up if p in root.trained])
+        late = [p for p in looked_up if p in root.trained]
+        of_late = self.gradient(root, late)
         of_embedding = self.gradient(self.embedding, self.embedding.trained) if self.embedding else []
         self.scatter(root)
-        self.reduced(root, early + late, last=last)
+        if self.sharded:
+            self.reduced(root, of_early + of_late, last=last)
+        else:
+            self.completed(late, of_late)
         if self.embedding is not None:
             self.scatter(self.embedding)
             self.reduced(self.embedding, of_embedding, last=last)
         self.free(self.reducing)
         self.reducing = []
-        if last:
-            self.free(*self.gradients.values())
-            self.gradients = {}
 
     def evaluation(self) -> None:
         cached = list[int]()
@@ -300,30 +308,34 @@ class _Step(_Script):
         module = part.module
         if self.sharded:
             return self.make(TEMPORARIES, module, sum(p.numel for p in trained) * self.compute)
-        largest = max((p.numel for p in trained), default=0)
-        added = max((p.nbytes for p in trained), default=0) if part.name in self.gradients else 0
+        largest, again = max((p.numel for p in trained), default=0), not self.complete.isdisjoint(trained)
+        added = max((p.nbytes for p in trained), default=0) if again else 0
         self.free(self.make(TEMPORARIES, module, added + largest * (self.compute if self.autocast else 0)))
-        return [] if added else self.make(GRADIENTS, module, sum(p.nbytes for p in trained))
+        return [] if again else self.make(GRADIENTS, module, sum(p.nbytes for p in trained))
 
     def reduced(self, part: Part, whole: list[int], *, last: bool) -> None:
         """Reduce a unit's gradients, or keep them whole until the last micro-batch."""
-        before = self.gradients.get(part.name, [])
         if not self.sharded:
-            self.gradients[part.name] = before or whole
+            self.completed(part.trained, whole)
         elif self.waits and not last:
             numel = sum(p.numel for p in part.trained)
-            self.gradients[part.name] = self.make(GRADIENTS, part.module, numel * self.reduce)
+            self.waiting[part.name] = self.make(GRADIENTS, part.module, numel * self.reduce)
             self.free(whole)
         else:
             self.free(self.reducing)
             mine = self.padded(part.trained) * self.reduce
             self.reducing = self.make(COMMUNICATION, part.module, mine * self.shards)
-            self.free(whole, before if self.waits else [])
-            made = self.make(GRADIENTS, part.module, mine, stream=REDUCE_SCATTER)
-            if before and not self.waits:
-                self.free(made)  # added to the gradients of the first micro-batch
-            else:
-                self.gradients[part.name] = made
+            self.free(whole, self.waiting.pop(part.name, []))
+            category = GRADIENTS if self.complete.isdisjoint(part.trained) else TEMPORARIES
+            self.completed(part.trained, self.make(category, part.module, mine, stream=REDUCE_SCATTER))
+
+    def completed(self, trained: Sequence[Parameter], gradients: list[int]) -> None:
+        """Free the gradients of some parameters, as a trace does when they are complete."""
+        self.complete.update(trained)
+        for p in trained:
+            self.storages.append(Storage(0, 0, COMPLETE, p.name))
+            self.events += [len(self.storages) - 1, ~(len(self.storages) - 1)]
+        self.free(gradients)
 
     def work(self) -> Work:
         """Return the FLOPs and the memory traffic of one micro-batch.

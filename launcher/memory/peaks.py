@@ -20,7 +20,7 @@ from launcher.memory.states import (
     states_of,
     updated_by,
 )
-from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES, Moment
+from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES
 from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
 from launcher.spec.mesh import in_buckets
@@ -77,35 +77,31 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     found = []
 
     def add(
-        when: When, phase: str, moments: Sequence[Moment], known: Mapping[str, int] = MappingProxyType({})
+        when: When, phase: str, profile: Profile, name: str, known: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """`known`: bytes that replace the trace's, by category."""
-        moment = max(moments, key=lambda one: one.at(micro), default=None)
+        """`name`: of the phase in the trace. `known`: bytes beside the trace's, by category."""
+        moment = max(profile.highest.get(name, ()), key=lambda one: one.at(micro), default=None)
         if moment is None:
             return
         # Optimizer states are created in the first update; on the host, before the first step.
         made = when != "first step" or recipe.optimizer_step == "backward"
         parts = standing(states, recipe, with_optimizer=made)
-        for category, amount in profile.parts(moment.event).items():
-            if category not in known:
-                parts[category] = parts.get(category, 0) + int(amount.at(micro))
-        for category, size in known.items():
+        here = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
+        for category, size in (*here.items(), *known.items()):
             parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
 
-    highest, accumulates = profile.highest, recipe.grad_accum > 1
     for name in ("forward", "backward"):
-        add("first step", name, highest[name])
-        add("steady state", name, highest[name])
-        if not accumulates or profile.adds_to_buckets:
-            continue
-        # Every micro-batch but the first runs beside earlier gradients, in the first step too.
         for when in ("first step", "steady state"):
-            if f"{name} again" in highest:
-                add(when, name, highest[f"{name} again"])
+            add(when, name, profile, name)
+            if recipe.grad_accum == 1 or profile.adds_to_buckets:
+                continue
+            # Every micro-batch but the first runs beside earlier gradients, in the first step too.
+            if f"{name} again" in profile.highest:
+                add(when, name, profile, f"{name} again")
             else:
-                add(when, name, profile.highest_but_gradients[name], {GRADIENTS: _waiting(states, recipe)})
-    add("evaluation", "forward", highest.get("evaluation", ()))
+                add(when, name, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
+    add("evaluation", "forward", profile, "evaluation")
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
@@ -204,9 +200,7 @@ def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> i
 
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
     parts = standing(states, recipe, with_optimizer=True)
-    if in_buckets(recipe):
-        parts[GRADIENTS] = states.gpu.gradients
-    else:
+    if not in_buckets(recipe):
         parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)
     if recipe.tensor > 1 and recipe.sharding not in SHARDED:

@@ -11,10 +11,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import BF16, FP32, Ranks
+from launcher.memory.states import Ranks, updated_by
 from launcher.memory.trace import (
     ACTIVATIONS,
     BATCH,
+    COMPLETE,
     COMPUTE,
     GATHERED,
     GRADIENTS,
@@ -25,9 +26,8 @@ from launcher.memory.trace import (
     Trace,
     Work,
 )
-from launcher.memory.update import update_temporaries
+from launcher.memory.update import temporaries_of
 from launcher.spec.mesh import in_buckets, stages_of
-from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.schedule import Beside, held_beside
 
@@ -35,11 +35,19 @@ from launcher.spec.schedule import Beside, held_beside
 class Profile:
     """The trace of all recipes with one trace and one `kind`. `profile_of` makes it."""
 
-    def __init__(self, trace: Trace, recipe: Recipe) -> None:
-        """`trace`: as the recipe's use of gradients changes it."""
+    def __init__(self, trace: Trace, recipe: Recipe, again: Trace | None = None) -> None:
+        """`trace`: as the recipe's use of gradients changes it. `again`: the same storages in a pass beside
+        gradients of earlier micro-batches, if its events differ."""
         self.trace, self._recipe = trace, recipe
+        self._again = again if again is not None else trace
         self.adds_to_buckets = adds_to_buckets(recipe)
         self._parts: dict[int, dict[str, Affine]] = {}
+
+    def _with(self, change: Callable[[Storage], Storage]) -> Profile:
+        """Return the profile with other storages."""
+        storages = tuple(map(change, self.trace.storages))
+        trace, again = (dataclasses.replace(one, storages=storages) for one in (self.trace, self._again))
+        return Profile(trace, self._recipe, again)
 
     @staticmethod
     def kind(recipe: Recipe) -> tuple[bool, bool, str | None]:
@@ -52,9 +60,9 @@ class Profile:
         return self.trace.highest(lambda _: True)
 
     @cached_property
-    def highest_but_gradients(self) -> dict[str, tuple[Moment, ...]]:
-        """Peaks without gradients, for a pass in which the gradients of earlier micro-batches wait."""
-        return self.trace.highest(lambda storage: storage.category != GRADIENTS)
+    def again(self) -> Profile:
+        """This profile for a pass beside gradients of earlier micro-batches, without those."""
+        return Profile(self._again, self._recipe)
 
     @cached_property
     def gradients(self) -> int:
@@ -65,13 +73,13 @@ class Profile:
     @cached_property
     def on_compute_stream(self) -> Profile:
         """The same without what other streams allocate, except gradients."""
-        storages = (
-            storage
-            if storage.stream == COMPUTE or storage.category == GRADIENTS
-            else storage._replace(fixed=0, per_sample=0)
-            for storage in self.trace.storages
+        return self._with(
+            lambda storage: (
+                storage
+                if storage.stream == COMPUTE or storage.category == GRADIENTS
+                else storage._replace(fixed=0, per_sample=0)
+            )
         )
-        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
 
     @cached_property
     def other_streams(self) -> dict[str, tuple[Moment, ...]]:
@@ -103,13 +111,13 @@ class Profile:
     @cached_property
     def of_blocks(self) -> Profile:
         """This profile without the activations and temporaries of embeddings, head and loss."""
-        storages = (
-            storage
-            if storage.category not in (ACTIVATIONS, TEMPORARIES) or _numbered(storage)
-            else storage._replace(fixed=0, per_sample=0)
-            for storage in self.trace.storages
+        return self._with(
+            lambda storage: (
+                storage
+                if storage.category not in (ACTIVATIONS, TEMPORARIES) or _numbered(storage)
+                else storage._replace(fixed=0, per_sample=0)
+            )
         )
-        return Profile(dataclasses.replace(self.trace, storages=tuple(storages)), self._recipe)
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
@@ -119,24 +127,13 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
     """Return the profile of a recipe. `traces`: of each stage that the rank has; without a pipeline, of the
     model. `model`: in the recipe's precision."""
     trace = in_schedule(traces, held_beside(recipe, ranks.stage))
-    leaves = _reduced if recipe.sharding in SHARDED else _is_gradient
-    # FSDP2 holds what it has reduced over nodes until the pass ends: FSDPParamGroup._all_reduce_state.
-    behind = len(trace.storages) if recipe.sharding == "hybrid" else 0
-    if adds_to_buckets(recipe):
-        trace = settled(trace)
-    elif recipe.optimizer_step == "backward":
-        largest, _ = update_temporaries(model, recipe, ranks)
-        trace = settled(
-            trace,
-            lambda gradient: min(largest, _temporaries(recipe, gradient)),
-            leaves=leaves,
-            behind=behind,
-        )
-    elif leave_the_gpu(recipe) and recipe.sharding in SHARDED:
-        trace = settled(trace, leaves=leaves, behind=behind)
-    elif leave_the_gpu(recipe):
-        trace = settled(trace, behind=1)
-    return Profile(trace, recipe)
+    if recipe.optimizer_step == "backward":
+        return Profile(with_updates(trace, model, recipe, ranks), recipe)
+    if adds_to_buckets(recipe) or (leave_the_gpu(recipe) and recipe.sharding in SHARDED):
+        return Profile(trace, recipe)
+    if leave_the_gpu(recipe):
+        return Profile(leaving_late(trace), recipe)
+    return Profile(kept_to_the_end(trace, recipe), recipe, again=trace)
 
 
 def leave_the_gpu(recipe: Recipe) -> bool:
@@ -173,7 +170,6 @@ def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside]) -> Trace:
             if phase != "evaluation":
                 merged.hold(most["backward" if backward else "forward", stage], stage)
             merged.run(phase, stage)
-        merged.free_gradients()
     merged.hold(nothing, len(traces))
     return Trace(tuple(merged.storages), tuple(merged.events), tuple(merged.phases), work_of(traces))
 
@@ -193,8 +189,6 @@ class _Merged:
         self.phases: list[tuple[str, int]] = []
         self._held = [(0, False)] * len(traces)
         self._waiting: list[list[int]] = [[] for _ in traces]
-        self._gradients: list[int] = []
-        "Gradients that a stage would free at the end of its pass. They stay until the other stages ran too."
 
     def hold(self, numbers: Sequence[int], stage: int) -> None:
         """Let as many micro-batches of each stage wait, one of which may be the traced one; `stage` runs."""
@@ -222,14 +216,8 @@ class _Merged:
     def run(self, phase: str, stage: int) -> None:
         trace, first = self._traces[stage], self._firsts[stage]
         [(start, end)] = [span[1:] for span in trace.spans() if span[0] == phase]
-        events = [number + first if number >= 0 else number - first for number in trace.events[start:end]]
-        while events and events[-1] < 0 and self.storages[~events[-1]].category == GRADIENTS:
-            self._gradients.append(events.pop())
-        self.events += events
-
-    def free_gradients(self) -> None:
-        self.events += reversed(self._gradients)
-        self._gradients.clear()
+        events = trace.events[start:end]
+        self.events += [number + first if number >= 0 else number - first for number in events]
 
 
 def _sum(sizes: Iterable[Affine]) -> Affine:
@@ -283,59 +271,67 @@ def _summed(trace: Trace, storages: list[Storage]) -> Affine:
     )
 
 
-def _temporaries(recipe: Recipe, gradient: int) -> int:
-    """Return the bytes of temporaries of an update of all parameters with a gradient of so many bytes."""
-    each = OPTIMIZERS[recipe.optimizer].temporaries
-    itemsize = BF16 if recipe.precision == "bf16" else FP32
-    return gradient // itemsize * each(itemsize, False) if each is not None else 0
+def with_updates(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Trace:
+    """Return the trace with the temporaries of `optimizer_step: backward`, which updates each parameter when
+    its gradient is complete."""
+    needs = {p.name: temporaries_of(recipe, p, updated_by(p, recipe, ranks)) for p in model.trained}
+    most = max(needs.values(), default=0)
+    storages = (
+        storage._replace(fixed=needs.get(storage.module, most), category=TEMPORARIES)
+        if storage.category == COMPLETE
+        else storage
+        for storage in trace.storages
+    )
+    return dataclasses.replace(trace, storages=tuple(storages))
 
 
-def _is_gradient(storage: Storage) -> bool:
-    return storage.category == GRADIENTS
+def leaving_late(trace: Trace) -> Trace:
+    """Return the trace in which each gradient is freed when the next one is complete: it is copied to the
+    host meanwhile, by launcher.train.host_gradients."""
+    last: int | None = None
+
+    def free(event: int, storage: Storage) -> list[int]:
+        nonlocal last
+        if storage.category != GRADIENTS:
+            return [event]
+        before, last = last, event
+        return [] if before is None else [before]
+
+    def at_end(_: str) -> list[int]:
+        nonlocal last
+        before, last = last, None
+        return [] if before is None else [before]
+
+    return _freed_otherwise(trace, free, at_end)
 
 
-def _reduced(storage: Storage) -> bool:
-    """Return whether this is a gradient that FSDP has reduced: whole ones are on the compute stream."""
-    return _is_gradient(storage) and storage.stream != COMPUTE
+def kept_to_the_end(trace: Trace, recipe: Recipe) -> Trace:
+    """Return the trace in which gradients stay until the step's last backward pass ends."""
+    kept: list[int] = []
+    last = [name for name, _ in trace.phases if name.startswith("backward")][-1]
+
+    def free(event: int, storage: Storage) -> list[int]:
+        # On the compute stream, FSDP's gradients are whole ones that wait to be reduced.
+        stays = storage.category == GRADIENTS and not (
+            recipe.sharding in SHARDED and storage.stream == COMPUTE
+        )
+        if stays:
+            kept.append(event)
+        return [] if stays else [event]
+
+    return _freed_otherwise(trace, free, lambda phase: kept if phase == last else [])
 
 
-def settled(
-    trace: Trace,
-    update: Callable[[int], int] = lambda _: 0,
-    *,
-    leaves: Callable[[Storage], bool] = _is_gradient,
-    behind: int = 0,
+def _freed_otherwise(
+    trace: Trace, free: Callable[[int, Storage], list[int]], at_end: Callable[[str], list[int]]
 ) -> Trace:
-    """Return a trace in which each gradient is freed before the next allocation: DDP adds it to a bucket,
-    `optimizer_step: backward` uses it at once, and for an optimizer on the host it leaves the GPU.
-
-    `update`: bytes of a gradient -> bytes that its use allocates for a moment. `leaves`: returns whether a
-    storage is such a gradient. `behind`: number of later gradients in the pass for which each one waits.
-    """
-    storages = list(trace.storages)
+    """Return the trace with the events `free(event, storage)` in place of each free, and `at_end(phase)` at
+    the end of each phase."""
     events: list[int] = []
-    starts = {start for _, start in trace.phases}
-    moved: dict[int, int] = {}
-    dying: list[int] = []
-    for index, event in enumerate(trace.events):
-        if index in starts:
-            events += [~one for one in dying]
-            dying = []
-            moved[index] = len(events)
-        number = event if event >= 0 else ~event
-        gradient = leaves(trace.storages[number])
-        if event >= 0:
-            free = max(0, len(dying) - behind)
-            events += [~one for one in dying[:free]] + [event]
-            dying = dying[free:]
-            if gradient:
-                dying.append(event)
-                if size := update(int(trace.storages[event].fixed)):
-                    used = trace.storages[event]._replace(fixed=size, per_sample=0, category=TEMPORARIES)
-                    events += [len(storages), ~len(storages)]
-                    storages.append(used)
-        elif not gradient:
-            events.append(event)
-    events += [~one for one in dying]
-    phases = tuple((name, moved.get(start, len(events))) for name, start in trace.phases)
-    return Trace(tuple(storages), tuple(events), phases, trace.work)
+    phases: list[tuple[str, int]] = []
+    for phase, start, end in trace.spans():
+        phases.append((phase, len(events)))
+        for event in trace.events[start:end]:
+            events += [event] if event >= 0 else free(event, trace.storages[~event])
+        events += at_end(phase)
+    return dataclasses.replace(trace, events=tuple(events), phases=tuple(phases))

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 GATHERED, GRADIENTS, ACTIVATIONS = "gathered parameters", "gradients", "activations"
 TEMPORARIES, COMMUNICATION, BATCH = "temporaries", "communication", "batch"
+COMPLETE = "complete"
+"""Category of a storage of 0 bytes, which is allocated and freed when the gradient of the parameter `module`
+is complete."""
 COMPUTE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "compute", "all-gather", "reduce-scatter", "all-reduce"
 """CUDA streams. FSDP2 allocates each all-gather's output on one stream of its own, and each sharded gradient
 on another one (FSDPCommContext in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
@@ -78,9 +81,12 @@ class Moment(NamedTuple):
 class Trace:
     """A traced forward and backward pass.
 
+    Each gradient is freed as soon as it is complete. launcher.memory.profile changes that for recipes that
+    keep gradients, use them at once, or copy them to the host.
+
     A complete trace also has an evaluation. If the recipe accumulates, it has a second forward and backward
-    pass, which runs beside the gradients of the first one. Sharded parameters, buffers and optimizer states
-    are not included.
+    pass, in which gradients are temporaries: they are added to those of the first one. Sharded parameters,
+    buffers and optimizer states are not included.
     """
 
     storages: tuple[Storage, ...]

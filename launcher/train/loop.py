@@ -506,6 +506,7 @@ class Trainer:
             if counts and found is not None:
                 loss += found[0]
                 weight += found[1]
+            del batch, found  # otherwise they are on the device beside the next batch
         if self.stages is not None:
             with self.where.during("evaluation"):
                 self.stages.settle()

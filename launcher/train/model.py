@@ -108,7 +108,7 @@ def loss_of(
         result = task.loss(model, batch)
     check_loss(name, result)
     if not torch.is_grad_enabled():
-        reshard_units(model, rank.recipe)
+        reshard_units(model)
     return result
 
 

@@ -148,16 +148,14 @@ def fsdp_roots(model: nn.Module) -> list[FSDPModule]:
     return [root for root in roots_of(model) if isinstance(root, FSDPModule)]
 
 
-def reshard_units(model: nn.Module, recipe: Recipe) -> None:
-    """Free the gathered parameters of the units inside a root, after a forward pass without a backward pass.
+def reshard_units(model: nn.Module) -> None:
+    """Free the gathered parameters of all units after a forward pass without a backward pass.
 
-    Until then a head keeps its parameters, so that a task may read them after the head's forward, as in a
-    training step. `fsdp-keep` keeps all parameters, and the root keeps its own.
+    Until then some units keep theirs, as in a training step. Kept any longer, they would add to the peak of
+    the next pass, which would not gather them again one by one.
     """
-    if recipe.sharding not in SHARDED or recipe.sharding == "fsdp-keep":
-        return
     for unit in model.modules():
-        if unit is not model and isinstance(unit, FSDPModule):
+        if isinstance(unit, FSDPModule):
             unit.reshard()
 
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, formula_trace
 from launcher.memory.parts import parts_of
 from launcher.memory.peaks import peaks_of
-from launcher.memory.profile import Profile
+from launcher.memory.profile import Profile, kept_to_the_end
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
 from launcher.memory.trace import COMMUNICATION, GATHERED, GRADIENTS, TEMPORARIES, Trace, alone
@@ -85,7 +85,8 @@ def test_everything_is_freed_once_and_gradients_wait_as_they_do(
     sharding: str, activations: str, accumulates: Any
 ) -> None:
     chosen = recipe(sharding=sharding, activations=activations, **accumulates)
-    written = formula_trace(llama_block(2), chosen, Ranks(8, 4, on_gpu=True), CONTEXT, complete=True)
+    freed_early = formula_trace(llama_block(2), chosen, Ranks(8, 4, on_gpu=True), CONTEXT, complete=True)
+    written = kept_to_the_end(freed_early, chosen)
     born = [event for event in written.events if event >= 0]
     assert born == list(range(len(written.storages)))
     assert sorted(~event for event in written.events if event < 0) == born

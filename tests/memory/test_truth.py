@@ -35,6 +35,13 @@ ALONE: tuple[Case, ...] = (
     case("llama", offload="cpu-optimizer", **LATE),
     case("llama", micro=2, activations="offload", **MIXED),
     case("llama", micro=2, activations="offload", sharding="fsdp", offload="cpu", loss_chunks=4),
+    case("video tiny", micro=1, optimizer="lion-8bit", offload="cpu-optimizer", activations="checkpoint"),
+    case("video tiny", micro=2, sharding="fsdp-keep", optimizer="adam-mini", optimizer_step="backward"),
+    case("gpt dropout", accumulation=2, activations="offload", offload="cpu-optimizer", micro=1),
+    case("odd tied", micro=16, accumulation=2, optimizer="lion"),
+    case("odd tied", micro=16, optimizer="adam-mini", optimizer_step="backward"),
+    case("llama tied", accumulation=3, optimizer="adamw-8bit", **LATE, **PURE),
+    case("brain tiny, 4 parts", micro=16, accumulation=3, offload="cpu-optimizer"),
 )
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
@@ -103,7 +110,9 @@ COMPILED: tuple[Case, ...] = tuple(
     )
 )
 "Measured by the profiler: no mode sees what compiled code allocates."
-MOST, MEDIAN = 0.09, 0.02
+MOST, MEDIAN, TOO_LOW = 0.09, 0.02, 0.003
+RANDOM_STATE = 2**15
+"Bytes of random states, which a resume reads on the CPU, and of buffers."
 OF_COMPILED = 0.005
 pytestmark = pytest.mark.thorough
 PROFILED = ALONE[2]
@@ -141,6 +150,7 @@ def test_every_moment_of_a_real_run_peaks_as_predicted(
         measured = max(true[one]["peaks"][moment].values())
         predicted_peak = max(said(one, configs)[moment].values())
         assert predicted_peak == pytest.approx(measured, rel=MOST, abs=1024), moment
+        assert predicted_peak >= measured * (1 - TOO_LOW) - RANDOM_STATE, moment
 
 
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")

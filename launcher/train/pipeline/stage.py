@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.model import check_loss, computing
 from launcher.train.pipeline.channel import Channel, Channels, open_channels, why_not_sent
@@ -125,9 +124,7 @@ class Stage:
         if trains:
             self._held.append(Held(received, output))
         else:
-            reshard_units(self._chunk, self._rank.recipe)
-            if isinstance(self._chunk, FSDPModule):
-                self._chunk.reshard()  # state_dict() of the model does not know of it
+            reshard_units(self._chunk)
         return (output.detach(), weight) if links.activations_to is None else None
 
     def backward(self, scaled: Callable[[torch.Tensor], torch.Tensor], *, last: bool) -> None:

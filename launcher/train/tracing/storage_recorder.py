@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from launcher.memory.trace import (
     ALL_REDUCE,
     BATCH,
     COMMUNICATION,
+    COMPLETE,
     COMPUTE,
     GATHERED,
     GRADIENTS,
@@ -117,8 +119,28 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def arrive(self, batch: Any) -> None:
         self._are(BATCH, (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
 
-    def are_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._are(GRADIENTS, tensors)
+    def follow_gradients(self, model: nn.Module) -> None:
+        """Free each gradient when it is complete, which launcher.memory.trace describes."""
+        followed, completed = set[torch.Tensor](), set[torch.Tensor]()
+
+        def complete(name: str, p: torch.Tensor) -> None:
+            if p not in completed:  # later ones are added to the first
+                completed.add(p)
+                self._are(GRADIENTS, [p.grad] if p.grad is not None else [])
+            self._mark_complete(name)
+            p.grad = None
+
+        for module in model.modules():
+            prefix = "" if module is model else f"{self._names.get(module, '')}."
+            for name, p in module.named_parameters(recurse=False):
+                if p.requires_grad and p not in followed:
+                    followed.add(p)
+                    hook = partial(complete, prefix + name)
+                    p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _mark_complete(self, name: str) -> None:
+        number = self._new(0, COMPLETE, name)
+        self.recorded.segments[-1].events.append(~number)
 
     def _are(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -182,16 +204,20 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._labels and self._labels[-1] == ON_HOST:
             self._numbers[address] = None
             return
-        number = len(self.recorded.sizes)
+        number = self._new(size, self._category(), self.module)
         self._numbers[address] = number
-        self.recorded.sizes.append(size)
-        self.recorded.categories.append(self._category())
-        self.recorded.modules.append(self.module)
-        self.recorded.streams.append(self._stream())
-        self.recorded.segments[-1].events.append(number)
         self._alive.add(number)
         if self.phase.startswith("forward"):
             self._born_in_forward.append(number)
+
+    def _new(self, size: int, category: str, module: str) -> int:
+        number = len(self.recorded.sizes)
+        self.recorded.sizes.append(size)
+        self.recorded.categories.append(category)
+        self.recorded.modules.append(module)
+        self.recorded.streams.append(self._stream())
+        self.recorded.segments[-1].events.append(number)
+        return number
 
     def _stream(self) -> str:
         """Return the stream that would be current on a GPU.

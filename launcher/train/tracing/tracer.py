@@ -151,6 +151,7 @@ class Tracer:
             before = partial(form.empty, rank.device, mesh.tensor) if form is not None else None
             recorder = StorageRecorder(names, units, blocks, runs)
             recorder.streams_of(model)
+            recorder.follow_gradients(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
             stack.enter_context(compiling(fake, recorder))
             try:
@@ -228,8 +229,6 @@ class Tracer:
                     sent = placed_like(received, received.grad)
                 recorder.send(sent)
             del arrived, received, gradient, weight
-            recorder.are_gradients([p.grad for p in model.parameters() if p.grad is not None])
-        model.zero_grad(set_to_none=True)
         if complete:
             recorder.begin("evaluation")
             model.eval()
@@ -249,7 +248,7 @@ class Tracer:
         with computing("pipeline()", rank):
             result = chunk(batch if received is None else received, Batch(batch))
         if not torch.is_grad_enabled():
-            reshard_units(chunk, rank.recipe)
+            reshard_units(chunk)
         output: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return output, 0.0
 
