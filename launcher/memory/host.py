@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import FP32, Ranks, shard_of, states_of, updated_by
+from launcher.memory.states import FP32, Ranks, alike_on_node, shard_of, states_of, updated_by
 from launcher.spec.base import GIB
 from launcher.spec.recipe import Recipe
 
@@ -36,28 +36,30 @@ def host_of(
 
 
 def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool) -> dict[str, int]:
-    held = [states_of(model, recipe, ranks, rank) for rank in range(ranks.per_node)]
+    held = alike_on_node(model, recipe, ranks)
+    states = [(states_of(model, recipe, ranks, rank), number) for rank, number in held]
     parts = {
-        "parameters": sum(one.host.parameters for one in held),
-        "buffers": sum(one.host.buffers for one in held),
-        "gradients": sum(one.host.gradients for one in held),
-        "optimizer states": sum(one.host.optimizer for one in held),
-        "parameters again, for the optimizer": sum(one.host.copies for one in held),
+        "parameters": sum(number * one.host.parameters for one, number in states),
+        "buffers": sum(number * one.host.buffers for one, number in states),
+        "gradients": sum(number * one.host.gradients for one, number in states),
+        "optimizer states": sum(number * one.host.optimizer for one, number in states),
+        "parameters again, for the optimizer": sum(number * one.host.copies for one, number in states),
     }
     if ranks.on_gpu:
         parts["pinned memory, rounded up"] = sum(
-            count * ((1 << (size - 1).bit_length()) - size)
-            for rank in range(ranks.per_node)
+            number * count * ((1 << (size - 1).bit_length()) - size)
+            for rank, number in held
             for size, count in _pinned(model, recipe, ranks, rank)
             if size
         )
     if recipe.gradients_leave and ranks.on_gpu:
         parts["gradients on their way from the GPU"] = sum(
-            _staged(model, recipe, ranks, rank) for rank in range(ranks.per_node)
+            number * _staged(model, recipe, ranks, rank) for rank, number in held
         )
     if copies:
         parts["copy for the checkpoint"] = sum(
-            one.gpu.parameters + one.gpu.optimizer + one.host.parameters + one.host.optimizer for one in held
+            number * (one.gpu.parameters + one.gpu.optimizer + one.host.parameters + one.host.optimizer)
+            for one, number in states
         )
     return parts
 

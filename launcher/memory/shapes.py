@@ -30,9 +30,18 @@ class Parameter:
     def whole_numel(self) -> int:
         return self.numel if self.whole is None else self.whole
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @cached_property
+    def row(self) -> int:
+        """Elements per row."""
+        return math.prod(self.shape[1:])
 
     @property
     def nbytes(self) -> int:

@@ -93,9 +93,8 @@ class Shard:
 
 
 def shard_of(p: Parameter, shards: int, number: int) -> Shard:
-    rows = p.shape[0] if p.shape else 1
-    largest = math.ceil(rows / shards)
-    return Shard(max(0, min(largest, rows - number * largest)), math.prod(p.shape[1:]), largest)
+    largest = -(-p.rows // shards)
+    return Shard(max(0, min(largest, p.rows - number * largest)), p.row, largest)
 
 
 def updated_by(p: Parameter, recipe: Recipe, ranks: Ranks, rank: int = 0) -> Shard:
@@ -114,12 +113,14 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     the first in its group.
     """
     shards, part = ranks.shards(recipe), rank // recipe.tensor
-    cut = [(p, shard_of(p, shards, part % shards), count) for p, count in model.distinct]
-    parameters = sum(count * shard.padded * p.itemsize for p, shard, count in cut)
-    reduced = sum(count * shard.padded * p.itemsize for p, shard, count in cut if p.requires_grad)
-    trained = [
-        (p, updated_by(p, recipe, ranks, part), count) for p, count in model.distinct if p.requires_grad
-    ]
+    parameters = reduced = 0
+    trained = []
+    for p, count in model.distinct:
+        size = count * shard_of(p, shards, part % shards).padded * p.itemsize
+        parameters += size
+        if p.requires_grad:
+            reduced += size
+            trained.append((p, updated_by(p, recipe, ranks, part), count))
     whole = sum(count * p.nbytes for p, _, count in trained)
     paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
     states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
@@ -225,6 +226,26 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     return 2 * whole if in_buckets(recipe) else whole
 
 
+def alike_on_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[tuple[int, int]]:
+    """Return (rank, number of ranks) for the first node; ranks with equal states are one pair."""
+    kinds = {ranks.shards(recipe), ranks.state_shards(recipe)}
+    # The first ranks of a parameter's shards all have the most rows.
+    whole = {
+        shards: min(p.rows // -(-p.rows // shards) if p.rows else shards for p, _ in model.distinct)
+        for shards in kinds
+    }
+    found: list[tuple[int, int]] = []
+    for rank in range(ranks.per_node):
+        if rank and all(rank // recipe.tensor % shards < whole[shards] for shards in kinds):
+            found[0] = (0, found[0][1] + 1)
+        else:
+            found.append((rank, 1))
+    return found
+
+
 def host_of_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
     """Return the host memory in bytes of all ranks of the first node, which holds the most."""
-    return sum(states_of(model, recipe, ranks, rank).host.total for rank in range(ranks.per_node))
+    return sum(
+        number * states_of(model, recipe, ranks, rank).host.total
+        for rank, number in alike_on_node(model, recipe, ranks)
+    )
