@@ -27,8 +27,10 @@ LLAMA: dict[str, Any] = {
 
 def made(rank: Rank, case: dict[str, Any], run: RunDir) -> Trainer:
     case = dict(case)
-    asked = job(**{**LLAMA, "adapter": case.pop("adapter"), **case.pop("job", {})})
-    chosen = recipe(micro=BATCH // rank.world // 2, accumulation=2, **case)
+    train = {**LLAMA["train"], **({"clip_norm": None} if case.pop("unclipped", False) else {})}
+    asked = job(**{**LLAMA, "train": train, "adapter": case.pop("adapter"), **case.pop("job", {})})
+    accumulation = case.pop("accumulation", 2)
+    chosen = recipe(micro=BATCH // rank.world // accumulation, accumulation=accumulation, **case)
     return Trainer(Rank(**{**vars(rank), "job": asked, "recipe": chosen, "run": run}), Where(), Unlimited())
 
 

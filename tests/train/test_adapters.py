@@ -28,6 +28,18 @@ TOGETHER: list[dict[str, Any]] = [
     {"sharding": "fsdp", "adapter": QLORA, "offload": "cpu"},
 ]
 
+ONE_PASS: dict[str, Any] = {"adapter": QLORA, "accumulation": 1, "unclipped": True}
+"What `optimizer_step: backward` needs."
+BACKWARD = {"optimizer_step": "backward"}
+ON_HOST = {"offload": "cpu-optimizer"}
+ALIKE: list[tuple[int, int, str, list[dict[str, Any]]]] = [
+    (1, 1, "none", [{}, BACKWARD, ON_HOST]),
+    (2, 2, "fsdp", [{}, BACKWARD, ON_HOST, {"offload": "cpu"}]),
+    (2, 2, "ddp", [{}, ON_HOST]),
+    (4, 2, "hybrid", [{}, BACKWARD, ON_HOST, {"offload": "cpu"}]),
+]
+"(ranks, ranks per node, sharding, what is the same bit for bit)"
+
 
 @dataclass(frozen=True)
 class Found:
@@ -37,10 +49,12 @@ class Found:
     together: list[tuple[dict[str, Any], dict[str, Any]]]
 
 
-def trained(folder: Path, cases: list[dict[str, Any]], ranks: int) -> list[tuple[dict[str, Any], Any]]:
+def trained(
+    folder: Path, cases: list[dict[str, Any]], ranks: int, per_node: int | None = None
+) -> list[tuple[dict[str, Any], Any]]:
     folder.mkdir()
     (folder / "cases.json").write_text(json.dumps(cases))
-    measure("adapters.py", folder, ranks=ranks)
+    measure("adapters.py", folder, ranks, per_node)
     return list(zip(cases, json.loads((folder / "rank-0.json").read_text()), strict=True))
 
 
@@ -65,6 +79,19 @@ def test_the_losses_do_not_depend_on_the_sharding(found: Found) -> None:
         assert one["losses"] == pytest.approx(reference["losses"], rel=rel), case
     assert lora["losses"] != qlora["losses"], "four bits are not lossless"
     assert qlora["losses"][-1] < qlora["losses"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "per_node", "sharding", "recipes"), ALIKE, ids=lambda one: str(one)[:6])
+def test_updates_in_the_backward_pass_or_on_the_host_are_the_same_bit_for_bit(
+    ranks: int, per_node: int, sharding: str, recipes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    cases = [{"sharding": sharding, **ONE_PASS, **fields} for fields in recipes]
+    found = trained(tmp_path / "runs", cases, ranks, per_node)
+    (_, plain), *others = found
+    for case, one in others:
+        assert one["losses"] == plain["losses"], case
+        assert one["resumed"] == one["losses"][5:], case
 
 
 def test_a_checkpoint_holds_the_adapter_and_resumes_bit_for_bit(found: Found) -> None:
