@@ -25,11 +25,12 @@ from launcher.memory.estimate import Estimate  # noqa: E402
 from launcher.memory.states import Ranks, states_of  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
+from launcher.spec.mesh import Part  # noqa: E402
 from launcher.spec.recipe import Recipe  # noqa: E402
 from launcher.tasks.llama import LanguageModel  # noqa: E402
-from launcher.train import selective  # noqa: E402
-from launcher.train.shapes import read_shapes  # noqa: E402
-from launcher.train.task import load_task  # noqa: E402
+from launcher.train import loss, selective  # noqa: E402
+from launcher.train.tracing.compiled import compiled  # noqa: E402
+from launcher.train.tracing.source import TaskSource  # noqa: E402
 from tests.memory.predicted import peaks, predicted  # noqa: E402
 
 DATA = Path(__file__).with_suffix(".json")
@@ -73,7 +74,7 @@ def _row(entry: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
     states = said = "-"
     if "recipe" in entry:
         job, recipe, ranks = _case(entry, data)
-        shapes = read_shapes(load_task(job.task or "", job.args, "."), recipe)
+        shapes = TaskSource(job, ROOT).shapes(recipe.precision, None, Part.of(recipe, 0))
         states = f"{states_of(shapes, recipe, ranks).gpu.total / GIB:.1f}"
         said = _said(entry, job, recipe, ranks)
     return {
@@ -120,9 +121,12 @@ def _estimate(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> 
     all_products = patch.object(selective, "contexts", selective.compiled_contexts)
     # torchtitan before pytorch/torchtitan#1094 gathered the embedding and the head in the root.
     in_root = patch.object(LanguageModel, "outer_units", lambda *_: [])
+    # torchtitan also compiles the loss since pytorch/torchtitan#1033; launcher compiles blocks only.
+    fused = patch.object(loss, "cross_entropy", compiled(loss.cross_entropy, "cuda"))
     with (
         all_products if entry.get("keeps_last_product") else nullcontext(),
         in_root if entry.get("units_in_root") else nullcontext(),
+        fused if entry.get("compiled_loss") else nullcontext(),
     ):
         return predicted(job, recipe, ranks.world, "cuda")
 
@@ -136,6 +140,7 @@ def _case(entry: dict[str, Any], data: dict[str, Any]) -> tuple[Job, Recipe, Ran
             "args": {**data["shapes"][entry["shape"]], "context": entry["context"]},
             "batch": {"global": recipe.micro_batch_size * entry["ranks"]},
             "steps": 2,
+            "adapter": entry.get("adapter"),
         }
     )
     return job, recipe, Ranks(entry["ranks"], min(entry["ranks"], 8), on_gpu=True)
