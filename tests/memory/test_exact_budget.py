@@ -20,6 +20,7 @@ CASES = (
 @pytest.mark.parametrize("one", CASES, ids=["1 rank", "fsdp"])
 def test_the_estimate_is_the_least_budget_of_a_run_to_the_byte(one: Case, tmp_path: Path) -> None:
     job = one.job(tmp_path)
+    job = job.model_copy(update={"args": {**job.args, "held_out": 0.01}})  # a short evaluation
     peak = predicted(job, one.recipe, one.ranks, "cpu").allocated
 
     def gave_up(budget: int) -> list[Downgrade]:
