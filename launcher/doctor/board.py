@@ -6,8 +6,10 @@ the network that is examined. They are also the results: every measured value is
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +18,9 @@ from launcher.rundir.files import read_json, replace_json
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02
+LIST_SECONDS = 0.5
+"""How often the folder is listed, so that a network file system asks its server: NFS remembers for half a
+minute that a file does not exist (nfs(5), acdirmin)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Board:
 
     def wait_for_order(self, number: int, seconds: float) -> Mapping[str, Any] | None:
         """Return an order of node 0, or None after this time."""
-        return _wait(lambda: read_json(self._order(number)), seconds)
+        return self._wait(lambda: read_json(self._order(number)), seconds)
 
     def answer(self, number: int, answer: Mapping[str, Any]) -> None:
         """Answer an order. Raises OSError."""
@@ -54,7 +59,7 @@ class Board:
         def all_answers() -> dict[int, Mapping[str, Any]] | None:
             return found if wanted <= (found := self.answers(number)).keys() else None
 
-        return _wait(all_answers, seconds) or self.answers(number)
+        return self._wait(all_answers, seconds) or self.answers(number)
 
     def answers(self, number: int) -> dict[int, Mapping[str, Any]]:
         """Return the answers that are there now, by node."""
@@ -66,16 +71,20 @@ class Board:
         numbers = {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("node-*-*.json")}
         return [(read_json(self._order(number)) or {}, self.answers(number)) for number in sorted(numbers)]
 
+    def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:
+        """Return the first result of `look` that is not None, or None after this time."""
+        now = time.monotonic()
+        deadline, listed = now + seconds, now
+        while (found := look()) is None and (now := time.monotonic()) < deadline:
+            if now > listed + LIST_SECONDS:
+                listed = now
+                with suppress(OSError):
+                    os.listdir(self.folder)
+            time.sleep(POLL_SECONDS)
+        return found
+
     def _order(self, number: int) -> Path:
         return self.folder / f"order-{number:03d}.json"
 
     def _answer(self, number: int, node: int) -> Path:
         return self.folder / f"node-{node:02d}-{number:03d}.json"
-
-
-def _wait(look: Callable[[], T | None], seconds: float) -> T | None:
-    """Return the first result of `look` that is not None, or None after this time."""
-    deadline = time.monotonic() + seconds
-    while (found := look()) is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    return found
