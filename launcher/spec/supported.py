@@ -24,8 +24,8 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     ),
     (
         lambda recipe: recipe.tensor > 1 and recipe.compile,
-        "tensor above 1 with compile: true is not run by the built-in entrypoint (compiled blocks had other "
-        "gradients than eager ones); compile: false runs with it",
+        "tensor above 1 with compile: true is not run by the built-in entrypoint (of a sequence in unequal "
+        "parts, torch's cache gave one rank the graph of the other); compile: false runs with it",
     ),
     (
         lambda recipe: recipe.tensor > 1 and recipe.optimizer == "adam-mini",
