@@ -101,14 +101,15 @@ def _swept(
     limits: Limits,
 ) -> Runs:
     from launcher.api.sweep import checked_sweep, prepared_sweep
+    from launcher.api.sweep_values import Field
 
-    texts = [
+    fields = [
         f"{name}={values}"
         if isinstance(values, str)
-        else f"{name}={','.join(as_text(name, value) for value in values)}"
+        else Field(name, tuple(as_text(name, value) for value in values))
         for name, values in sweep.items()
     ]
-    scheduler, found = prepared_sweep(job, cluster, sets, texts, at_once, samples, seed, limits)
+    scheduler, found = prepared_sweep(job, cluster, sets, fields, at_once, samples, seed, limits)
     _warn(checked_sweep(found, scheduler))
     return Runs(map(Run, scheduler.submit_sweep(found)))
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from launcher.api.job_source import JobLike, given
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
-from launcher.api.sweep_values import combinations
+from launcher.api.sweep_values import Field, combinations, field_of
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
 from launcher.schedulers.missing import check_there
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.command import environment_name, reads, seen_as, uses
+from launcher.spec.errors import UsageError
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.recipe import RecipeChoice
 
@@ -25,15 +26,15 @@ def prepared_sweep(
     job: JobLike,
     cluster_name: str,
     sets: Sequence[str],
-    sweeps: Sequence[str],
+    sweeps: Sequence[str | Field],
     at_once: int | None,
     samples: int | None = None,
     seed: int = 0,
     limits: Limits | None = None,
 ) -> tuple[Sweeping, PreparedSweep]:
-    """Prepare a run for each combination, as `sweep_values.combinations` explains.
+    """Prepare a run for each combination, as `sweep_values.combinations` explains. A text is `lr=1,2`.
 
-    Raises SpecError, PlanRefusedError, RenderError, SchedulerError."""
+    Raises SpecError, UsageError, PlanRefusedError, RenderError, SchedulerError."""
     cluster = named_cluster(cluster_name, sets)
     scheduler = of_cluster(cluster)
     if not isinstance(scheduler, Sweeping):
@@ -43,7 +44,7 @@ def prepared_sweep(
         )
     data = given(job).document(sets).data
     args = data.get("args")
-    fields = [_full(text, args if isinstance(args, Mapping) else {}) for text in sweeps]
+    fields = [_field(one, args if isinstance(args, Mapping) else {}) for one in sweeps]
     chosen = combinations(fields, samples, seed)
     name = str(data.get("name", "run"))
     sweep_id, root = new_run_id(f"{name}-sweep"), runs_root(cluster)
@@ -68,34 +69,40 @@ def _meaning(ready: Prepared) -> str:
 
 
 def _check_differs(before: tuple[str, ...], values: tuple[str, ...]) -> None:
-    """Raise SchedulerError if a run of the same job has other texts. Draws may have the same ones."""
+    """Raise UsageError if a run of the same job has other texts. Draws may have the same ones."""
     for one, other in zip(before, values, strict=True):
         if one != other:
-            raise SchedulerError(f"--sweep: {one} and {other} are the same value; list it once")
+            raise UsageError(f"--sweep: {one} and {other} are the same value; list it once")
 
 
-def _full(text: str, args: Mapping[str, Any]) -> str:
-    """`lr=1,2` -> `train.lr=1,2`. Raises SchedulerError for a name that does not exist or is ambiguous."""
-    key, equals, values = text.partition("=")
-    if "." in key or not equals:
-        return text
-    places = [name for name in _names(Job) if name == key]
-    places += [f"{section}.{key}" for section, model in SECTIONS.items() if key in _names(model)]
-    places += [f"args.{key}"] if key in args else []
+def _field(one: str | Field, args: Mapping[str, Any]) -> Field:
+    if isinstance(one, Field):
+        return one._replace(name=_full(one.name, args))
+    name, equals, values = one.partition("=")
+    return field_of(f"{_full(name, args)}={values}" if name and equals else one)
+
+
+def _full(name: str, args: Mapping[str, Any]) -> str:
+    """`lr` -> `train.lr`. Raises UsageError for a name that does not exist or is ambiguous."""
+    if "." in name:
+        return name
+    places = [field for field in _names(Job) if field == name]
+    places += [f"{section}.{name}" for section, model in SECTIONS.items() if name in _names(model)]
+    places += [f"args.{name}"] if name in args else []
     if len(places) == 1:
-        return f"{places[0]}={values}"
+        return places[0]
     if places:
-        raise SchedulerError(f"--sweep {text}: which one of {', '.join(places)}?")
-    known = [*_names(Job), *args, *(name for model in SECTIONS.values() for name in _names(model))]
-    near = difflib.get_close_matches(key, known, n=1)
+        raise UsageError(f"--sweep {name}: which one of {', '.join(places)}?")
+    known = [*_names(Job), *args, *(field for model in SECTIONS.values() for field in _names(model))]
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "; write the whole path, such as args.width"
-    raise SchedulerError(f"--sweep {text}: the job has no field {key!r}{hint}")
+    raise UsageError(f"--sweep {name}: the job has no field {name!r}{hint}")
 
 
 def _unread(job: Job, field: str) -> str | None:
     """Note that a command sees a swept field only in its environment.
 
-    Raises SchedulerError for a field that nothing reads, because all runs would be the same.
+    Raises UsageError for a field that nothing reads, because all runs would be the same.
     """
     if job.command is None:
         return None
@@ -107,7 +114,7 @@ def _unread(job: Job, field: str) -> str | None:
     if reads(field):
         return None
     name = field.rpartition(".")[2]
-    raise SchedulerError(
+    raise UsageError(
         f"--sweep {field}: nothing reads it in a job with `command:`, so the runs would be the same; give the"
         f" values to the command's environment (--sweep env.{name.upper()}=...) and read them there"
     )

@@ -7,66 +7,95 @@ import math
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from launcher.schedulers.base import SchedulerError
+from launcher.spec.errors import UsageError
 
 _CALL = re.compile(r"\s*([A-Za-z][\w -]*?)\s*\((.*)\)\s*", re.DOTALL)
+_QUOTED = re.compile(r"""(?s)\A(["'])((?:(?!\1).)*)\1\Z""")
 DISTRIBUTIONS = ("uniform", "loguniform", "randint")
 _DIGITS = 6
 "Significant digits of a drawn number."
 
 
-def combinations(sweeps: Sequence[str], samples: int | None = None, seed: int = 0) -> list[tuple[str, ...]]:
+class Field(NamedTuple):
+    """A swept field: the texts of its values, as after the `=` of `--set`, or how to draw them."""
+
+    name: str
+    values: tuple[str, ...]
+    draw: Callable[[random.Random], str] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}={','.join(self.values)}"
+
+
+def field_of(text: str) -> Field:
+    """Read `lr=1,2` or `lr=loguniform(1e-5,1e-3)`. Raises UsageError.
+
+    A value in quotes is a text that may contain commas and brackets.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--sweep {text}: write --sweep field.name=value,value")
+    try:
+        listed = split(values)
+    except ValueError as error:
+        raise UsageError(f"--sweep {text}: {error}") from None
+    calls = [call for value in listed if (call := _CALL.fullmatch(value)) is not None]
+    if calls:
+        if len(listed) > 1:
+            raise UsageError(f"--sweep {text}: a distribution stands alone; quote a text with brackets")
+        return Field(name, (values,), _distribution(text, calls[0][1], calls[0][2]))
+    if not all(listed):
+        raise UsageError(f"--sweep {text}: write --sweep field.name=value,value")
+    if name.startswith("args."):  # parsed as YAML, in which quotes make a text of a number
+        return Field(name, tuple(listed))
+    return Field(name, tuple(_QUOTED.sub(r"\2", value) for value in listed))
+
+
+def combinations(fields: Sequence[Field], samples: int | None = None, seed: int = 0) -> list[tuple[str, ...]]:
     """Return the `--set` texts of each run: `lr=1,2` and `seed=0,1` -> four tuples.
 
-    A text such as `lr=loguniform(1e-5,1e-3)` is drawn `samples` times, and each draw is combined with every
-    combination of the lists. The draws of a field depend on `seed` and the field's name only.
+    A field that is drawn is drawn `samples` times, and each draw is combined with every combination of the
+    lists. The draws of a field depend on `seed` and the field's name only.
 
-    Raises SchedulerError.
+    Raises UsageError.
     """
     if samples is not None and samples < 1:
-        raise SchedulerError(f"--samples {samples}: at least one value must be drawn")
+        raise UsageError(f"--samples {samples}: at least one value must be drawn")
     lists: dict[str, list[str]] = {}
     drawn: dict[str, list[str]] = {}
-    order = [text.partition("=")[0] for text in sweeps]
-    for text in sweeps:
-        key, equals, values = text.partition("=")
-        if order.count(key) > 1:
-            raise SchedulerError(f"--sweep {text}: the field is given twice; list its values in one option")
-        listed = split(values)
-        calls = [call for value in listed if (call := _CALL.fullmatch(value)) is not None]
-        if equals and key and calls:
-            if len(listed) > 1:
-                raise SchedulerError(
-                    f"--sweep {text}: a distribution stands alone; quote a text with brackets"
-                )
-            draw = _distribution(text, calls[0][1], calls[0][2])
+    order = [field.name for field in fields]
+    for field in fields:
+        if order.count(field.name) > 1:
+            raise UsageError(f"--sweep {field}: the field is given twice; list its values in one option")
+        if not field.values:
+            raise UsageError(f"--sweep {field.name}: there is no value")
+        if field.draw is not None:
             if samples is None:
-                raise SchedulerError(f"--sweep {text}: say how many values to draw with --samples N")
-            numbers = random.Random(f"{seed} {key}")  # a text is hashed the same way in every Python
-            drawn[key] = [f"{key}={draw(numbers)}" for _ in range(samples)]
+                raise UsageError(f"--sweep {field}: say how many values to draw with --samples N")
+            numbers = random.Random(f"{seed} {field.name}")  # a text is hashed the same way in every Python
+            drawn[field.name] = [f"{field.name}={field.draw(numbers)}" for _ in range(samples)]
             continue
-        if not equals or not key or not all(listed):
-            raise SchedulerError(f"--sweep {text}: write --sweep field.name=value,value")
-        if len(set(listed)) < len(listed):
-            raise SchedulerError(f"--sweep {text}: a value is listed twice")
-        lists[key] = [f"{key}={value}" for value in listed]
+        if len(set(field.values)) < len(field.values):
+            raise UsageError(f"--sweep {field}: a value is listed twice")
+        lists[field.name] = [f"{field.name}={value}" for value in field.values]
     if samples is not None and not drawn:
-        raise SchedulerError(
+        raise UsageError(
             "--samples: no --sweep draws its values; write, for example, train.lr=loguniform(1e-5,1e-3)"
         )
     draws = list(zip(*drawn.values(), strict=True)) or [()]
     runs = []
     for combination, point in itertools.product(itertools.product(*lists.values()), draws):
         values_of = dict(zip((*lists, *drawn), (*combination, *point), strict=True))
-        runs.append(tuple(values_of[key] for key in order))
+        runs.append(tuple(values_of[name] for name in order))
     return runs
 
 
 def _distribution(text: str, name: str, arguments: str) -> Callable[[random.Random], str]:
-    """Return a function that draws one value. Raises SchedulerError."""
+    """Return a function that draws one value. Raises UsageError."""
     if name not in DISTRIBUTIONS:
-        raise SchedulerError(
+        raise UsageError(
             f"--sweep {text}: unknown distribution {name}: use uniform(low,high), loguniform(low,high) or "
             "randint(low,high), or quote a text with brackets"
         )
@@ -74,17 +103,17 @@ def _distribution(text: str, name: str, arguments: str) -> Callable[[random.Rand
         low, high = map(int if name == "randint" else float, arguments.split(","))
     except ValueError:
         kind = "two integers" if name == "randint" else "two numbers"
-        raise SchedulerError(f"--sweep {text}: {name} takes {kind}, {name}(low,high)") from None
+        raise UsageError(f"--sweep {text}: {name} takes {kind}, {name}(low,high)") from None
     if name == "randint":
         if low > high:
-            raise SchedulerError(f"--sweep {text}: low must not be above high")
+            raise UsageError(f"--sweep {text}: low must not be above high")
         return lambda numbers: str(numbers.randint(int(low), int(high)))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise SchedulerError(f"--sweep {text}: low must be less than high, and both finite")
+        raise UsageError(f"--sweep {text}: low must be less than high, and both finite")
     if name == "uniform":
         return lambda numbers: _rounded(_between(low, high, numbers.random()), low, high)
     if low <= 0:
-        raise SchedulerError(f"--sweep {text}: the logarithm needs numbers above 0")
+        raise UsageError(f"--sweep {text}: the logarithm needs numbers above 0")
     ends = math.log(low), math.log(high)
     return lambda numbers: _rounded(math.exp(_between(*ends, numbers.random())), low, high)
 
@@ -100,7 +129,7 @@ def _rounded(value: float, low: float, high: float) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
+    """Split at commas outside of brackets and quotes. Raises ValueError if one of these is not closed."""
     parts, depth, quoted = [""], 0, ""
     for char in text:
         if char == "," and not depth and not quoted:
@@ -115,4 +144,8 @@ def split(text: str) -> list[str]:
         elif char in "]})":
             depth -= 1
         parts[-1] += char
+        if depth < 0:
+            break
+    if depth or quoted:
+        raise ValueError(f"{quoted or 'a bracket'} has no counterpart; put quotes around the value")
     return parts

@@ -67,12 +67,14 @@ def compare(
 
 def _print_csv(found: Comparison) -> None:
     import csv
-    import sys
+    import io
 
-    rows = found.rows()
-    writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+    rows, text = found.rows(), io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    # The output keeps colours, and would end one of a rank's in the last column.
+    print(text.getvalue().replace("\x1b", "^["), end="")
 
 
 def _print_tables(found: Comparison) -> None:
@@ -99,9 +101,12 @@ def _table(rows: Sequence[Sequence[str]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
+    from launcher.top.plain import plain
+
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for head in rows[0]:
-        shown.add_column(escape(head), overflow="fold")
-    for row in rows[1:]:
-        shown.add_row(*map(escape, row))
+    head, *below = ([escape(plain(cell)) for cell in row] for row in rows)
+    for name in head:
+        shown.add_column(name, overflow="fold")
+    for row in below:
+        shown.add_row(*row)
     return shown

@@ -123,9 +123,9 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
     )
 
 
-def _metrics(totals: Totals) -> dict[str, float]:
+def _metrics(totals: Totals) -> dict[str, float | None]:
     """The last value of training, the best one of evaluations, the median of a speed."""
-    found = {}
+    found: dict[str, float | None] = {}
     for name, last in totals.last.items():
         if name.startswith("eval_"):
             found[name] = (totals.low if lower_is_better(name) else totals.high)[name]

@@ -68,8 +68,8 @@ class Totals:
     speed_of: str = ""
     mfu: float | None = None
     "Median."
-    last: dict[str, float] = field(default_factory=dict)
-    "Metric -> its last value."
+    last: dict[str, float | None] = field(default_factory=dict)
+    "Metric -> its last value; None if that is not a finite number."
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
     peak: float | None = None
@@ -121,9 +121,13 @@ def totals_of(lines: Sequence[dict[str, Any]]) -> Totals:
     if not lines:
         return Totals()
     values: dict[str, list[float]] = {}
+    last: dict[str, float | None] = {}
     for line in lines:
         for name, value in line.items():
-            if not _skipped(name) and (known := number(value)) is not None:
+            if _skipped(name):
+                continue
+            last[name] = known = number(value)
+            if known is not None:
                 values.setdefault(name, []).append(known)
     speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in values), "")
     tokens = _tokens(lines)
@@ -134,7 +138,7 @@ def totals_of(lines: Sequence[dict[str, Any]]) -> Totals:
         speed=median(values[speed]) if speed else None,
         speed_of=speed,
         mfu=median(values["mfu"]) if "mfu" in values else None,
-        last={name: column[-1] for name, column in values.items()},
+        last={name: last[name] for name in values},
         low={name: min(column) for name, column in values.items()},
         high={name: max(column) for name, column in values.items()},
         peak=_peak(lines, "memory_peak") or _peak(lines, "memory_rss"),

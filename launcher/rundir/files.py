@@ -28,17 +28,16 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
     temporary = beside(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    except OSError as error:
-        error.filename = str(path)  # the temporary name would not help the user
-        raise
-    try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # the temporary name would not help the user
         raise
 
 

@@ -6,10 +6,14 @@ import math
 
 import pytest
 
-from launcher.api.sweep_values import combinations
-from launcher.schedulers.base import SchedulerError
+from launcher.api import sweep_values
+from launcher.spec.errors import UsageError
 
 LR = "train.lr=loguniform(1e-5,1e-3)"
+
+
+def combinations(texts: list[str], samples: int | None = None, seed: int = 0) -> list[tuple[str, ...]]:
+    return sweep_values.combinations([*map(sweep_values.field_of, texts)], samples, seed)
 
 
 def test_draws_are_repeated_by_their_seed_and_differ_for_another() -> None:
@@ -65,19 +69,37 @@ def test_both_ends_of_randint_are_drawn() -> None:
     ],
 )
 def test_what_is_malformed_is_refused(text: str, samples: int | None, said: str) -> None:
-    with pytest.raises(SchedulerError) as refused:
+    with pytest.raises(UsageError) as refused:
         combinations([text], samples)
     assert said in str(refused.value)
 
 
 def test_a_field_is_named_once() -> None:
-    with pytest.raises(SchedulerError, match="the field is given twice"):
+    with pytest.raises(UsageError, match="the field is given twice"):
         combinations(["lr=1,2", "lr=3,4"])
 
 
 def test_a_space_before_the_bracket_changes_nothing_and_quotes_make_a_text() -> None:
     assert combinations(["train.lr=loguniform (1e-5,1e-3)"], 3) == combinations([LR], 3)
-    assert combinations(["a='f(1)','g(2)'"]) == [("a='f(1)'",), ("a='g(2)'",)]
+    assert combinations(["a='f(1)','g(2)'"]) == [("a=f(1)",), ("a=g(2)",)]
+    assert combinations(["""env.A='a,b',"it's",'x',a'b'"""]) == [
+        ("env.A=a,b",), ("env.A=it's",), ("env.A=x",), ("env.A=a'b'",),
+    ]  # fmt: skip
+    assert combinations(["args.a='1',1"]) == [("args.a='1'",), ("args.a=1",)], "a text and a number"
+
+
+@pytest.mark.parametrize("text", ["a=it's,b", 'a="x,y', "a=f(,b", "a=x),y", "a=[1,2"])
+def test_what_is_not_closed_does_not_swallow_the_values_after_it(text: str) -> None:
+    with pytest.raises(UsageError, match="no counterpart; put quotes around the value"):
+        combinations([text])
+
+
+def test_texts_of_a_list_are_values_as_they_are() -> None:
+    texts = ["a,b", "it's", "x(", "'q'", "uniform(0,1)", ""]
+    swept = [sweep_values.Field("env.A", tuple(texts))]
+    assert sweep_values.combinations(swept) == [(f"env.A={text}",) for text in texts]
+    with pytest.raises(UsageError, match="there is no value"):
+        sweep_values.combinations([sweep_values.Field("env.A", ())])
 
 
 @pytest.mark.parametrize(

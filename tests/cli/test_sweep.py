@@ -21,13 +21,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.mark.parametrize(
     ("job", "sweep", "code", "said"),
     [
-        ({"command": "python x.py"}, "seed=0,1", 4, "--sweep train.seed: nothing reads it in"),
-        ({"command": "python x.py"}, "recipe.loss_chunks=1,2", 4, "(--sweep env.LOSS_CHUNKS=...)"),
+        ({"command": "python x.py"}, "seed=0,1", 2, "--sweep train.seed: nothing reads it in"),
+        ({"command": "python x.py"}, "recipe.loss_chunks=1,2", 2, "(--sweep env.LOSS_CHUNKS=...)"),
         ({"command": "python x.py"}, "steps=1,2", 0, "no {steps}; it sees the values as $LAUNCHER_STEPS"),
         ({"command": "python x.py {steps}"}, "steps=1,2", 0, ""),
         ({"command": "python x.py", "env": {"SEED": "0"}}, "env.SEED=0,1", 0, ""),
         (TASK, "seed=0,1", 0, ""),
-        (TASK, "lr=1e-3,0.001", 4, "--sweep: train.lr=1e-3 and train.lr=0.001 are the same value; list"),
+        (TASK, "lr=1e-3,0.001", 2, "--sweep: train.lr=1e-3 and train.lr=0.001 are the same value; list"),
         ({"command": "python x.py", "env": {"SEED": "0"}}, "env.SEED=0,00", 0, ""),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ import launcher
 from launcher.api.compare import chosen, compared
 from launcher.report.comparison import Comparison, parallel
 from launcher.report.comparison_html import as_html
-from launcher.rundir.files import append_json
+from launcher.rundir.files import append_json, parsed
 from launcher.rundir.find import RunNotFoundError
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
@@ -121,6 +121,24 @@ def test_the_best_run_is_the_first(runs: Path, by: str, first: str) -> None:
     assert of("*", by=by).runs[0].run == first
 
 
+def test_a_run_whose_loss_became_nan_has_no_last_loss_and_comes_last(runs: Path) -> None:
+    diverged = trained(runs / "gpt-3", 1.0, -50.0)
+    last = parsed(diverged.metrics.read_bytes().splitlines()[-1])
+    append_json(diverged.metrics, {**last, "loss": None, "eval_loss": None})
+    found = of("gpt", by="loss")
+    assert [run.run for run in found.runs][-1] == "gpt-3"
+    assert "loss" not in found.runs[-1].results and found.runs[-1].results["eval_loss"] == -50
+
+
+def test_an_escape_sequence_in_a_metrics_name_changes_no_other_column(lab: Lab, runs: Path) -> None:
+    steps = runs / "gpt-1" / "metrics.jsonl"
+    steps.write_text(steps.read_text().replace('"accuracy"', '"\\u001b[31mred\\nname"'))
+    rows = list(csv.DictReader(io.StringIO(lab.cli("compare", "gpt-1", "--csv").stdout)))
+    assert rows[0]["^[[31mred\nname"] == "1.0" and rows[0]["peak_memory"] == "10.0"
+    table = lab.cli("compare", "gpt-1").stdout
+    assert "\x1b" not in table and "\\x1b[31mred\\nname" in table
+
+
 def test_an_unknown_order_names_those_that_there_are(runs: Path) -> None:
     with pytest.raises(UsageError, match=r"there are .*eval_loss.*train\.lr"):
         of("*", by="evalloss")
@@ -155,6 +173,7 @@ def test_a_page_shows_parallel_axes_and_escapes_what_a_job_says(runs: Path) -> N
     assert parallel(of("gpt")) is None
     page = as_html(found)
     assert page.count("<script") == page.count("</script>") == 3 and EVIL not in page
+    assert '<th scope="col">env.WIDTH</th>' in page
 
 
 def test_python_gets_a_data_frame(runs: Path) -> None:

@@ -88,6 +88,16 @@ def test_a_failed_replacement_leaves_the_old_content_and_nothing_else(tmp_path):
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["f"]
 
 
+def test_a_replacement_that_fails_names_the_file_that_was_asked_for(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path, why in ((folder, IsADirectoryError), (folder / "no" / "f", FileNotFoundError)):
+        with pytest.raises(why) as failed:
+            replace_text(path, "new")
+        assert failed.value.filename == str(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
 def test_lines_of_several_writers_do_not_mix_and_a_torn_last_line_is_left_out(tmp_path):
     path = tmp_path / "events.jsonl"
     program = (

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.api.sweep_values import combinations, split
-from launcher.schedulers.base import SchedulerError, UnclearError
+from launcher.api.sweep_values import combinations, field_of, split
+from launcher.schedulers.base import UnclearError
 from launcher.schedulers.over_ssh.login import Here
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
+from launcher.spec.errors import UsageError
 
 LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
@@ -121,7 +122,7 @@ def test_the_job_sees_nothing_of_a_job_that_submits_it(
 
 
 def test_a_sweep_is_the_product_of_its_values() -> None:
-    assert combinations(["lr=1,2", "seed=0,1"]) == [
+    assert combinations([field_of("lr=1,2"), field_of("seed=0,1")]) == [
         ("lr=1", "seed=0"),
         ("lr=1", "seed=1"),
         ("lr=2", "seed=0"),
@@ -132,5 +133,5 @@ def test_a_sweep_is_the_product_of_its_values() -> None:
 
 @pytest.mark.parametrize("text", ["lr", "lr=", "lr=1,,2", "lr=1,1", "=1"])
 def test_a_sweep_without_values_or_with_one_twice_is_refused(text: str) -> None:
-    with pytest.raises(SchedulerError, match="--sweep"):
-        combinations([text])
+    with pytest.raises(UsageError, match="--sweep"):
+        combinations([field_of(text)])
