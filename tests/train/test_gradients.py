@@ -15,7 +15,7 @@ TOLERANCE = 3e-6
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(1, id="one rank"),
+        pytest.param(1, id="one rank", marks=pytest.mark.slow),
         pytest.param(2, id="two ranks", marks=pytest.mark.slow),
         pytest.param(4, id="two nodes of two ranks"),
     ],

@@ -161,7 +161,7 @@ def test_another_order_of_events_is_no_law() -> None:
 def test_a_trace_survives_the_disk(tmp_path: Any) -> None:
     from launcher.memory.store import TraceStore, pack_trace, unpack_trace
 
-    law = tracer(*LLAMA).trace(recipe(), Ranks(2, 2, on_gpu=True))
+    law = tracer(*GPT).trace(recipe(), Ranks(2, 2, on_gpu=True))
     source = tmp_path / "mine.py"
     source.write_text("a = 1")
     store = TraceStore(tmp_path, "mine:Task", {}, "/here")
