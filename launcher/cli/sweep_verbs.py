@@ -21,18 +21,29 @@ def resume(
         str, typer.Argument(metavar="SWEEP", help="id or its beginning", autocompletion=complete_runs)
     ],
 ) -> None:
-    """Start the runs again that ended without success, such as after a restart of the machine."""
+    """Start the runs again that ended without success, such as after a restart of the machine.
+
+    A run that cannot go on does not keep the others from it.
+    """
     from launcher.api.resume import resume as go_on
     from launcher.cli.output import fail
     from launcher.rundir.find import SweepRuns, find
+    from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.of_run import states_of
 
     found = find(sweep)
     if not isinstance(found, SweepRuns):
         fail(f"{sweep} is a run, not a sweep: launcher resume {sweep}")
     ended = [run for run, status in states_of(found.runs).items() if status.resumable]
+    refused: list[SchedulerError] = []
     for run in ended:
-        go_on(run, [], None)
-        print(f"{run.id} goes on")
+        try:
+            go_on(run, [], None)
+        except SchedulerError as error:
+            refused.append(error)
+        else:
+            print(f"{run.id} goes on")
+    if refused:
+        raise type(refused[0])("\n".join(map(str, refused)))
     if not ended:
         print(f"{found.id}: all runs go on or have succeeded")

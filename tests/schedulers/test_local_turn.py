@@ -95,9 +95,13 @@ def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_
     wait_for(lambda: {lab.status(run)["state"] for run in runs} == {"lost"}, "lost runs")
     for run in runs:
         (run.path / "go").touch()
+    record = waiting.submitted.read_text()
+    waiting.submitted.write_text("{")
+    again = lab.cli("sweep", "resume", sweep_id)  # one that cannot go on does not stop the others
+    assert again.returncode == 4 and again.stdout.count("goes on") == 2, again.stderr
+    assert waiting.id in again.stderr
+    waiting.submitted.write_text(record)
     assert lab.cli("resume", waiting.id, "--set", "tags=[again]").returncode == 0  # stays in the sweep
-    again = lab.cli("sweep", "resume", sweep_id)
-    assert again.returncode == 0 and again.stdout.count("goes on") == 2, again.stderr
     assert [lab.wait(run, "succeeded", "failed")["state"] for run in runs] == ["succeeded"] * 3
     assert "env.N" in lab.cli("sweep", "compare", sweep_id).stdout
     assert "missing" not in lab.cli("status", sweep_id).stdout
