@@ -39,20 +39,19 @@ def compare(
 ) -> None:
     """Show runs side by side: what differs in job, recipe and environment, then the results."""
     from launcher.api.compare import chosen, compared
-    from launcher.cli.output import fail, print_json
+    from launcher.cli.output import fail, page_file, print_json
     from launcher.spec.long_work import working
 
     if csv and json:
         fail("give --csv or --json, not both")
-    if output is not None and not output.absolute().parent.is_dir():
-        fail(f"--output: there is no directory {output.absolute().parent}")
+    page = page_file("--output", output) if output is not None else None
     with working("reading the runs"):
         found = compared(chosen(runs), by)
-    if output is not None:
+    if page is not None:
         from launcher.report.comparison_html import as_html
         from launcher.rundir.files import replace_text
 
-        replace_text(output, as_html(found))
+        replace_text(page, as_html(found))
     if json:
         rows = [
             {"run": run.run, "state": run.state, "settings": run.settings, "results": run.results}

@@ -13,6 +13,8 @@ from launcher.logs.clean import harmless
 from launcher.spec.errors import shortened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
 EXIT_USAGE = 2  # bad input: a file, an option, a name
@@ -75,6 +77,15 @@ _STEERING = re.compile("[\x7f-\x9f]")
 def print_json(value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     print(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def page_file(option: str, path: Path) -> Path:
+    """Return the file in which to write a page, at the end of links. Exit with an error if it can be none."""
+    if not path.absolute().parent.is_dir():
+        fail(f"{option}: there is no directory {path.absolute().parent}")
+    if path.exists() and not path.is_file():
+        fail(f"{option}: {path} is no file")  # a device such as /dev/stdout would be replaced by one
+    return path.resolve()
 
 
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:

@@ -53,20 +53,20 @@ def plan(
 ) -> None:
     """Show which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
     from launcher.api.plans import Questions, answer
-    from launcher.cli.output import fail, print_json
+    from launcher.cli.output import fail, page_file, print_json
     from launcher.spec.long_work import working
 
     if tokens is not None and not isfinite(tokens):
         fail(f"--tokens: {tokens} is no number of tokens")
-    if html is not None and not html.absolute().parent.is_dir():
-        fail(f"--html: there is no directory {html.absolute().parent}")
+    page = page_file("--html", html) if html is not None else None
     asked = Questions(explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest, zero)
     with working("comparing recipes"):
         answered = answer(job, cluster or ["local"], set_ or [], asked)
-    if html is not None:
+    if page is not None:
         from launcher.report.plan_html import as_html
+        from launcher.rundir.files import replace_text
 
-        html.write_text(as_html(answered.page), encoding="utf-8")
+        replace_text(page, as_html(answered.page))
     if json:
         from launcher.report.data import as_data
 

@@ -23,22 +23,20 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run: curves, memory of every rank, timeline, failures."""
     from launcher.api.pages import watch_report, write_report
-    from launcher.cli.output import fail
+    from launcher.cli.output import page_file
     from launcher.rundir.find import find_run
     from launcher.spec.long_work import be_silent, working
 
     found = find_run(run, by_job=True)
-    page = output if output is not None else found.report
-    if not page.absolute().parent.is_dir():
-        fail(f"--output: there is no directory {page.absolute().parent}")
+    page = page_file("--output", output) if output is not None else found.report
     if not watch:
         with working(f"reading {found.id}"):
             write_report(found, page)
-        print(page)
+        print(output or page)
         return
     try:
         be_silent()
-        print(f"{page}: written every {every} s until the run ends; Ctrl-C stops")
+        print(f"{output or page}: written every {every} s until the run ends; Ctrl-C stops")
         watch_report(found, page, every)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

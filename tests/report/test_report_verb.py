@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -39,3 +40,12 @@ def test_a_page_is_written_again_while_the_run_goes_on_and_once_when_it_has_ende
     assert done.returncode == 0 and done.stdout.strip() == str(run.report)
     missing = lab.cli("report", run.id, "-o", "nowhere/run.html")
     assert missing.returncode == 2 and "there is no directory" in missing.stderr
+    os.mkfifo(lab.folder / "pipe")  # as /dev/stdout may be
+    for place in ("pipe", "."):
+        wrong = lab.cli("report", run.id, "-o", place)
+        assert wrong.returncode == 2 and f"--output: {place} is no file" in wrong.stderr
+    assert (lab.folder / "pipe").is_fifo()
+    page.write_text("old")
+    (lab.folder / "link.html").symlink_to(page)
+    assert lab.cli("report", run.id, "-o", "link.html").stdout.strip() == "link.html"
+    assert (lab.folder / "link.html").is_symlink() and "succeeded" in page.read_text()
