@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore, pack_shapes, pack_trace, unpack_shapes, unpack_trace
-from launcher.memory.trace import Trace
+from launcher.memory.trace import NotAffineError, Trace
 from launcher.planning.source import About, Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
@@ -56,12 +56,16 @@ class CachedSource:
                 return {"no trace": str(error)}
             except NotCompiledError as error:
                 return {"not compiled": str(error)}
+            except NotAffineError as error:
+                return {"not affine": str(error)}
 
         packed = self._kept(key, make, dict)
         if "no trace" in packed:
             raise NoTraceError(packed["no trace"])
         if "not compiled" in packed:
             raise NotCompiledError(packed["not compiled"])
+        if "not affine" in packed:
+            raise NotAffineError(packed["not affine"])
         return unpack_trace(packed)
 
     def _kept(self, key: Any, make: Callable[[], T], kind: type[T]) -> T:
