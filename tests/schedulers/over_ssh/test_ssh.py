@@ -123,9 +123,11 @@ def test_a_lost_connection_is_one_message_and_the_next_call_logs_in_again(sshd: 
         wait_for(begun.exists, "the command")
         sshd.stop()
 
-    threading.Thread(target=stop).start()
+    stopping = threading.Thread(target=stop)
+    stopping.start()
     with pytest.raises(LoginError, match="the connection to login-node was lost before the answer came"):
         node.run(f"echo half; touch {begun}; sleep 3600")
+    stopping.join()  # its connections end first, while it still listens
     sshd.start()
     assert node.run("echo again").stdout == b"again\n"
 
