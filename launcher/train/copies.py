@@ -95,7 +95,7 @@ class Copies:
         assert self._group is not None
         found = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
         if self._shards is not None:
-            # Of whole gradients: not every rank may have a shard of a small one, and all must judge alike.
+            # All ranks must judge alike, and not every rank may have a shard of a small gradient.
             dist.all_reduce(found, group=self._shards)
         found[:, 0].sqrt_()
         everyones = [torch.empty_like(found) for _ in range(self._group.size())]

@@ -129,7 +129,7 @@ def test_a_clock_that_is_30_s_ahead(many_faults: Results) -> None:
     [own] = [one for one in many_faults.findings if one.check == "clock" and one.measured.startswith("+30")]
     assert (own.verdict, own.nodes) == ("poor", (CLOCK,))
     assert found["clocks"].verdict == "poor"
-    # Of the node that loses packets the question for the time may be lost as well.
+    # The node that loses packets may lose the question for the time as well.
     others = set(range(CLOCK)) - {LOSSY}
     assert {f"{other} to {CLOCK}" for other in others} <= set(found["clocks"].subjects)
     assert all(str(CLOCK) in way.split(" to ") for way in found["clocks"].subjects)
