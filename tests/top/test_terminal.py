@@ -39,11 +39,15 @@ class Terminal:
         return done.stdout
 
     def start(self, command: list[str]) -> int:
-        """Start a command, and return its process id. The screen stays when it has ended."""
-        self("new-session", "-d", "-x", "80", "-y", "24", "exec cat")
-        self("set-option", "-g", "remain-on-exit", "on")
-        self("respawn-pane", "-k", shlex.join(command))
-        return int(self("list-panes", "-F", "#{pane_pid}"))
+        """Start a command, and return its process id. When it has ended, the screen says how.
+
+        A shell waits for it: tmux sometimes misses the end of what it runs.
+        """
+        shell = f"{shlex.join(command)}; echo ended with status $?; exec cat"
+        self("new-session", "-d", "-x", "80", "-y", "24", f"exec sh -c {shlex.quote(shell)}")
+        pid = self("list-panes", "-F", "#{pane_pid}").strip()
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        return int(wait_for(lambda: children.read_text().strip(), "process of the command"))
 
     def screen(self) -> str:
         return self("capture-pane", "-p")
@@ -86,7 +90,7 @@ def test_top_shows_a_run_follows_it_and_leaves_the_terminal_as_it_was(lab: Lab, 
     terminal("send-keys", "Escape")
     terminal.shows("RUN")
     terminal("send-keys", "q")
-    assert "launcher top" not in terminal.shows("Pane is dead (status 0")
+    assert "launcher top" not in terminal.shows("ended with status 0")
 
 
 def test_without_a_terminal_top_names_the_verb_that_needs_none(lab: Lab) -> None:
