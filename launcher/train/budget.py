@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from launcher.spec.drill import BUDGET, DRILLS, parse_budget
@@ -127,9 +127,9 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # DTensor computes output shapes on fake tensors of the global size, which hold no memory.
         # A split allocates nothing; a split of an uncounted tensor is gloo's, on its staging buffer.
         if func is not aten.split.Tensor and active_fake_mode() is None:
-            if isinstance(out, torch.Tensor):
+            if type(out) is torch.Tensor:
                 self._see(out)
-            elif out is not None:
+            else:
                 for tensor in _tensors(out):
                     self._see(tensor)
         return out
@@ -262,11 +262,19 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return resize
 
 
+def plain_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a tensor consists of on this rank: a shard, codes and scales, the result of a
+    collective. What wraps them has a storage of that size too, but no memory."""
+    if is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield this rank's part of each tensor in `tree`."""
     for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf.to_local() if isinstance(leaf, DTensor) else leaf
+        yield from plain_tensors(leaf)
 
 
 def _words(size: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce, wait_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -124,6 +125,19 @@ def test_fsdp_counts_shards_and_gathered_parameters() -> None:
         budget.limit = budget.live + weights // 2
         with pytest.raises(torch.OutOfMemoryError):
             model[0](x)
+
+
+@pytest.mark.usefixtures("one_rank_group")
+def test_the_result_of_a_collective_counts_once() -> None:
+    """Until it is used, a tensor that holds no memory wraps it."""
+    mesh = init_device_mesh("cpu", (1,))
+    with MemoryBudget(MIB) as budget:
+        x = torch.zeros(1000)
+        summed = all_reduce(x, "sum", mesh).view(10, 100)
+        gc.collect()
+        assert type(summed) is AsyncCollectiveTensor
+        assert budget.live == 2 * x.nbytes
+        wait_tensor(summed)  # torch keeps the result until somebody waits for it
 
 
 def test_without_the_variable_nothing_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from launcher.spec.recipe import SHARDED, Recipe
+from launcher.train.budget import plain_tensors
 from launcher.train.metrics.memory import Meter, Reading
 from launcher.train.optimizers.proxies import ProxyOptimizer
 
@@ -87,7 +87,7 @@ class PeakParts:
         """Return the bytes that tensors hold on this rank's device, each storage once."""
         sizes: dict[int, int] = {}
         for tensor in tensors:
-            for part in _plain(tensor):
+            for part in plain_tensors(tensor):
                 with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
                     storage = part.untyped_storage()
                     if self._meter.holds(storage):
@@ -99,12 +99,3 @@ def _accumulates(recipe: Recipe) -> bool:
     """Return whether the gradients of the update are there from the first micro-batch on. With `grad_sync:
     last`, FSDP accumulates whole gradients, and cuts them in the last one."""
     return recipe.grad_accum > 1 and not (recipe.sharding in SHARDED and recipe.grad_sync == "last")
-
-
-def _plain(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a tensor consists of on this rank: a shard, or codes and scales."""
-    if is_traceable_wrapper_subclass(value):
-        for name in value.__tensor_flatten__()[0]:
-            yield from _plain(getattr(value, name))
-    elif isinstance(value, torch.Tensor):
-        yield value
