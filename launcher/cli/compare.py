@@ -10,10 +10,6 @@ import typer
 from launcher.cli.options import AsJson, complete_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
     from launcher.report.comparison import Comparison
 
 
@@ -39,7 +35,7 @@ def compare(
 ) -> None:
     """Show runs side by side: what differs in job, recipe and environment, then the results."""
     from launcher.api.compare import chosen, compared
-    from launcher.cli.output import fail, page_file, print_json
+    from launcher.cli.output import console, fail, page_file, print_json
     from launcher.spec.long_work import working
 
     if csv and json:
@@ -61,7 +57,9 @@ def compare(
     elif csv:
         _print_csv(found)
     else:
-        _print_tables(found)
+        from launcher.report.comparison_text import show_comparison
+
+        show_comparison(console(), found)
 
 
 def _print_csv(found: Comparison) -> None:
@@ -74,38 +72,3 @@ def _print_csv(found: Comparison) -> None:
     writer.writerows(rows)
     # The output keeps colours, and would end one of a rank's in the last column.
     print(text.getvalue().replace("\x1b", "^["), end="")
-
-
-def _print_tables(found: Comparison) -> None:
-    from launcher.cli.output import console
-    from launcher.report.comparison_html import table
-
-    out = console()
-    for names, state in ((found.differing, True), (found.results, False)):
-        head = ("run", *(["state"] if state else []), *names)
-        rows = [head, *table(found, names, state=state)]
-        turned = list(zip(*rows, strict=True))
-        out.print(_table(turned if _width(rows) > out.width and _width(turned) < _width(rows) else rows))
-        if state:
-            print("" if names else "\njob, recipe and environment are the same\n")
-
-
-def _width(rows: Sequence[Sequence[str]]) -> int:
-    """Characters that a table needs."""
-    return sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Table:
-    """Draw a table. `rows` begins with the heads of the columns."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from launcher.top.plain import plain
-
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    head, *below = ([escape(plain(cell)) for cell in row] for row in rows)
-    for name in head:
-        shown.add_column(name, overflow="fold")
-    for row in below:
-        shown.add_row(*row)
-    return shown

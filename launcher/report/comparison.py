@@ -186,6 +186,14 @@ def shown(name: str, value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 or value == round(value) else f"{value:.4g}"
 
 
+def table(found: Comparison, names: tuple[str, ...], *, state: bool = True) -> list[tuple[str, ...]]:
+    """Return a row for each run: its id, its state if wanted, and its values of these names."""
+    return [
+        (run.run, *([run.state] if state else []), *(shown(name, found.value(run, name)) for name in names))
+        for run in found.runs
+    ]
+
+
 def parallel(found: Comparison) -> dict[str, Any] | None:
     """Return what differs and the result as parallel axes from 0 to 1; None for fewer than three runs.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.report.comparison import Comparison, parallel, shown
+from launcher.report.comparison import Comparison, parallel, table
 from launcher.report.metric_curves import charts_of
 from launcher.report.pages import chart_files, draw
 
@@ -33,11 +33,3 @@ def as_html(found: Comparison) -> str:
         data=data,
         **chart_files(),
     )
-
-
-def table(found: Comparison, names: tuple[str, ...], *, state: bool = True) -> list[tuple[str, ...]]:
-    """Return a row for each run: its id, its state if wanted, and its values of these names."""
-    return [
-        (run.run, *([run.state] if state else []), *(shown(name, found.value(run, name)) for name in names))
-        for run in found.runs
-    ]

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from launcher.report.thin import ends, parts_of, thinned
-from launcher.rundir.progress import same_step
 from launcher.rundir.time import seconds_of
 
 PARTS = 1000
@@ -83,7 +82,7 @@ def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     kept: list[dict[str, Any]] = []
     for line in metrics:
-        if kept and same_step(kept[-1], line):
+        if kept and _same_step(kept[-1], line):
             line = {**kept[-1], **line, "seconds": kept[-1]["seconds"] + line["seconds"]}
         while kept and kept[-1]["step"] >= line["step"]:
             kept.pop()
@@ -165,6 +164,11 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def _same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two lines tell of one step of one attempt."""
+    return (one.get("attempt"), one.get("step")) == (other.get("attempt"), other.get("step"))
 
 
 def _skipped(name: str) -> bool:

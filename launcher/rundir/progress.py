@@ -11,33 +11,27 @@ from launcher.rundir.files import open_regular, parsed
 from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes
 
-_TAIL_BYTES = 16 * 1024
+TAIL_BYTES = 64 * 1024
+"Bytes at the end of metrics.jsonl in which the newest value of a metric is looked for: some 400 steps."
 
 
 def last_metrics(run: RunDir) -> dict[str, Any]:
-    """What the newest complete lines tell of one step, such as training and evaluation, or {}."""
+    """Return the newest step and the newest value of each metric, perhaps from an earlier step; or {}."""
     found: dict[str, Any] = {}
-    for value in newest_lines(run.metrics):
-        if found and not same_step(value, found):
-            break
-        found = {**value, **found}
+    for line in newest_lines(run.metrics):
+        found = {**line, **found}
     return found
 
 
 def newest_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a file of JSON objects, the newest first, from its last 16 KiB."""
+    """Yield the complete lines of a file of JSON objects, the newest first, from its last 64 KiB."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return
     yield from (value for value in map(parsed, reversed(lines)) if isinstance(value, dict))
-
-
-def same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two lines tell of one step of one attempt."""
-    return (one.get("attempt"), one.get("step")) == (other.get("attempt"), other.get("step"))
 
 
 def last_step(run: RunDir) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from launcher.spec.plain import plain
+
 LONGEST_WORD = 256
 "Longest word that a message may hold, in characters. Paths can be this long."
 LONGEST = 1200
@@ -26,7 +28,10 @@ class LauncherError(Exception):
 
 
 class UsageError(LauncherError):
-    """The request is invalid."""
+    """The request is invalid. The text is one line, whatever it quotes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))
 
 
 class RefusedError(LauncherError):
@@ -42,7 +47,9 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return shortened(": ".join(part for part in (self.where, self.field, self.message) if part))
+        return shortened(
+            ": ".join(part for part in (plain(self.where), plain(self.field), self.message) if part)
+        )
 
 
 class SpecError(LauncherError):

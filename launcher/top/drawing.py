@@ -10,11 +10,13 @@ from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
 from launcher.report.listing import step_of
+from launcher.report.metric_curves import number
 from launcher.report.terminal import STATE_STYLE
 from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.plain import plain
 from launcher.top.board import Known
+from launcher.top.fitted import shortened
 from launcher.top.live import Live
-from launcher.top.plain import plain, shortened
 from launcher.top.rank_lines import Rank
 
 COLUMNS = {"STATE": 12, "STEP": 10, "LOSS": 7, "": 9, "SPEED": 10, "LEFT": 5, "MEM": 6}
@@ -31,7 +33,7 @@ def cells_of(known: Known, live: Live, width: int) -> Cells:
     step = progress.step if progress.step is not None else status.step
     runs = status.state in ("running", "stopping")
     left = progress.left(status.steps) if runs else None
-    loss = progress.losses[-1] if progress.losses else None
+    loss = number(progress.last.get("loss"))
     first = live.first_rank.ranks.get(0)
     return (
         shortened(plain(row.run), width),

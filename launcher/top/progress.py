@@ -7,12 +7,10 @@ from typing import Any
 
 from launcher.report.metric_curves import number
 from launcher.rundir.layout import RunDir
-from launcher.rundir.progress import same_step
+from launcher.rundir.progress import TAIL_BYTES
 from launcher.rundir.time import seconds_of
 from launcher.top.new_lines import NewLines
 
-FIRST_BYTES = 64 * 1024
-"Bytes at the end of metrics.jsonl that are read at first: the losses of some 200 steps."
 LOSSES = 256
 "Number of losses that are kept for the sparkline."
 STEPS = 20
@@ -23,13 +21,14 @@ class Progress:
     """The newest steps of a run."""
 
     def __init__(self, run: RunDir) -> None:
-        self._lines = NewLines(run.metrics, FIRST_BYTES)
+        self._lines = NewLines(run.metrics, TAIL_BYTES)
         self._times: deque[tuple[int, float]] = deque(maxlen=STEPS)
         "(step, Unix seconds) of lines of one attempt."
         self._attempt: object = None
         self.losses: deque[float] = deque(maxlen=LOSSES)
+        "The newest ones that are finite numbers, for the sparkline."
         self.last: dict[str, Any] = {}
-        "The newest line."
+        "The newest step and the newest value of each metric."
 
     def read(self) -> None:
         """Take in what was written since the last call."""
@@ -37,7 +36,7 @@ class Progress:
             step, time = line.get("step"), line.get("time")
             if type(step) is not int:
                 continue
-            self.last = {**self.last, **line} if same_step(self.last, line) else line
+            self.last = {**self.last, **line}
             if (loss := number(line.get("loss"))) is not None:
                 self.losses.append(loss)
             if line.get("attempt") != self._attempt or (self._times and step < self._times[-1][0]):

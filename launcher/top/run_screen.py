@@ -28,10 +28,11 @@ from launcher.schedulers.of_run import scheduler_of
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.spec.errors import LauncherError
 from launcher.spec.events import read_event
+from launcher.spec.plain import plain
 from launcher.top.drawing import curve, rank_text
+from launcher.top.fitted import log_line
 from launcher.top.live import Live
 from launcher.top.new_lines import NewLines
-from launcher.top.plain import log_line, plain
 
 if TYPE_CHECKING:
     from launcher.top.screen import Top

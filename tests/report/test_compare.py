@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import launcher
 from launcher.api.compare import chosen, compared
 from launcher.report.comparison import Comparison, parallel
 from launcher.report.comparison_html import as_html
+from launcher.report.comparison_text import show_comparison
 from launcher.rundir.files import append_json, parsed
 from launcher.rundir.find import RunNotFoundError
 from launcher.rundir.layout import RunDir
@@ -142,6 +144,31 @@ def test_an_escape_sequence_in_a_metrics_name_changes_no_other_column(lab: Lab, 
 def test_an_unknown_order_names_those_that_there_are(runs: Path) -> None:
     with pytest.raises(UsageError, match=r"there are .*eval_loss.*train\.lr"):
         of("*", by="evalloss")
+    with pytest.raises(UsageError, match=r"^--by a\\nb\\x1b: no run has it; [^\n]*$"):
+        of("*", by="a\nb\x1b")
+
+
+@pytest.mark.parametrize(("width", "tables"), [(24, 0), (40, 0), (80, 3), (200, 2)])
+def test_a_terminal_of_any_width_shows_whole_ids_names_and_values(
+    runs: Path, width: int, tables: int
+) -> None:
+    ids = [f"wide-sweep-20261126-125825-f699-{number}" for number in range(3)]
+    for number, one in enumerate(ids):
+        trained(runs / one, 0.125 + number, 3.25 - number, name="wide")
+    out = io.StringIO()
+    show_comparison(Console(file=out, width=width), of("wide", by="loss"))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("run ") for line in lines) == tables
+    text = "".join(lines) if width < len(ids[0]) else out.getvalue()
+    assert sorted(ids, key=text.index) == ids[::-1], "whole, the best first"
+    assert {"tokens_per_second", "peak_memory", "1.25", "2.25", "3.25"} <= {
+        *out.getvalue().split()
+    } or width < 40
+    if tables:
+        assert sum(line.split()[:1] == [ids[0]] for line in lines) == tables
+    else:
+        assert text.index(ids[2]) < text.index("2.125") < text.index("1.25") < text.index(ids[1])
 
 
 def test_the_verb_prints_a_table_csv_and_json_and_writes_a_page(lab: Lab, runs: Path) -> None:

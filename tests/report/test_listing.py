@@ -54,6 +54,24 @@ def test_a_run_that_goes_on_and_one_that_has_ended(tmp_path: Path) -> None:
     assert row_of(status(run, "succeeded"), run, now=NOON + 9e6).usd == "4.00", "the price that was paid"
 
 
+def test_a_step_of_an_evaluation_alone_keeps_the_last_loss(tmp_path: Path) -> None:
+    pytest.importorskip("textual")
+    from launcher.top.board import Known
+    from launcher.top.drawing import cells_of
+    from launcher.top.live import Live
+
+    run = run_of(tmp_path)
+    live = Live(run)
+    append_json(run.metrics, {"step": 4, "eval_loss": 2.5})
+    live.read()
+    known = Known(status(run), row_of(status(run), run), 0)
+    assert known.row.loss == cells_of(known, live, 40)[3] == "2.113"
+    append_json(run.metrics, {"step": 5, "loss": None})
+    live.read()
+    known = Known(status(run), row_of(status(run), run), 0)
+    assert known.row.loss == cells_of(known, live, 40)[3] == ""
+
+
 def test_a_long_id_is_whole_and_the_state_as_well() -> None:
     out, long = io.StringIO(), "x" * 63
     show_list(Console(file=out, width=50), [FULL._replace(run=long, state="succeeded")])

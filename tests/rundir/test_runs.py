@@ -191,12 +191,15 @@ def test_progress_is_read_from_the_end_of_a_long_file(home):
     assert last_metrics(run)["step"] == 1999
 
 
-def test_an_evaluation_after_a_step_hides_neither_its_loss_nor_the_number_of_steps(home):
+def test_an_evaluation_hides_neither_the_last_loss_nor_the_number_of_steps(home):
     run = make(home, "r")
-    append_json(run.metrics, {"attempt": 0, "step": 1, "loss": 3.0, "steps": 9})
     append_json(run.metrics, {"attempt": 0, "step": 2, "loss": 2.0, "steps": 9})
     append_json(run.metrics, {"attempt": 0, "step": 2, "eval_loss": 2.5})
     assert last_metrics(run) == {"attempt": 0, "step": 2, "loss": 2.0, "steps": 9, "eval_loss": 2.5}
+    append_json(run.metrics, {"attempt": 1, "step": 3, "eval_loss": 2.25})
+    assert last_metrics(run) == {"attempt": 1, "step": 3, "loss": 2.0, "steps": 9, "eval_loss": 2.25}
+    append_json(run.metrics, {"attempt": 1, "step": 4, "loss": None})  # the newest loss is no number
+    assert last_metrics(run)["loss"] is None
 
 
 def test_a_line_torn_on_a_full_disk_does_not_spoil_the_next_one(tmp_path):

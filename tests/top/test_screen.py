@@ -17,9 +17,10 @@ from textual.widgets import DataTable, RichLog, Static, TabbedContent
 from launcher.api.listing import Filter
 from launcher.rundir.find import default_root
 from launcher.schedulers import of_run
+from launcher.spec.plain import plain
 from launcher.top.board import Board
 from launcher.top.drawing import short_number
-from launcher.top.plain import log_line, plain, shortened
+from launcher.top.fitted import log_line, shortened
 from launcher.top.run_screen import RunScreen
 from launcher.top.screen import Confirm, Top
 from tests.report.written_run import eventful

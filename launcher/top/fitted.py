@@ -1,21 +1,17 @@
-"""Text from jobs and ranks for the screen: what a terminal would act on is spelled out."""
+"""Lines of logs and long names, as the screen shows them."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
 from launcher.logs.clean import harmless
-
-
-def plain(text: object) -> str:
-    """Return one line of printable characters; everything else, such as ESC, is spelled out."""
-    return "".join(map(_spelled, str(text)))
+from launcher.spec.plain import spelled
 
 
 def log_line(line: bytes) -> Text:
     """Return a line of a log. Colours stay; everything else that is not printable is spelled out."""
     text = harmless(line).decode(errors="replace").expandtabs()
-    return Text.from_ansi("".join(one if one == "\x1b" else _spelled(one) for one in text))
+    return Text.from_ansi("".join(one if one == "\x1b" else spelled(one) for one in text))
 
 
 def shortened(text: str, width: int) -> str:
@@ -24,7 +20,3 @@ def shortened(text: str, width: int) -> str:
         return text
     tail = (width - 1) * 2 // 3
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def _spelled(one: str) -> str:
-    return one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode()
