@@ -41,20 +41,20 @@
   const smoothed = (values, weight) => {
     let sum = 0, norm = 0;
     return values.map(value => {
-      if (value == null) return null;
+      if (value == null) return value;
       sum = weight * sum + (1 - weight) * value;
       norm = weight * norm + (1 - weight);
       return sum / norm;
     });
   };
 
-  // Indices of the values that no line reaches: such as those of an attempt of one step.
-  const alone = (values, spans) => {
-    const there = values.flatMap((value, at) => (value == null ? [] : [at]));
-    return there.filter(at => (spans ? there.length === 1 : values[at - 1] == null && values[at + 1] == null));
+  // Indices of the values that no line reaches, such as that of an attempt of one step.
+  const alone = values => {
+    const told = [...values.keys()].filter(at => values[at] !== undefined);
+    return told.filter((at, place) => values[at] !== null && values[told[place - 1]] == null && values[told[place + 1]] == null);
   };
 
-  // A figure with a chart. `series`: label, values, stroke, dash, and whether it is a limit or faint.
+  // A figure with a chart. A line has a gap at null, and none at undefined. `series`: label, values, stroke, dash, and whether it is a limit or faint.
   const draw = (place, title, xFormat, format, x, series, sync) => {
     const figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
@@ -88,8 +88,8 @@
         { label: xFormat === "seconds" ? "time" : xFormat, value: (_, value) => told(xFormat, value) },
         ...series.map(one => ({
           label: one.label, stroke: one.stroke, dash: one.dash, width: one.faint ? 1 : many && !one.limit ? 1 : 1.5,
-          alpha: one.faint ? 0.35 : 1, spanGaps: one.spans,
-          points: { size: 4, filter: (_, index, all) => (all ? null : alone(one.values, one.spans)) },
+          alpha: one.faint ? 0.35 : 1,
+          points: { size: 4, filter: (_, index, all) => (all ? null : alone(one.values)) },
           value: (_, value) => told(format, value),
         })),
       ],
@@ -105,6 +105,9 @@
     seconds: [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000, 2592000],
   };
 
+  // A number; null where a value is no number; undefined where there is none.
+  const drawn = value => (value === "nan" ? null : value ?? undefined);
+
   const formatOf = name => (name === "mfu" ? "share" : "number");
 
   const curves = () => {
@@ -116,7 +119,8 @@
         .filter(name => run.columns[name] && run.x[choice.x].length > 0)
         .map((name, which) => ({ run, name, number, which: columns.indexOf(name) })));
       if (lines.length === 0) continue;
-      const [x, ...joined] = uPlot.join(lines.map(({ run, name }) => [run.x[choice.x], run.columns[name]]));
+      const tables = lines.map(({ run, name }) => [run.x[choice.x], run.columns[name].map(drawn)]);
+      const [x, ...joined] = uPlot.join(tables, tables.map(() => [2, 2])); // 2: a gap reaches to the values beside it
       const series = lines.flatMap(({ run, name, number, which }, index) => {
         const several = data.runs.length > 1;
         const one = {
@@ -124,7 +128,6 @@
           values: joined[index],
           stroke: stroke(several ? number : which),
           dash: several ? dashes[(which + Math.floor(number / 8)) % dashes.length] : dashes[which],
-          spans: true,
         };
         if (choice.smoothing === 0 || name.startsWith("eval_")) return [one];
         return [{ ...one, label: `${one.label} (each step)`, faint: true }, { ...one, values: smoothed(one.values, choice.smoothing) }];
@@ -139,9 +142,9 @@
     place.replaceChildren();
     for (const { title, x, series, lines } of data.memory) {
       const limits = Object.entries(lines).map(([label, value]) => ({
-        label, values: x.map(() => value), stroke: label === "capacity" ? colour("--mark") : colour("--text"), dash: [8, 4], limit: true, spans: true,
+        label, values: x.map(() => value), stroke: label === "capacity" ? colour("--mark") : colour("--text"), dash: [8, 4], limit: true,
       }));
-      const ranks = series.map((one, number) => ({ ...one, stroke: stroke(number), dash: dashes[Math.floor(number / 8) % dashes.length], spans: false }));
+      const ranks = series.map((one, number) => ({ ...one, stroke: stroke(number), dash: dashes[Math.floor(number / 8) % dashes.length] }));
       draw(place, title, "seconds", "bytes", x, [...ranks, ...limits], "memory");
     }
   };
@@ -155,7 +158,7 @@
     formats.axis = value => (axes[value] ? String(value + 1) : ""); // the list below the chart has their names
     steps.axis = [1];
     formats.place = value => `${Math.round(value * 100)} %`;
-    const lines = series.map((one, number) => ({ ...one, stroke: stroke(number), dash: dashes[Math.floor(number / 8) % dashes.length], spans: true }));
+    const lines = series.map((one, number) => ({ ...one, values: one.values.map(drawn), stroke: stroke(number), dash: dashes[Math.floor(number / 8) % dashes.length] }));
     draw(place, "from the least to the greatest value", "axis", "place", axes.map((_, index) => index), lines);
   };
 

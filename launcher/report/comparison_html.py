@@ -10,17 +10,8 @@ from launcher.report.pages import chart_files, draw
 def as_html(found: Comparison) -> str:
     """Render the page. All text is escaped."""
     columns = dict.fromkeys(name for run in found.runs for name in run.curves.columns)
-    runs = [
-        {
-            "label": run.run,
-            "x": {"step": run.curves.step, "tokens": run.curves.tokens, "seconds": run.curves.seconds},
-            "columns": run.curves.columns,
-        }
-        for run in found.runs
-        if run.curves.step
-    ]
     data = {
-        "runs": runs,
+        "runs": [run.curves.as_data(run.run) for run in found.runs if run.curves.step],
         "charts": [chart._asdict() for chart in charts_of(columns)],
         "memory": [],
         "parallel": parallel(found),

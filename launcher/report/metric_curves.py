@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from launcher.report.thin import ends, parts_of, thinned
+from launcher.report.thin import ends, is_gap, parts_of, parts_with_gaps, thinned
 from launcher.rundir.time import seconds_of
 
 PARTS = 1000
@@ -44,13 +44,27 @@ class Curves:
     seconds: tuple[float, ...] = ()
     "Time since the first attempt started."
     columns: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    "None where a step has no such metric; NaN where its value is no finite number."
     rows: int = 0
     "Number of steps before they were thinned out."
+    parts: int = 0
+    "Number of parts of which the extremes are drawn."
 
     @property
     def charts(self) -> list[Chart]:
         """The charts of a page, in order. Of the speeds, only tokens are drawn if there are any."""
         return charts_of(self.columns)
+
+    def as_data(self, label: str) -> dict[str, Any]:
+        """Return what charts.js draws: null where there is nothing, "nan" where the line has a gap."""
+        return {
+            "label": label,
+            "x": {"step": self.step, "tokens": self.tokens, "seconds": self.seconds},
+            "columns": {
+                name: ["nan" if is_gap(value) else value for value in _widened(column)]
+                for name, column in self.columns.items()
+            },
+        }
 
 
 @dataclass(frozen=True)
@@ -97,21 +111,23 @@ def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) 
     """
     if not lines:
         return Curves()
-    parts = parts_of(len(lines), most)
     names = dict.fromkeys(name for line in lines for name in line if not _skipped(name))
-    columns = {name: [number(line.get(name)) for line in lines] for name in names}
+    columns = {name: [_drawn(line, name) for line in lines] for name in names}
+    parts = parts_of(len(lines), most)
+    gaps = parts_with_gaps(list(columns.values()), parts)
     tokens = _tokens(lines)
     seconds = [(seconds_of(line["time"]) or began) - began for line in lines]
     return Curves(
-        step=_whole(ends([float(line["step"]) for line in lines], parts)),
-        tokens=() if tokens is None else _whole(ends(tokens, parts)),
-        seconds=_whole(ends(seconds, parts)),
+        step=_whole(ends([float(line["step"]) for line in lines], parts, gaps)),
+        tokens=() if tokens is None else _whole(ends(tokens, parts, gaps)),
+        seconds=_whole(ends(seconds, parts, gaps)),
         columns={
-            name: tuple(map(_rounded, thinned(column, parts)))
+            name: tuple(map(_rounded, thinned(column, parts, gaps)))
             for name, column in columns.items()
-            if any(value is not None for value in column)
+            if not all(value is None or is_gap(value) for value in column)
         },
         rows=len(lines),
+        parts=len(parts),
     )
 
 
@@ -164,6 +180,24 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def _drawn(line: dict[str, Any], name: str) -> float | None:
+    """Return a metric of a step: NaN if it is no finite number, None if there is none or it is a text."""
+    value = line.get(name, "")
+    if isinstance(value, str | bool | list | dict):
+        return None
+    return math.nan if (known := number(value)) is None else known
+
+
+def _widened(values: Sequence[float | None]) -> list[float | None]:
+    """Extend each gap to the values beside it, so that no line begins between them."""
+    found = list(values)
+    for rows in (range(1, len(found)), range(len(found) - 2, -1, -1)):
+        for row in rows:
+            if found[row] is None and is_gap(found[row - rows.step]):
+                found[row] = math.nan
+    return found
 
 
 def _same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -62,14 +62,9 @@ def _lanes(timeline: Timeline) -> list[tuple[str, list[tuple[Span, float, float]
 def _data(report: Report) -> dict[str, Any]:
     """What charts.js draws."""
     curves, memory = report.curves, report.memory
-    run = {
-        "label": report.run,
-        "x": {"step": curves.step, "tokens": curves.tokens, "seconds": curves.seconds},
-        "columns": curves.columns,
-    }
     limits = {"capacity": report.capacity, "planned": report.planned}
     return {
-        "runs": [run] if curves.step else [],
+        "runs": [curves.as_data(report.run)] if curves.step else [],
         "charts": [chart._asdict() for chart in curves.charts],
         "memory": [
             {

@@ -1,13 +1,14 @@
-"""Thin out long series for a page. The lowest and the highest value of every part stay."""
+"""Thin out long series for a page. The lowest and the highest value of every part stay, and gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
 Values: TypeAlias = Sequence[float | None]
-"Values of one series. None: there is none at this point."
+"Values of one series. None: there is none at this point. NaN: it is no number, so the line has a gap there."
 
 
 def parts_of(count: int, most: int) -> list[range]:
@@ -21,8 +22,18 @@ def parts_of(count: int, most: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(ends)]
 
 
+def is_gap(value: float | None) -> bool:
+    return value != value  # of all values, only NaN differs from itself
+
+
+def parts_with_gaps(series: Sequence[Values], parts: Sequence[range]) -> frozenset[int]:
+    """Return the parts, by their numbers, in which a series has a NaN."""
+    gaps = {row for values in series for row, value in enumerate(values) if is_gap(value)}
+    return frozenset(number for number, part in enumerate(parts) if not gaps.isdisjoint(part))
+
+
 def extremes(values: Values) -> tuple[float | None, float | None]:
-    """Return the lowest and the highest value in the order in which they occur."""
+    """Return the lowest and the highest value in the order in which they occur. No value may be NaN."""
     there = [value for value in values if value is not None]
     if not there:
         return None, None
@@ -30,17 +41,38 @@ def extremes(values: Values) -> tuple[float | None, float | None]:
     return (low, high) if there.index(low) <= there.index(high) else (high, low)
 
 
-def thinned(values: Values, parts: Sequence[range]) -> list[float | None]:
-    """Return two values for each part, and one for a part of a single row."""
+def thinned(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> list[float | None]:
+    """Return one value for a part of a single row, three for a part of `gaps`, two for any other."""
     found: list[float | None] = []
-    for part in parts:
-        found += extremes(values[part.start : part.stop]) if len(part) > 1 else [values[part.start]]
+    for number, part in enumerate(parts):
+        rows = values[part.start : part.stop]
+        if len(part) == 1:
+            found.append(rows[0])
+        elif number in gaps:
+            found += _extremes_and_gap(rows)
+        else:
+            found += extremes(rows)
     return found
 
 
-def ends(values: Values, parts: Sequence[range]) -> list[float | None]:
-    """Return the first and the last value of each part: the positions of what `thinned` returns."""
+def ends(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> list[float | None]:
+    """Return the first and the last value of each part, and in `gaps` one between them: the positions of what
+    `thinned` returns."""
     found: list[float | None] = []
-    for part in parts:
-        found += [values[part.start], values[part.stop - 1]] if len(part) > 1 else [values[part.start]]
+    for number, part in enumerate(parts):
+        middle = [part[len(part) // 2]] if number in gaps else []
+        rows = part if len(part) == 1 else (part[0], *middle, part[-1])
+        found += [values[row] for row in rows]
     return found
+
+
+def _extremes_and_gap(values: Values) -> list[float | None]:
+    """Return the lowest and the highest value and the first NaN in the order in which they occur."""
+    gap = next((row for row, value in enumerate(values) if is_gap(value)), None)
+    low, high = extremes([None if is_gap(value) else value for value in values])
+    if gap is None:
+        return [low, None, high]
+    if low is None or high is None:
+        return [math.nan] * 3
+    rows = (values.index(low), values.index(high), gap)
+    return [values[row] for row in sorted(rows)]

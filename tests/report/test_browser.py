@@ -22,7 +22,7 @@ from launcher.report.comparison import comparison_of
 from launcher.report.run_html import as_html
 from launcher.schedulers.rundir import status_of
 from tests.lab import Lab
-from tests.report.written_run import eventful
+from tests.report.written_run import Log, eventful, recipe
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
@@ -154,3 +154,43 @@ def test_the_page_of_several_runs_in_a_browser(lab: Lab, server: Server, tmp_pat
         assert page["titles"][:2] == ["from the least to the greatest value", "loss"]
         assert page["labels"] == [f"run-{n}{more}" for n in range(3) for more in ("", " eval_loss")]
         assert page["axes"] == 2, "train.lr and eval_loss"
+
+
+GAPS = """async page => {
+  await new Promise(done => setTimeout(done, 50));
+  const figure = page.querySelector("figure"), canvas = figure.querySelector("canvas"), chart = figure.chart;
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const probe = page.createElement("i");
+  probe.style.color = chart.series[1].stroke();
+  page.body.append(probe);
+  const [red, green, blue] = page.defaultView.getComputedStyle(probe).color.match(/[\\d.]+/g).map(Number);
+  const columns = new Set();
+  for (let at = 0; at < pixels.length; at += 4)
+    if (Math.abs(pixels[at] - red) + Math.abs(pixels[at + 1] - green) + Math.abs(pixels[at + 2] - blue) < 24)
+      columns.add((at / 4) % canvas.width);
+  const { left, width } = chart.bbox;
+  const tenths = Array(10).fill(0);
+  for (const column of columns) tenths[Math.floor((column - left) / width * 10)] += 10 / width;
+  return { tenths };
+}"""
+
+
+@pytest.mark.parametrize(("steps", "runs"), [(100, 2), (10_000, 1)])
+def test_the_line_of_a_run_that_diverged_and_recovered_has_a_gap(
+    lab: Lab, server: Server, tmp_path: Path, steps: int, runs: int
+) -> None:
+    states = {}
+    for number in range(runs):
+        log = Log(lab.folder / f"run-{number}")
+        log.about(steps=steps)
+        log.event("started", host="n")
+        log.event("attempt", attempt=0, recipe=recipe(16))
+        for step in range(1, steps + 1, number + 1):
+            diverged = not number and 0.4 < step / steps < 0.6
+            log.steps(0, step, step, 1.0, loss=None if diverged else 1 + number + step / steps)
+        states[log.run] = status_of(log.run, "", log.run.read_state())
+    page = as_html(log.report()) if runs == 1 else comparison_html.as_html(comparison_of(states))
+    (lab.folder / "run.html").write_text(page)
+    for told in measured("run.html", GAPS, server, lab.folder, tmp_path / "profile").values():
+        drawn = told["tenths"]
+        assert min(drawn[:4] + drawn[6:]) > 0.8 and max(drawn[4:6]) < 0.1, drawn

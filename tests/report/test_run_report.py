@@ -217,6 +217,18 @@ def test_numbers_that_are_none_are_not_drawn() -> None:
     assert curves_of(lines, BEGIN).columns == {"accuracy": (None, 0.5)}
 
 
+def test_a_gap_reaches_to_the_values_beside_it_and_a_step_without_the_metric_is_none() -> None:
+    line = {"time": "2027-01-15T08:00:00.000000Z", "attempt": 0, "seconds": 1.0, "loss": 1.0}
+    held_out = {1: 5.0, 3: 4.0, 5: None, 7: 2.0}
+    lines = [
+        {**line, "step": step} | ({"eval_loss": held_out[step]} if step in held_out else {})
+        for step in range(1, 8)
+    ]
+    drawn = json.loads(json.dumps(curves_of(lines, BEGIN).as_data("run"), allow_nan=False))
+    assert drawn["columns"]["eval_loss"] == [5.0, None, 4.0, "nan", "nan", "nan", 2.0]
+    assert drawn["columns"]["loss"] == [1.0] * 7
+
+
 def test_steps_that_a_later_attempt_began_again_do_not_count() -> None:
     places = ((0, 1), (0, 2), (0, 3), (1, 2))
     steps = [{"step": step, "attempt": attempt, "seconds": 1.0} for attempt, step in places]
