@@ -24,9 +24,11 @@ class Resumed:
 def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) -> Resumed:
     """Resume a run. `sets` overrides fields of its job, and `cluster` names another profile for what is left.
 
-    Raises SchedulerError if it is still running or cannot be resumed; with changes also SpecError,
-    PlanRefusedError and RenderError.
+    Raises SchedulerError if it is still running, cannot be resumed or has a damaged run.json; with changes
+    also SpecError, PlanRefusedError and RenderError.
     """
+    if run.damage:
+        raise SchedulerError(run.damage)
     scheduler = scheduler_of(run)
     again = None
     if sets or cluster:

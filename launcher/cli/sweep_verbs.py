@@ -34,7 +34,8 @@ def resume(
     found = find(sweep)
     if not isinstance(found, SweepRuns):
         fail(f"{sweep} is a run, not a sweep: launcher resume {sweep}")
-    ended = [run for run, status in states_of(found.runs).items() if status.resumable]
+    states = states_of(found.runs).items()
+    ended = [run for run, status in states if status.resumable or status.state == "damaged"]
     refused: list[SchedulerError] = []
     for run in ended:
         try:

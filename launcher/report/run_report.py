@@ -322,10 +322,12 @@ def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
     )
     gpu = (about.cluster.get("node") or {}).get("gpu") or {}
     rows = [
-        ("profile", f"{about.cluster.name or ''} ({about.cluster.scheduler or ''})"),
+        ("profile", f"{about.cluster.name} ({about.cluster.scheduler})" if about.cluster.name else ""),
         (
             "nodes",
-            f"{about.nodes} x {about.get('ranks_per_node', '?')} ranks, {about.gpus_per_node} GPUs each",
+            f"{about.nodes} x {about.get('ranks_per_node', '?')} ranks, {about.gpus_per_node} GPUs each"
+            if about.nodes
+            else "",
         ),
         ("GPU", _text(gpu.get("type")) if gpu and about.gpus_per_node else ""),
         ("host", ", ".join(map(str, hosts))),

@@ -40,7 +40,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: {reason or 'nothing has failed so far.'}"]
     if state in _BETWEEN:
         return [f"{run.id} is {state}: {reason or _BETWEEN[state]}"]
-    if state == "rendered":
+    if state in ("rendered", "damaged"):
         return [f"{run.id} is {state}: {reason}"]
     if state == "lost":
         when = f"in attempt {len(run.attempts()) - 1}" if run.attempts() else "before the first attempt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,6 +214,16 @@ class RunDir:
         about = RunRecord.read(read_json(self.run)) or RunRecord()
         nulls: dict[str, Any] = {name: {} for name in ("job", "cluster") if about.get(name, {}) is None}
         return RunRecord.of({**about, **nulls}) if nulls else about
+
+    @property
+    def damage(self) -> str:
+        """Why run.json cannot be used and what to do; "" if it can."""
+        if self.read_about().cluster.scheduler is not None:
+            return ""
+        return (
+            f"{self.run} cannot be read: it is not as launcher wrote it; restore it from a backup, "
+            f"or delete the run: rm -r {shlex.quote(str(self.path))}"
+        )
 
     def read_recipe(self, attempt: AttemptDir) -> dict[str, Any]:
         """The attempt's recipe.

@@ -126,6 +126,22 @@ def test_one_damaged_run_hides_no_other_and_no_verb_shows_a_traceback(
     assert CliRunner().invoke(app, ["why", "good-1"]).exit_code == 0
 
 
+@pytest.mark.parametrize("text", ["{", "5", "{}", '{"job": {"name": "a"}}'])
+def test_a_run_json_that_cannot_be_read_is_told_with_what_to_do(root: Path, healthy: Path, text: str) -> None:
+    shutil.copytree(healthy, root / "bad-1")
+    RunDir(root / "bad-1").submitted.write_text(text)
+    told = f"{root / 'bad-1' / 'run.json'} cannot be read"
+    (listed,) = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
+    assert listed["state"] == "damaged" and told in listed["reason"] and "rm -r" in listed["reason"]
+    assert told in CliRunner().invoke(app, ["why", "bad-1"]).stdout
+    assert CliRunner().invoke(app, ["report", "bad-1"]).exit_code == 0
+    page = (root / "bad-1" / "report.html").read_text()
+    assert told in page and "None" not in page
+    for more in ([], ["--set", "steps=9"]):
+        error = CliRunner().invoke(app, ["resume", "bad-1", *more]).exception
+        assert error is not None and str(error).startswith(told) and _exit_code(error) == 4
+
+
 def test_the_newest_run_is_the_newest_that_can_be_read(root: Path, healthy: Path) -> None:
     for name in ("good-1", "bad-1"):
         shutil.copytree(healthy, root / name)
