@@ -14,12 +14,13 @@ def cancel(run: RunDir) -> str:
     """
     again = run.cancel.exists()
     task = run.read_about().job.task
-    scheduler_of(run).cancel(run)
+    scheduler = scheduler_of(run)
+    scheduler.cancel(run)
     last = next(reversed(run.read_events()), None)
-    if isinstance(last, Finished) and last.by == "slurm":
-        return f"{run.id}: taken out of the queue"
     if isinstance(last, Finished) and last.by == "runpod":
         return f"{run.id}: {last.reason}"
+    if not scheduler.has_begun(run) or (isinstance(last, Finished) and last.by == "slurm"):
+        return f"{run.id}: taken out of the queue"
     if again:
         return f"{run.id}: its ranks are being ended; `launcher status {run.id}` shows when they have"
     asked = "asked to write a checkpoint and stop" if task else "its script is asked to stop by SIGTERM"

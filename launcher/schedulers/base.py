@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from launcher.spec.errors import RefusedError
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
     from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
@@ -139,6 +139,14 @@ class Cancelled:
     "Asked to write a checkpoint and stop."
     ended: int = 0
     "Asked a second time, so that their ranks are ended at once."
+
+    @classmethod
+    def of(
+        cls, runs: Collection[RunDir], again: Collection[RunDir], waiting: Collection[RunDir]
+    ) -> Cancelled:
+        """Count runs that were cancelled: `again` for the second time, `waiting` before they began."""
+        ended = sum(run in again and run not in waiting for run in runs)
+        return cls(len(waiting), len(runs) - len(waiting) - ended, ended)
 
     def __add__(self, other: Cancelled) -> Cancelled:
         return Cancelled(self.waiting + other.waiting, self.asked + other.asked, self.ended + other.ended)
@@ -316,9 +324,15 @@ class Scheduler(abc.ABC):
         `name` is what messages call them together. Raises SchedulerError.
         """
         living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
+        again = {run for run in living if run.cancel.exists()}
         for run in reversed(living):  # none that waits gets the place of one that ends
             self.cancel(run)
-        return Cancelled(asked=len(living))
+        return Cancelled.of(living, again, [run for run in living if not self.has_begun(run)])
+
+    def has_begun(self, run: RunDir) -> bool:
+        """Return whether the run has begun, by its records here. A run that has not never starts if it is
+        cancelled."""
+        return True
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         """Fetch what the run has written so far, and send what was written here. Raises SchedulerError."""

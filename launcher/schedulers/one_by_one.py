@@ -5,11 +5,13 @@ from __future__ import annotations
 import glob
 import shutil
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
+from launcher.spec.events import AttemptStarted, Submitted
 from launcher.supervise.turn import sweep_folder
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class OneByOne(Scheduler):
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         """Submit every run. Raises SchedulerError; the runs submitted before go on."""
         return submitted(sweep, self.submit)
+
+    def has_begun(self, run: RunDir) -> bool:
+        """Return whether an attempt has started since the run was submitted or resumed."""
+        events = takewhile(lambda event: not isinstance(event, Submitted), reversed(run.read_events()))
+        return any(isinstance(event, AttemptStarted) for event in events)
 
 
 def submitted(sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]) -> list[RunDir]:

@@ -604,7 +604,11 @@ def killed_while_stopping(record: Mapping[str, Any]) -> bool:
     return bool(record.get("stopping")) and record.get("killed", True) and record["exit_code"] in _KILLED
 
 
-def stopped_between_attempts(reason: str) -> Verdict:
-    """Return the verdict of a run that was asked to stop while no rank was running."""
+def stopped_without_ranks(reason: str, *, before_first: bool) -> Verdict:
+    """Return the verdict of a run that was asked to stop while no rank was running.
+
+    `before_first`: whether it was before the first attempt.
+    """
     failure, why = _STOP_CLASS[reason]
-    return Verdict(failure=failure, reason=f"{why}, between two attempts")
+    when = "before it started" if before_first else "between two attempts"
+    return Verdict(failure=failure, reason=f"{why}, {when}")

@@ -60,7 +60,7 @@ from launcher.supervise.judge import (
     killed_while_stopping,
     read_records,
     started_ranks,
-    stopped_between_attempts,
+    stopped_without_ranks,
 )
 from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import (
@@ -200,7 +200,8 @@ class Supervisor:
             for reason in self._requests(at_once=True):
                 self._stop_for(reason)
             if self._stop_reason is not None:
-                verdict = stopped_between_attempts(self._why_stopped() or self._stop_reason)
+                why = self._why_stopped() or self._stop_reason
+                verdict = stopped_without_ranks(why, before_first=not self.run.attempts())
                 return self._finish(verdict, self._decide(verdict, recipe, self.run.read_events()))
             recipe, verdict, decision = self._attempt(recipe)
             if decision.recipe is None:

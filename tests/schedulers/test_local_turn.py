@@ -73,7 +73,7 @@ def test_two_submissions_have_a_gpu_each_and_a_third_waits_for_one(lab: Lab) -> 
     assert sees(third) == sees(first)
     fourth = lab.submit(file)
     wait_for(lambda: "waits for GPUs" in lab.status(fourth)["reason"], "such a state")
-    assert lab.cli("cancel", fourth.id).returncode == 0
+    assert lab.cli("cancel", fourth.id).stdout == f"{fourth.id}: taken out of the queue\n"
     assert lab.wait(fourth)["state"] == "cancelled" and sees(fourth) is None
     for run in (second, third):
         (run.path / "go").touch()
@@ -122,8 +122,13 @@ def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> N
     # Whoever waits for GPUs holds none of the two places. It looks twice a second, and takes one meanwhile.
     wait_for(queue.take_place, "free place")
     queue.close()
-    assert lab.cli("sweep", "cancel", sweep_id).returncode == 0
-    assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * 2
+    said = lab.cli("sweep", "cancel", sweep_id).stdout
+    assert said.startswith(
+        f"{sweep_id}: 1 taken out of the queue, 1 whose script is asked to stop by SIGTERM; "
+    )
+    ended = [lab.wait(run) for run in runs]
+    assert [one["state"] for one in ended] == ["cancelled"] * 2
+    assert ended[1]["reason"] == "cancelled by the user, before it started"
 
 
 FAILS = "#!/bin/sh\n[ $1 = --query-gpu=name,memory.total ] && exec {0}.real $1\necho driver is gone; exit 9\n"

@@ -27,6 +27,7 @@ from launcher.schedulers.runpod.lifecycle import may_appear_until
 from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
 from launcher.schedulers.runpod.queue import put_in_line
 from launcher.schedulers.runpod.settings import has_api_key, pace
+from launcher.spec.events import Finished
 from launcher.spec.long_work import working
 from launcher.supervise.turn import sweep_folder
 
@@ -315,6 +316,11 @@ class RunPodScheduler(OneByOne):
                 f"{error}; {run.id} is asked to stop all the same, also when it begins later: "
                 f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
             ) from None
+
+    def has_begun(self, run: RunDir) -> bool:
+        """Return whether the run was not ended by `cancel` at once, with its pod if it had one."""
+        last = next(reversed(run.read_events()), None)
+        return not (isinstance(last, Finished) and last.by == "runpod")
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self._poller.wanted = wanted or Wanted()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Cancelled, SchedulerError
+from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.login import Answer, Login, ask
 from launcher.schedulers.slurm.records import CLEAN
 
@@ -68,12 +68,6 @@ def _out_of_queue(job: str) -> list[str]:
     if "_" not in job:
         return ["scancel", "--state=PENDING", job]
     return [*CLEAN, "sh", "-c", _TASK, "sh", job]
-
-
-def counted(jobs: Mapping[RunDir, str], again: Collection[RunDir], waiting: Collection[RunDir]) -> Cancelled:
-    """Count what was done with the runs of `jobs`. `waiting` holds those that had not started."""
-    ended = sum(run in again and run not in waiting for run in jobs)
-    return Cancelled(len(waiting), len(jobs) - len(waiting) - ended, ended)
 
 
 def _array(job: str) -> str:

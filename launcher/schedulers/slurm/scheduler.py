@@ -19,7 +19,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.over_ssh.login import LoginError, ask
 from launcher.schedulers.rundir import in_force
-from launcher.schedulers.slurm.cancel_all import asked_before, cancel_job, cancel_jobs, counted, see_off
+from launcher.schedulers.slurm.cancel_all import asked_before, cancel_job, cancel_jobs, see_off
 from launcher.schedulers.slurm.handle import handle_of, job_in
 from launcher.schedulers.slurm.identity import another, is_of
 from launcher.schedulers.slurm.jobs import (
@@ -284,7 +284,7 @@ class SlurmScheduler(Scheduler):
         if not self.store.far:  # record what Slurm says of these, because it forgets jobs
             ended = zip(waiting, self.statuses(waiting), strict=True)
             waiting = [run for run, status in ended if status.ended]
-        return counted(jobs, again, waiting)
+        return Cancelled.of(jobs, again, waiting)
 
     def _to_stop(self, runs: Sequence[RunDir]) -> dict[RunDir, str]:
         """The latest job of each run that has not ended. Raises SchedulerError if a job is not known.

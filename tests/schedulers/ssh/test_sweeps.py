@@ -93,7 +93,8 @@ def test_places_are_dealt_out_and_a_sweep_is_cancelled(laptop: Laptop) -> None:
     (runs[1].path / "go").touch()
     wait_for(lambda: sees(runs[3]), "the next on that host")
     assert sees(runs[2]) is None
-    laptop.said("sweep", "cancel", sweep_id)
+    said = laptop.said("sweep", "cancel", sweep_id)
+    assert f"{sweep_id}: 1 taken out of the queue, 2 whose script is asked to stop by SIGTERM" in said
     wait_for(lambda: sorted(_states(laptop, sweep_id)) == ["cancelled"] * 3 + ["succeeded"], "the end")
 
 
