@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from launcher.render.shipped import clusters_dir
 from launcher.rundir.files import read_record, replace_text
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Request
+from launcher.schedulers.base import Request, SchedulerError
 from launcher.schedulers.of_run import scheduler_of
 from launcher.spec.errors import UsageError
 from launcher.spec.find import cluster_folders, find_cluster
@@ -104,9 +105,16 @@ def wait_for_start(run: RunDir) -> None:
 
 
 def wait_for_results(run: RunDir) -> Results:
-    """Wait until the run has ended, and return its results. Raises SchedulerError as wait_for_start."""
+    """Wait until the run has ended, and return its results. Raises SchedulerError as wait_for_start.
+
+    If a node has died, the run is cancelled, and its end is not waited for: it first waits for that node.
+    """
     scheduler = scheduler_of(run)
     while not scheduler.status(run).ended:
+        if (found := collected(run, ended=False)).node_died:
+            with suppress(SchedulerError):  # it has just ended
+                scheduler.cancel(run)
+            return found
         time.sleep(POLL_SECONDS)
     scheduler.fetch(run)
     return collected(run)

@@ -85,6 +85,8 @@ def doctor(
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)
         results = _examined(run)
+        if results.unfinished:
+            print(f"a node has died: {run.id} is cancelled, and ends within two minutes", file=sys.stderr)
     before = last_healthy(results) if compare else None
     changed = changes(before.findings, results.findings) if before is not None else []
     if json:

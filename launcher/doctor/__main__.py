@@ -29,6 +29,7 @@ from launcher.doctor.measure.network import identity
 from launcher.doctor.on_node import OnNode, measure_node
 from launcher.doctor.page import page
 from launcher.doctor.place import Place
+from launcher.doctor.pulse import pulse, watched
 from launcher.doctor.values import Measured
 from launcher.spec import variables
 from launcher.spec.verdict import EXIT_SICK
@@ -70,10 +71,15 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, board: Board) -> None:
         if place.expected.nodes > 1:
             listener = stack.enter_context(Listener(place.port, board.take if place.leads else None))
             answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
+            if place.leads:
+                watch = stack.enter_context(watched(board))
+                on_node.lost = lambda: watch.lost
+            else:
+                stack.enter_context(pulse(board, answer["identity"]))
         answer["values"] = [value.as_json() for value in measure_node(place, leftovers)]
         on_node.answer(board, NODE, answer)
         if place.leads:
-            Lead(on_node, board).examine(board.wait_for_answers(NODE, START_SECONDS))
+            Lead(on_node, board).examine(board.wait_for_answers(NODE, START_SECONDS, on_node.lost))
         else:
             on_node.follow(board)
 

@@ -51,13 +51,13 @@ class Board:
         replace_json(self._answer(number, node), {key: told[key] for key in told.keys() - {"node", "number"}})
 
     def wait_for_answers(
-        self, number: int, seconds: float, without: Collection[int] = ()
+        self, number: int, seconds: float, lost: Callable[[], Collection[int]]
     ) -> dict[int, Mapping[str, Any]]:
-        """Return the answers of the nodes that give one in this time. The nodes `without` are not awaited."""
-        wanted = set(range(self.nodes)).difference(without)
+        """Return the answers of the nodes that give one in this time. `lost` nodes are not awaited."""
 
         def all_answers() -> dict[int, Mapping[str, Any]] | None:
-            return found if wanted <= (found := self.answers(number)).keys() else None
+            found = self.answers(number)
+            return found if set(range(self.nodes)) <= {*found, *lost()} else None
 
         return self._wait(all_answers, seconds) or self.answers(number)
 
@@ -65,6 +65,17 @@ class Board:
         """Return the answers that are there now, by node."""
         found = {node: read_json(self._answer(number, node)) for node in range(self.nodes)}
         return {node: answer for node, answer in found.items() if answer is not None}
+
+    def beat(self, pulse: Mapping[str, Any]) -> None:
+        """Write the pulse of this node. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_json(self._pulse(self.node), pulse)
+
+    def pulses(self) -> dict[int, Mapping[str, Any]]:
+        """Return the newest pulse of each node that has one."""
+        self._list()
+        found = {node: read_json(self._pulse(node)) for node in range(self.nodes)}
+        return {node: pulse for node, pulse in found.items() if pulse is not None}
 
     def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
         """Return every order with its answers. Order 0, that a node measures itself, is never written."""
@@ -78,13 +89,19 @@ class Board:
         while (found := look()) is None and (now := time.monotonic()) < deadline:
             if now > listed + LIST_SECONDS:
                 listed = now
-                with suppress(OSError):
-                    os.listdir(self.folder)
+                self._list()
             time.sleep(POLL_SECONDS)
         return found
+
+    def _list(self) -> None:
+        with suppress(OSError):
+            os.listdir(self.folder)
 
     def _order(self, number: int) -> Path:
         return self.folder / f"order-{number:03d}.json"
 
     def _answer(self, number: int, node: int) -> Path:
         return self.folder / f"node-{node:02d}-{number:03d}.json"
+
+    def _pulse(self, node: int) -> Path:
+        return self.folder / f"pulse-{node:02d}.json"

@@ -84,7 +84,7 @@ class Lead:
             node: answer["identity"] for node, answer in first.items() if answer.get("identity")
         }
         silent = set(range(self.expected.nodes)) - first.keys()
-        self._gone = dict.fromkeys(silent, "")
+        self._gone = dict.fromkeys(silent, "its own values")
         assert self.options is not None
         if self.expected.nodes > 1:
             self._reach()
@@ -93,7 +93,7 @@ class Lead:
         with suppress(NodeGoneError):
             if self.options.level != "quick" and not self._gone:
                 self._tests(first)
-        if died := sorted(self._gone.keys() - silent):
+        if died := sorted(self._gone.keys() - (silent - set(self.on_node.lost()))):
             said = {node: f"It was asked for {self._gone[node]} and did not answer." for node in died}
             self._note(*(Measured("alive", node, None, error=text) for node, text in said.items()))
         self.board.order(self._number + 1, {"do": END})
@@ -127,10 +127,13 @@ class Lead:
         self._number += 1
         self.board.order(self._number, order)
         self.board.answer(self._number, self.on_node.carry_out(order))
-        answers = self.board.wait_for_answers(self._number, seconds, self._gone)
+        answers = self.board.wait_for_answers(self._number, seconds, self._lost)
         for node in set(range(self.expected.nodes)) - answers.keys():
             self._gone.setdefault(node, what)
         return answers
+
+    def _lost(self) -> set[int]:
+        return {*self._gone, *self.on_node.lost()}
 
     def test(self, check: str | Sequence[str], tests: Sequence[RankTest], **more: Any) -> list[Outcome]:
         """Run tests at the same time, and return how each ended. `check`: of all, or of each of them."""
@@ -260,8 +263,10 @@ class Lead:
         self._note(Measured("chosen", 0, value))
 
     def _note(self, *values: Measured) -> None:
-        """Add conclusions to the measured values."""
-        self.give({"do": NOTE, "values": [one.as_json() for one in values]}, LATE_SECONDS, "nothing")
+        """Add conclusions to the measured values. Other nodes have nothing to do for it: none is awaited."""
+        self._number += 1
+        self.board.order(self._number, {"do": NOTE, "values": [one.as_json() for one in values]})
+        self.board.answer(self._number, {})
 
     def _tiny_model(self) -> None:
         """Train a tiny model as TRAININGS says, all at the same time, with the setting that was chosen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,6 +77,8 @@ class OnNode:
 
     def __init__(self, place: Place, group: Group, leftovers: Leftovers) -> None:
         self.place, self.group, self.leftovers = place, group, leftovers
+        self.lost: Callable[[], Collection[int]] = lambda: ()
+        "Returns the nodes that show no sign of life any more, as far as this one watches them."
         self._mark: Mark | None = None
         self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             TESTS: self._tests,
@@ -114,7 +116,7 @@ class OnNode:
             send_answer(self.place.host, self.place.port, told)
 
     def _tests(self, order: Mapping[str, Any]) -> Answer:
-        told = self.group.run(tests_of(order), self.place.local_ranks)
+        told = self.group.run(tests_of(order), self.place.local_ranks, self.lost)
         return {"told": [[asdict(one) for one in ranks] for ranks in told]}
 
     def _reach(self, order: Mapping[str, Any]) -> Answer:
@@ -150,6 +152,6 @@ class OnNode:
                 self.leftovers.add(run.path.parent)
                 runs.append(run)
                 tests.append(replace(test, options={**test.options, "run_dir": str(run.path)}))
-            told = self.group.run(tests, self.place.local_ranks)
+            told = self.group.run(tests, self.place.local_ranks, self.lost)
             answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in told]}
             return {**answer, "steps": [*map(steps_of, runs)], "exceptions": [*map(error_of, runs)]}

@@ -38,6 +38,11 @@ class Results:
     def verdict(self) -> Verdict:
         return worst(self.findings)
 
+    @property
+    def node_died(self) -> bool:
+        """Whether a node has stopped answering. The examination ends with that."""
+        return any(value.check == "alive" for value in self.values)
+
     def page(self) -> list[str]:
         """Return the page for a person."""
         per, name = self.expected, self.run.id

@@ -80,6 +80,7 @@ FILES = (
     RunFile(f"{ATTEMPT}/next.json", "supervisor", "once", "record", "from node 0"),
     RunFile(f"{ATTEMPT}/doctor/order-*.json", "doctor", "once", "record", "from node 0"),
     RunFile(f"{ATTEMPT}/doctor/node-{{node}}-*.json", "doctor", "once", "record", "to node 0"),
+    RunFile(f"{ATTEMPT}/doctor/pulse-{{node}}.json", "doctor", "replaced", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/doctor/rank-*.json", "rank", "once", "record", "to node 0"),
     RunFile(f"{ATTEMPT}/open.json", "supervisor", "once", "record", "from node 0"),
     RunFile("report.html", "supervisor", "replaced", "never"),

@@ -233,8 +233,15 @@ def test_a_network_that_breaks_in_the_middle_is_found(nodes: Nodes) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_dies_in_the_middle_is_named(nodes: Nodes) -> None:
-    found = nodes.doctor(midway=lambda: nodes.kill(1))
+@pytest.mark.parametrize("how", ["its processes are killed", "it loses power"])
+def test_a_node_that_dies_in_the_middle_is_named(nodes: Nodes, how: str) -> None:
+    def die() -> None:
+        if how == "it loses power":  # nobody closes its connections
+            nodes.on(1, "ip link set eth0 down")
+        nodes.kill(1)
+
+    found = nodes.doctor(midway=die)
+    assert nodes.seconds < 60, "the goal"
     finding = sick(found)["alive"]
     assert (finding.verdict, finding.nodes) == ("broken", (1,)) and finding.cure
     assert not [one for one in found.values if one.check == "setting"], "no setting wakes it"

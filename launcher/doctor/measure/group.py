@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,8 @@ from launcher.supervise.process import dying_with
 IMPORT_SECONDS = 60.0
 "How much longer than a test the first answer may take: torch is imported, perhaps from a cold network disk."
 KILLED_SECONDS = 2.0
+ASK_SECONDS = 0.5
+"How often the process that waits for a test asks whether it is pointless."
 
 
 class Group:
@@ -66,27 +68,39 @@ class Group:
                 preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True),
             )
 
-    def run(self, tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[Told]]:
+    def run(
+        self,
+        tests: Sequence[RankTest],
+        local: Mapping[int, int],
+        pointless: Callable[[], object] = lambda: False,
+    ) -> list[list[Told]]:
         """Run this node's ranks of several tests at the same time. Return what they told, for each test.
 
-        `local` has the local rank of each rank of this node. Raises OSError.
+        `local` has the local rank of each rank of this node. `pointless` is asked twice a second whether the
+        tests should end now. Raises OSError, also if they did.
         """
         self.start()
         assert self._process is not None and self._process.stdin and self._process.stdout
         request = {"tests": [asdict(test) for test in tests], "local": list(local.items())}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        answer = self._answer(max(test.seconds for test in tests) + IMPORT_SECONDS)
+        answer = self._answer(max(test.seconds for test in tests) + IMPORT_SECONDS, pointless)
         return [[Told(**one) for one in told] for told in json.loads(answer)]
 
-    def _answer(self, seconds: float) -> bytes:
+    def _answer(self, seconds: float, pointless: Callable[[], object]) -> bytes:
         """Return the next line of the process. Raises OSError, and ends it, if there is none in this time."""
         assert self._process is not None and self._process.stdout
         deadline, line = time.monotonic() + seconds, b""
         while not line.endswith(b"\n"):
-            if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 self.end()
                 raise OSError("the process that starts the ranks of a test hangs; does torch import?")
+            if pointless():
+                self.end()
+                raise OSError("another node is lost")
+            if not select.select([self._process.stdout], [], [], min(left, ASK_SECONDS))[0]:
+                continue
             if not (part := os.read(self._process.stdout.fileno(), 2**16)):
                 self.end()
                 raise OSError("the process that starts the ranks of a test has ended; does torch import?")

@@ -100,7 +100,8 @@ class Listener:
                 elif request.get("stream"):
                     while part := file.read1(2**20):
                         received += len(part)
-                told = {"time": time.time(), "bytes": received, "seconds": time.monotonic() - began}
+                seconds = time.monotonic() - began
+                told = {"time": time.time(), "bytes": received, "seconds": seconds, "ports": self.ports}
                 file.write(json.dumps(told).encode() + b"\n")
 
     def _echo(self, datagrams: socket.socket) -> None:

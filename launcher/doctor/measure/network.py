@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -77,8 +78,7 @@ def measure_ways(node: int, peers: Mapping[int, Mapping[str, Any]]) -> Iterator[
 
 
 def _name_and_ports(peer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
-    ports = [peer["ports"]["rendezvous"], *peer["ports"]["ephemeral"]]
-    return _resolved(peer), _ports(peer["address"], ports)
+    return _resolved(peer), _ports(peer["address"], _listening(peer))
 
 
 def _measure_open_way(node: int, other: int, peer: Mapping[str, Any], port: int) -> Iterator[Measured]:
@@ -109,6 +109,27 @@ def send_answer(host: str, port: int, answer: Mapping[str, Any]) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+def responds(peer: Mapping[str, Any]) -> bool:
+    """Return whether the doctor of another node answers at one of its ports. `peer`: its identity.
+
+    Nodes at the same address, as hosts behind ssh may be, differ in their ports.
+    """
+
+    def answers(port: int) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(_ask(peer["address"], port, {}, b"")[0].get("ports") == peer["ports"])
+        return False
+
+    ports = _listening(peer)
+    with ThreadPoolExecutor(len(ports)) as pool:
+        return any(pool.map(answers, ports))
+
+
+def _listening(peer: Mapping[str, Any]) -> list[int]:
+    """Return the TCP ports at which another node listens."""
+    return [peer["ports"]["rendezvous"], *peer["ports"]["ephemeral"]]
 
 
 def _port(address: str, port: int) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +15,8 @@ from launcher.doctor.options import Options
 from launcher.doctor.values import Measured
 from launcher.rundir.layout import RunDir
 from launcher.spec.load import load_cluster
+from launcher.supervise.process import processes_of
+from tests.lab import wait_for
 from tests.schedulers.ssh.hosts import NAMES
 from tests.schedulers.ssh.test_no_shared_folder import Apart
 from tests.schedulers.ssh.test_no_shared_folder import lab as lab
@@ -34,6 +39,32 @@ def test_hosts_that_share_no_folder_are_examined(lab: Apart) -> None:
     again = lab.cli("doctor", "--show", run.id)
     assert again.returncode == done.returncode
     assert max(map(len, again.stdout.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_a_host_that_dies_is_named_before_the_run_has_ended(lab: Apart) -> None:
+    command = [sys.executable, "-m", "launcher", "doctor", "-c", "both.yaml", "-N", "2", "--json"]
+    process = subprocess.Popen(
+        command, cwd=lab.folder, env=lab.environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for(
+        lambda: [
+            one
+            for one in lab.disks[0].glob("runs/*/attempts/000/doctor/order-*.json")
+            if '"tests"' in one.read_text()
+        ],
+        "test of ranks",
+    )
+    run = lab.newest()
+    supervisor = json.loads((lab.on_disk(run, 1).path / "supervisor.01.lock").read_text())["pid"]
+    for pid in [supervisor, *processes_of(lab.runs / run.id, 0, 1)]:
+        os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    told = json.loads(out)
+    assert [one["nodes"] for one in told["findings"] if one["check"] == "alive"] == [[1]]
+    assert not told["complete"] and process.returncode == 1
+    assert f"a node has died: {run.id} is cancelled" in err
+    assert lab.wait(run)["state"] == "cancelled"
 
 
 def test_a_profile_of_hosts_is_detected_with_what_the_doctor_found_there(lab: Apart) -> None:

@@ -1,0 +1,68 @@
+"""A node that shows no sign of life is lost; one whose folder is slow, or whose network is broken, is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from launcher.doctor import pulse as pulse_module
+from launcher.doctor.board import Board
+from launcher.doctor.measure.listener import Listener
+from launcher.doctor.pulse import Watch, pulse
+from launcher.supervise.ports import free_port
+from tests.lab import wait_for
+
+
+class Other:
+    """Node 1 on this machine. It can end its pulse and its listener, each by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.listener = Listener(free_port())
+        self._pulse = ExitStack()
+        identity = {"address": "127.0.0.1", "ports": self.listener.ports}
+        self._pulse.enter_context(pulse(Board(folder, 1, 2), identity))
+
+    def end_pulse(self) -> None:
+        self._pulse.close()
+
+    def end_listener(self) -> None:
+        self.listener.__exit__()
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
+    monkeypatch.setattr(pulse_module, "BEAT_SECONDS", 0.01)
+    node = Other(tmp_path)
+    wait_for(lambda: Board(tmp_path, 0, 2).pulses(), "first pulse")
+    yield node
+    node.end_pulse()
+    node.end_listener()
+
+
+def test_a_node_without_any_sign_of_life_is_lost(tmp_path: Path, other: Other) -> None:
+    watch = Watch(Board(tmp_path, 0, 2))
+    other.end_pulse()
+    other.end_listener()
+    wait_for(lambda: watch.look() or watch.lost == {1}, "lost node")  # type: ignore[func-returns-value]
+
+
+def test_a_node_whose_pulse_is_late_answers_over_the_network(tmp_path: Path, other: Other) -> None:
+    watch = Watch(Board(tmp_path, 0, 2))
+    other.end_pulse()
+    for _ in range(3 * pulse_module.LOST_BEATS):
+        watch.look()
+    assert watch.lost == set()
+
+
+def test_a_node_that_cannot_be_reached_has_its_pulse(tmp_path: Path, other: Other) -> None:
+    watch = Watch(Board(tmp_path, 0, 2))
+    other.end_listener()
+    for number in range(2 * pulse_module.LOST_BEATS):
+        before = Board(tmp_path, 0, 2).pulses()
+        if not number % 10:
+            wait_for(lambda before=before: Board(tmp_path, 0, 2).pulses() != before, "next pulse")
+        watch.look()
+    assert watch.lost == set()
