@@ -39,6 +39,8 @@ class _Sweep(Record):
     "How many runs the sweep has, where they are submitted one by one."
     at_once: int | None = None
     "How many runs of the sweep go on at the same time. On ssh hosts: how many of them on the run's host."
+    at_once_in_all: int | None = None
+    "On ssh hosts: the same for all hosts together."
 
 
 class JobRecord(Record):

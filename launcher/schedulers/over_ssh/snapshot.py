@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from launcher.schedulers.base import Request
 from launcher.schedulers.over_ssh import rsh
 from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
+from launcher.schedulers.over_ssh.login import Login
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
 from launcher.spec.long_work import working
@@ -158,6 +160,27 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
         )
 
 
+def relay(digest: str, source: Login, to: Login, runs: str) -> None:
+    """Copy a snapshot from one host to another through this machine, unless it is there.
+
+    Raises SnapshotError, LoginError.
+    """
+    there = rsh.quote(place(runs, digest))
+    if to.run(f"[ -d {there} ]").returncode == 0:
+        return
+    packed = source.run(f"tar -C {there} -cf - .", timeout=SEND_SECONDS)
+    if packed.returncode:
+        raise SnapshotError(f"the job's code was not brought from {source.name}: {_said(packed, runs)}")
+    partial = rsh.quote(place(runs, f".{digest}.{secrets.token_hex(4)}"))
+    script = (
+        f"umask 077; mkdir -p {partial} && tar -C {partial} -xpf - && "
+        f"{{ mv -T {partial} {there} || [ -d {there} ]; }}; code=$?; rm -rf {partial}; exit $code"
+    )
+    done = to.run(script, stdin=packed.stdout, timeout=SEND_SECONDS)
+    if done.returncode:
+        raise SnapshotError(f"the job's code was not brought to {to.name}: {_said(done, runs)}")
+
+
 def _output() -> set[tuple[int, int]]:
     """Device and inode of stdout and stderr. `launcher submit ... > log` writes to its log until it ends."""
     found = set()
@@ -224,7 +247,7 @@ def _sha256(path: Path) -> str:
 
 def _said(done: subprocess.CompletedProcess[bytes], runs: str) -> str:
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    said = lines[0] if lines else f"rsync ended with exit code {done.returncode}"
+    said = lines[0] if lines else f"exit code {done.returncode}"
     if "not found" in done.stderr.decode(errors="replace"):
         return f"there is no `rsync` there ({said})"
     return f"{said} (paths.runs is {runs})" if runs in said else said

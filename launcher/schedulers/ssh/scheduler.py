@@ -23,12 +23,13 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.looked_after import looking_after
+from launcher.schedulers.looked_after import look_after
 from launcher.schedulers.one_by_one import OneByOne, remove_here
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
 from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.over_ssh.snapshot import relay
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import in_force, status_of
 from launcher.schedulers.ssh.choose import (
@@ -43,6 +44,7 @@ from launcher.schedulers.ssh.choose import (
     python_of,
 )
 from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
+from launcher.schedulers.ssh.moves import Living, to_move
 from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import judged, locks_script, words
@@ -154,37 +156,40 @@ class SshHosts(OneByOne):
     def _look_after(self, sweep: str) -> None:
         """Start the process that moves waiting runs of a sweep, unless it lives. Raises SchedulerError."""
         roots = [self._on(host).here for host in self.hosts]
-        folders = [str(root / "sweeps" / sweep) for root in roots if any(root.glob(f"{escape(sweep)}-*"))]
-        if len(folders) > 1:  # otherwise there is nowhere to move to
-            with looking_after(Path(folders[0]), SPREAD, *folders[1:]):
-                pass
+        folders = [root / "sweeps" / sweep for root in roots if any(root.glob(f"{escape(sweep)}-*"))]
+        if len(self.hosts) > 1:  # otherwise there is nowhere to move to
+            look_after(folders[0], SPREAD, *map(str, folders[1:]))
 
     def spread(self, runs: Sequence[RunDir]) -> Iterator[RunDir]:
-        """Move waiting runs of a sweep to its hosts that have room and none that waits; yield each.
+        """Move waiting runs of a sweep to hosts of the profile that have room; yield each.
 
-        A host that had no run of the sweep gets none, because it has not the code. Raises SchedulerError.
+        Raises SchedulerError.
         """
-        statuses = self.statuses(runs)
-        living = [run for run, status in zip(runs, statuses, strict=True) if not status.ended]
-        waiting = [run for run, status in zip(runs, statuses, strict=True) if status.state == "submitted"]
-        for host in dict.fromkeys(map(_host, runs)):
-            if not waiting or host in map(_host, waiting):
-                continue
-            there = [run for run in runs if _host(run) == host]
-            places = min(map(_places, there))
-            busy = sum(run in living for run in there)
-            room = max(0.0, places - busy)
-            rooms = free_rooms(self._on(host).ssh, waiting[0].read_about(), self.there)
-            for _ in range(int(min(room, rooms, len(waiting)))):
-                run = waiting.pop(0)
-                if self._move(run, host, places):
-                    yield run
+        statuses = zip(runs, self.statuses(runs), strict=True)
+        living = [_living(run, status) for run, status in statuses if not status.ended]
+        at_once = _at_once(runs[0])
+        for host in self.hosts:
+            rooms: float | None = None
+            while (move := to_move(host, living, at_once))[0]:
+                moved, places = move
+                if rooms is None:
+                    rooms = free_rooms(self._on(host).ssh, moved[0].run.read_about(), self.there)
+                if rooms < 1:
+                    break
+                rooms -= 1
+                for place, one in enumerate(moved):
+                    now = replace(one, waits=False)  # it has begun
+                    if self._move(one.run, host, places):
+                        yield one.run
+                        now = replace(one, host=host, waits=place > 0, places=places)
+                    living[living.index(one)] = now
 
     def _move(self, run: RunDir, host: str, places: float) -> bool:
         """Move a run to a host, unless it has begun. Raises SchedulerError; then it is where it was, or lost
         if that does not answer."""
         about = run.read_about()
         before = hosts_of(about)[0]
+        self._bring_code(run, before, host)
         request = {"do": "withdraw", "run_dir": f"{self.there}/{run.id}"}
         if not ask_host(self._on(before).ssh, python_of(about), request)["withdrawn"]:
             return False
@@ -196,6 +201,11 @@ class SshHosts(OneByOne):
             self._start_again(run, dict(about))
             raise
         return True
+
+    def _bring_code(self, run: RunDir, before: str, host: str) -> None:
+        """Bring the run's code to a host that had no run of it. Raises SchedulerError."""
+        digest = run.read_about()["workdir"].rpartition("/")[2]
+        relay(digest, self._on(before).ssh, self._on(host).ssh, self.there)
 
     def _start_again(self, run: RunDir, about: About) -> None:
         """Send a run that is on no host, and start it. Raises SchedulerError."""
@@ -210,7 +220,8 @@ class SshHosts(OneByOne):
         run_id, about = prepared.request.run_id, prepared.about
         chosen = self._chosen.pop(run_id, None) or self._choose((), about)
         if run_id in self._places:
-            sweep = {**about["sweep"], "at_once": self._places.pop(run_id)}
+            in_all = about["sweep"]["at_once"]
+            sweep = {**about["sweep"], "at_once": self._places.pop(run_id), "at_once_in_all": in_all}
             prepared = replace(prepared, about={**about, "sweep": sweep})
         copies = self._on(chosen.hosts[0].name)
         try:
@@ -378,14 +389,18 @@ class SshHosts(OneByOne):
             self.remove([run])
 
 
-def _host(run: RunDir) -> str:
-    return hosts_of(run.read_about())[0]
+def _living(run: RunDir, status: Status) -> Living:
+    about = run.read_about()
+    places = about.sweep.at_once if about.sweep is not None else None
+    return Living(
+        run, hosts_of(about)[0], status.state == "submitted", math.inf if places is None else places
+    )
 
 
-def _places(run: RunDir) -> float:
-    """How many runs of its sweep go on at the same time on its host, by their number."""
+def _at_once(run: RunDir) -> float:
+    """How many runs of the run's sweep go on at the same time, on all hosts together."""
     sweep = run.read_about().sweep
-    return math.inf if sweep is None or sweep.at_once is None else sweep.at_once
+    return math.inf if sweep is None or sweep.at_once_in_all is None else sweep.at_once_in_all
 
 
 def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:

@@ -17,6 +17,7 @@ from launcher.supervise.process import end_processes, processes_of
 from tests.lab import events, metrics, verdicts, wait_for
 from tests.schedulers.ssh.hosts import Laptop
 from tests.schedulers.ssh.test_runs import CANARY, STEPS, job
+from tests.schedulers.ssh.test_sweeps import GPU, SHOWS, sees, sweep
 
 pytestmark = pytest.mark.e2e
 
@@ -124,3 +125,25 @@ def test_hosts_of_which_only_some_share_the_folder_are_refused(lab: Apart) -> No
     )
     assert lab.said("list", "--json") == "[]\n"
     assert not [path for disk in lab.disks for path in disk.glob("runs/[!.]*")]
+
+
+@pytest.mark.slow
+def test_a_waiting_run_of_a_sweep_moves_to_a_host_that_had_none_of_it(lab: Apart) -> None:
+    lab.script(SHOWS)
+    lab.hosts[0].gpus(1)
+    lab.profile("gpus.yaml", ["tensor01", "tensor02"], node={"gpu": GPU})
+    sweep_id, runs = sweep(lab, "-c", "gpus.yaml", "--sweep", "env.N=1,2")
+    assert [run.read_about().hosts for run in runs] == [["tensor01"]] * 2, "tensor02 has no GPU"
+    wait_for(lambda: sees(runs[0]), "the first run")
+    lab.hosts[1].gpus(1)
+    moved = lab.on_disk(runs[1], 1)
+    wait_for(lambda: sees(moved), "the second run on the other host")
+    assert not runs[1].path.exists()
+    for run in (runs[0], moved):
+        (run.path / "go").touch()
+    wait_for(
+        lambda: [row["state"] for row in lab.told("sweep", "status", sweep_id)["runs"]] == ["succeeded"] * 2,
+        "two ends",
+    )
+    lab.said("clean", sweep_id, "-y")
+    assert not [*lab.disks[1].glob("runs/sweeps/*"), *lab.disks[1].glob(f"runs/{sweep_id}*")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.ssh.choose import dealt
+from launcher.schedulers.ssh.moves import Living, to_move
 from tests.lab import supervisor_pid, wait_for
 from tests.schedulers.ssh.hosts import Laptop
 
@@ -38,6 +40,34 @@ while not (run / "go").exists():
 )
 def test_a_host_with_more_gpus_gets_more_runs(rooms: list[int], seats: int, hosts: list[int]) -> None:
     assert dealt(rooms, seats) == hosts
+
+
+def hosts_of_runs(*runs: str) -> list[Living]:
+    """`a` is a run that goes on on host a, `a?` one that waits there, `a?2` one with two places there."""
+    return [
+        Living(RunDir(Path(f"{number}")), text[0], "?" in text, int(text[-1]) if text[-1].isdigit() else 1)
+        for number, text in enumerate(runs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "runs", "at_once", "moved", "places"),
+    [
+        ("b", ["a", "a?"], 2, [1], 1),  # the run that was on b has ended
+        ("c", ["a", "b", "a?"], 2, [], 0),  # all places are taken
+        ("c", ["b", "a?"], 2, [1], 1),  # a has no free GPU
+        ("c", ["b", "a?", "a?"], 2, [1, 2], 1),  # if one stayed there, three might go on
+        ("c", ["a2", "b", "a?2"], 3, [2], 1),
+        ("b", ["a?", "b?"], 2, [], 0),  # what waits on b has the next place there
+        ("b", ["a?9", "a?9", "a9"], math.inf, [0], math.inf),
+        ("a", ["a", "a?"], 2, [], 0),
+    ],
+)
+def test_runs_move_so_that_no_more_go_on_than_may(
+    host: str, runs: list[str], at_once: float, moved: list[int], places: float
+) -> None:
+    living = hosts_of_runs(*runs)
+    assert to_move(host, living, at_once) == ([living[number] for number in moved], places)
 
 
 def sweep(laptop: Laptop, *arguments: str) -> tuple[str, list[RunDir]]:
