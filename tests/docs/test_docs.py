@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lab import Lab
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -39,20 +38,14 @@ def files(page: Path) -> dict[str, str]:
     ],
     ids=lambda page: page.stem,
 )
-def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
-    folders = {f"XDG_{name.upper()}_HOME": str(tmp_path / name) for name in ("state", "cache")}
-    env = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
-
-    def run(line: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "launcher", *shlex.split(line)[1:]]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
-
+def test_every_command_of_the_page_runs(page: Path, lab: Lab) -> None:
+    """`lab` ends the runs that a page has submitted."""
     for name, content in files(page).items():
-        (tmp_path / name).write_text(content)
+        (lab.folder / name).write_text(content)
     if not any("job init" in line for line in commands(page)):
-        run("launcher job init")
+        lab.cli("job", "init")
     for line in commands(page):
-        done = run(line)
+        done = lab.cli(*shlex.split(line)[1:], timeout=240)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
