@@ -12,6 +12,7 @@ from launcher.render.render import RenderError, Target
 from launcher.spec.cluster import Cluster, Network
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import EXIT_SICK
 from launcher.supervise.interface import addresses
 from tests.render import stubs
 from tests.render.run import render_run
@@ -310,6 +311,27 @@ def test_missing_gpus_are_found_before_the_first_collective(tmp_path: Path) -> N
     code, errors = run(render(tmp_path, stub, resources={"gpus_per_node": 2}), stub)
     assert (code, "this node shows 1 GPUs, the job needs 2" in errors) == (78, True)
     assert run(render(tmp_path, stub, resources={"gpus_per_node": 1}), stub)[0] == 0
+
+
+@pytest.mark.parametrize(("between", "patience", "ends"), [("", "60", 78), ("1", "20", EXIT_SICK)])
+def test_a_driver_that_hangs_does_not_hang_the_start(
+    tmp_path: Path, between: str, patience: str, ends: int
+) -> None:
+    """nvidia-smi gives no answer and cannot be ended: another process holds its output open."""
+    stub = stubs.make(tmp_path / "stubs")
+    smi = stub.bin / "nvidia-smi"
+    smi.write_text(f"#!/bin/bash\ntrap '' TERM HUP\necho $$ >>{tmp_path}/pids\nsleep 1000 &\nwait\n")
+    smi.chmod(0o755)
+    script = render(tmp_path, stub, resources={"gpus_per_node": 2})
+    before = script.read_text()
+    assert before.count(f"_patience={patience}") == 1
+    script.write_text(before.replace(f"_patience={patience}", "_patience=0.2"))
+    code, errors = run(script, stub, **({"LAUNCHER_ONLY_CHECK": between} if between else {}))
+    assert (code, errors.count("nvidia-smi gives no answer within 0.2 s")) == (ends, 1)
+    assert "driver of its GPUs hangs" in errors and not stub.out.exists()
+    for pid in (tmp_path / "pids").read_text().split():
+        subprocess.run(["pkill", "-KILL", "-P", pid])
+        subprocess.run(["kill", "-KILL", pid])
 
 
 def test_a_working_directory_that_is_missing_on_the_node_is_named(tmp_path: Path) -> None:

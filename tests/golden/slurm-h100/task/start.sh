@@ -34,9 +34,13 @@ fi
 # Environment of the cluster.
 export NCCL_DEBUG='WARN'
 
-# A GPU that fell off the bus is cheaper to find here than in the first collective.
+# A GPU that fell off the bus is cheaper to find here than in the first collective. Where the driver hangs, nvidia-smi
+# may not even end by SIGKILL: only its answer is waited for. Without persistence mode, the driver starts first.
+_patience=60
+if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then _patience=20; fi # the supervisor waits no longer than 30 s
 if command -v nvidia-smi >/dev/null; then
-  _gpus=$(nvidia-smi -L 2>/dev/null | grep -cE '^(GPU|  MIG)' || true)
+  read -r -t "$_patience" _gpus < <(exec 2>/dev/null; nvidia-smi -L | grep -cE '^(GPU|  MIG)') ||
+    unfit "nvidia-smi gives no answer within $_patience s on $(hostname): the driver of its GPUs hangs. Look at dmesg (Xid), and restart the node or leave it out"
   ((_gpus >= 8)) || unfit "this node shows $_gpus GPUs, the job needs "8
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
   # Training would go on on the CPU, silently and for ever.
