@@ -60,7 +60,7 @@ def submit_doctor(
         wanted = [*([f"resources.nodes={nodes}"] if nodes is not None else []), *sets]
         scheduler, ready = prepared(job, cluster, wanted)
         options = replace(
-            options, job=JobNeeds.of(ready.request.job, ready.request.plan, ready.request.cluster.setup)
+            options, job=JobNeeds.of(ready.request.job, ready.request.plan, ready.request.cluster)
         )
         own += [text for text in wanted if text.startswith("cluster.")]
         scheduler, ready = prepared(_in_place_of(ready.request, options), cluster, own)
@@ -70,7 +70,7 @@ def submit_doctor(
         chosen = [*own, *sets]
         fields = {**job_of_command(options.command, cluster, chosen), "name": TAG, "tags": [TAG]}
         scheduler, ready = prepared(fields, cluster, chosen)
-    warnings = scheduler.check(ready)
+    warnings = (*scheduler.notes(ready.target), *scheduler.check(ready))
     return scheduler.submit(ready), warnings
 
 

@@ -11,6 +11,7 @@ from launcher.spec.optimizers import OPTIMIZERS, State
 
 if TYPE_CHECKING:  # `launcher why` reads the doctor's options, and needs none of these
     from launcher.planning.plan import Plan
+    from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
     from launcher.spec.recipe import Recipe
 
@@ -27,6 +28,10 @@ class JobNeeds:
     secrets: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     "`setup:` of the profile, which may create files."
+    image: str | None = None
+    "Image of the job, or of the profile."
+    contained: bool = False
+    "Whether the ranks run in it. The doctor runs where they do."
     gpu: int | None = None
     "Bytes of each GPU; None without a plan by memory."
     host: int | None = None
@@ -35,13 +40,15 @@ class JobNeeds:
     "Bytes of all checkpoints that exist at the same time."
 
     @classmethod
-    def of(cls, job: Job, plan: Plan, setup: tuple[str, ...] = ()) -> JobNeeds:
+    def of(cls, job: Job, plan: Plan, cluster: Cluster) -> JobNeeds:
         fields = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
         estimate = plan.estimate
         return cls(
             {name: fields[name] for name in FIELDS if name in fields},
             tuple(secret.name for secret in job.secrets),
-            setup,
+            cluster.setup,
+            job.image or cluster.container.image,
+            cluster.starts_container,
             estimate.needed if estimate is not None and plan.layout.gpus_per_node else None,
             estimate.host_per_node if estimate is not None else None,
             _checkpoints(job, plan),

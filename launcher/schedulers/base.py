@@ -271,7 +271,8 @@ class Scheduler(abc.ABC):
         """Return notes for the user, before the run is sent."""
         from launcher.render.render import notes
 
-        return notes(target)
+        unused = f"image {target.image}: not used, since container.runtime of the profile is none"
+        return (*([unused] if target.image and not target.cluster.starts_container else []), *notes(target))
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Look for what would fail, before anything is sent. Return warnings; raise SchedulerError."""

@@ -238,6 +238,11 @@ class Cluster(Value):
         return self.section is not None and self.section.rents
 
     @property
+    def starts_container(self) -> bool:
+        """Whether the ranks run in an image."""
+        return self.container.runtime != "none" or self.scheduler == "runpod"
+
+    @property
     def gpus_per_node(self) -> int:
         return self.node.gpu.count if self.node.gpu is not None else 0
 

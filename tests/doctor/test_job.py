@@ -16,6 +16,7 @@ from launcher.doctor.options import Options
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.planning.plan import Layout, Plan
 from launcher.spec.base import GIB
+from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from tests.lab import Lab
@@ -49,9 +50,10 @@ def test_the_needs_travel_in_the_command() -> None:
             "batch": {"global": 8}, "secrets": ["TOKEN"],
         }
     )  # fmt: skip
+    cluster = Cluster(name="c", scheduler="local", setup=("module load x",))
     layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=1)
     plan = Plan(layout=layout, recipe=RECIPE, ladder=(), reason="", parameters=10**9)
-    options = Options("quick", job=JobNeeds.of(job, plan, ("module load x",)))
+    options = Options("quick", job=JobNeeds.of(job, plan, cluster))
     assert Options.of_command(options.command) == options
     assert options.job is not None and options.job.secrets == ("TOKEN",)
     # Two checkpoints are kept, and the next is written before one is deleted.
@@ -117,11 +119,12 @@ def test_the_plan_is_compared_with_the_free_memory_of_the_gpus() -> None:
 @pytest.mark.e2e
 def test_the_doctor_answers_for_a_job(lab: Lab) -> None:
     lab.script("import nosuchmodule\n")
-    job = lab.job(command="python train.py --mb {micro_batch_size}", secrets=["TOKEN"])
+    job = lab.job(command="python train.py --mb {micro_batch_size}", secrets=["TOKEN"], image="my/image:1")
     lab.environ["TOKEN"] = "a-secret-value"
     told = lab.told("doctor", "--quick", "--job", str(job), code=1)
     verdicts = {one["check"]: one["verdict"] for one in told["findings"] if one["part"] == "job"}
-    assert verdicts == {"job-files": "good", "job-imports": "broken", "job-secrets": "good"}
+    good = {"job-files": "good", "job-secrets": "good"}
+    assert verdicts == {**good, "job-imports": "broken", "job-image": "poor"}, "nothing starts a container"
     assert told["ranks"] == 2
     for file in lab.newest().path.rglob("*"):
         assert not file.is_file() or b"a-secret-value" not in file.read_bytes(), file

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab, job_id
+from tests.slurm.test_before_the_queue import pyxis as pyxis
 
 PARTITION = "fragile-too"
 "Its nodes are n10 and n11."
@@ -101,6 +104,33 @@ def test_the_doctor_answers_for_a_job(slurm_lab: SlurmLab) -> None:
     seen = {one["check"]: one["measured"] for one in told["findings"] if one["verdict"] == "good"}
     assert (seen["same-files"], seen["shared-locks"]) == ("seen", "excludes")
     assert seen["workdir"].startswith("1 files, ")
+
+
+@pytest.mark.slow
+def test_the_image_of_a_job_is_there_or_not(pyxis: None, slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """pyxis itself is a stub: the step runs outside of the image, whose file must exist all the same."""
+    slurm_lab.script("print('trained')\n")
+    job = slurm_lab.job(
+        command="python train.py", image="my.sqsh", resources={"nodes": 1, "ranks_per_node": 1}
+    )
+    command = (
+        "doctor",
+        "-c",
+        "lab.yaml",
+        "--quick",
+        "--job",
+        str(job),
+        "-s",
+        "cluster.container.runtime=pyxis",
+    )
+    told = slurm_lab.told(*command, code=1)
+    [silent] = [one for one in told["findings"] if one["verdict"] == "broken" and one["check"] == "answers"]
+    assert f"there is no {slurm_lab.folder}/my.sqsh" in silent["cause"]
+    (slurm_lab.folder / "my.sqsh").touch()
+    slurm_lab.cli(*command)
+    told = json.loads(slurm_lab.cli("doctor", "--show", slurm_lab.newest().id, "--json").stdout)
+    [image] = [one for one in told["findings"] if one["check"] == "job-image"]
+    assert (image["verdict"], image["measured"]) == ("good", "my.sqsh")
 
 
 @pytest.mark.slow

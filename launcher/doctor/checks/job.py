@@ -37,6 +37,13 @@ def _show(value: list[str]) -> str:
 
 ROWS = (
     Check(
+        "job-image", "job's image", "job",
+        unmeasured=Opinion(
+            "poor", "used", "The profile starts no container: the job runs with paths.python.",
+            "Set container.runtime of the profile, or install there what the job needs.",
+        ),
+    ),
+    Check(
         "job-files", "job's files", "job",
         _nothing(
             "The job names what is not on this node",

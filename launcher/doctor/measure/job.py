@@ -34,6 +34,9 @@ def measure_job(node: int, needs: JobNeeds, run: Path) -> Iterator[Measured]:
     """Yield whether this node has what the job needs. The current directory is the job's `workdir`."""
     job = Job.model_validate(needs.job)
     environ = _environ()
+    if needs.image is not None:  # the doctor itself has been started in it, if anything is
+        error = "" if needs.contained else f"{needs.image} is not used."
+        yield Measured("job-image", node, needs.image if needs.contained else None, error=error)
     named = missing(job, Path.cwd(), needs.setup, python=True, files=True)
     yield guarded("job-files", node, lambda: [f"{field}: {message}" for field, message in named])
     yield guarded("job-imports", node, lambda: _imports(job, environ))

@@ -119,11 +119,7 @@ class SshHosts(OneByOne):
         python = request.cluster.paths.python or DEFAULT_PYTHON
         either = "|".join(self.hosts)  # the host is chosen after they were inspected
         command = ("ssh", either, python, "-m", "launcher.supervise", place.run_dir)
-        found = ready(self, request, place, python, command)
-        if not (image := found.target.image):
-            return found
-        unused = f"image {image}: not used, no container is started on these hosts"
-        return replace(found, warnings=(*found.warnings, unused))
+        return ready(self, request, place, python, command)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         chosen = self._choose((), prepared.about)

@@ -131,6 +131,6 @@ def test_what_hosts_without_a_batch_system_cannot_do_is_refused_before_anybody_a
     assert "container.runtime docker: scheduler ssh starts no container" in said
     job = str(laptop.job("job.yaml", command="python train.py", resources=ONE_GPU, image="a/b"))
     shown = laptop.said("submit", job, "-c", "lab.yaml", "--dry-run")
-    assert "image a/b: not used, no container is started on these hosts" in shown
+    assert "image a/b: not used, since container.runtime of the profile is none" in shown
     assert "ssh 'tensor01|tensor02' " in shown
     assert [host.sshd.sessions for host in laptop.hosts] == [0, 0] and not laptop.runs.exists()
