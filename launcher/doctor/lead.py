@@ -158,9 +158,11 @@ class Lead:
     ) -> RankTest:
         """A test whose first rank serves the store at a port that is probably free."""
         given = {"gpus": self.expected.gpus_per_node > 0, **options}
-        node = ranks[0] // self.expected.ranks_per_node
-        host = self._identities.get(node, {}).get("address") or self.place.host
-        return RankTest(what, given, tuple(ranks), host, random.choice(RENDEZVOUS_PORTS), seconds, env or {})
+        identity = self._identities.get(ranks[0] // self.expected.ranks_per_node, {})
+        taken = identity.get("ports", {}).get("rendezvous", ())
+        port = random.choice([port for port in RENDEZVOUS_PORTS if port not in taken])
+        host = identity.get("address") or self.place.host
+        return RankTest(what, given, tuple(ranks), host, port, seconds, env or {})
 
     def _collectives(self, sizes: Sequence[int]) -> bool:
         """Test the collectives, and look for settings if they fail. Return whether they work in the end."""

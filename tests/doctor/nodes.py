@@ -95,35 +95,36 @@ class Nodes:
         for space in (*map(self.space, range(self.count)), f"{self._prefix}-s"):
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
 
-    def fast_network(self) -> None:
-        """Give every node an interface `eth1` at a switch of its own."""
-        switch = f"{self._prefix}-s"
-        ip("link", "add", "br1", "type", "bridge", inside=switch)
-        ip("link", "set", "br1", "up", inside=switch)
+    def network(self, number: int, *, joined: bool = True) -> None:
+        """Give every node an interface `eth{number}`; one that joins no nodes if not `joined`."""
+        switch, name = f"{self._prefix}-s", f"eth{number}"
+        if joined:
+            ip("link", "add", f"br{number}", "type", "bridge", inside=switch)
+            ip("link", "set", f"br{number}", "up", inside=switch)
         for node in range(self.count):
-            far = ("peer", "name", "eth1", "netns", self.space(node))
-            ip("link", "add", f"q{node}", "type", "veth", *far, inside=switch)
-            ip("link", "set", f"q{node}", "master", "br1", "up", inside=switch)
-            ip("addr", "add", f"192.168.77.{node + 1}/24", "dev", "eth1", inside=self.space(node))
-            ip("link", "set", "eth1", "up", inside=self.space(node))
-
-    def second_network(self) -> None:
-        """Give every node an interface `eth1` that no cable joins to the others."""
-        for node in range(self.count):
-            ip("link", "add", "eth1", "type", "veth", "peer", "name", "loose", inside=self.space(node))
-            ip("addr", "add", f"192.168.77.{node + 1}/24", "dev", "eth1", inside=self.space(node))
-            ip("link", "set", "eth1", "up", inside=self.space(node))
-            ip("link", "set", "loose", "up", inside=self.space(node))
+            far = f"e{number}-{node}"
+            place = ("peer", "name", far, *(("netns", switch) if joined else ()))
+            ip("link", "add", name, "type", "veth", *place, inside=self.space(node))
+            if joined:
+                ip("link", "set", far, "master", f"br{number}", "up", inside=switch)
+            else:
+                ip("link", "set", far, "up", inside=self.space(node))
+            ip("addr", "add", f"192.168.{76 + number}.{node + 1}/24", "dev", name, inside=self.space(node))
+            ip("link", "set", name, "up", inside=self.space(node))
 
     def on(self, node: int, script: str) -> None:
         """Run a shell script in the network of a node, or of the switch for -1."""
         space = f"{self._prefix}-s" if node < 0 else self.space(node)
         subprocess.run(["ip", "netns", "exec", space, "bash", "-ec", script], check=True)
 
+    def processes(self, node: int) -> list[int]:
+        """The pids of all processes of a node."""
+        done = subprocess.run(["ip", "netns", "pids", self.space(node)], capture_output=True, text=True)
+        return [int(pid) for pid in done.stdout.split()]
+
     def kill(self, node: int) -> None:
         """End all processes of a node with SIGKILL."""
-        done = subprocess.run(["ip", "netns", "pids", self.space(node)], capture_output=True, text=True)
-        for pid in map(int, done.stdout.split()):
+        for pid in self.processes(node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -11,6 +11,7 @@ import pytest
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.examine import examine
 from launcher.doctor.job_needs import JobNeeds, checkpoint_bytes
+from launcher.doctor.measure.gpus import visible
 from launcher.doctor.measure.job import measure_job
 from launcher.doctor.options import Options
 from launcher.doctor.values import Expected, Finding, Measured
@@ -114,6 +115,14 @@ def test_the_plan_is_compared_with_the_free_memory_of_the_gpus() -> None:
     for free, verdict in ((41 * GIB, "good"), (39 * GIB, "broken")):
         [found] = examine([Measured("job-gpu-memory", 0, free)], expected)
         assert found.verdict == verdict and found.title == CHECKS["job-gpu-memory"].title
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"),
+    [("", [0, 1, 2]), ("2,0", [0, 2]), ("GPU-bb", [1]), ("GPU-aa11, GPU-cc33", [0, 2]), ("MIG-x", [0, 1, 2])],
+)
+def test_the_gpus_of_other_jobs_are_not_examined(chosen: str, indices: list[int]) -> None:
+    assert visible(["GPU-aa11", "GPU-bb22", "GPU-cc33"], chosen) == indices
 
 
 @pytest.mark.e2e

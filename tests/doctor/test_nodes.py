@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -40,9 +41,9 @@ def test_two_healthy_nodes(nodes: Nodes) -> None:
     assert not list(nodes.folder.rglob(".doctor*"))
 
 
-def drop_rendezvous_port(nodes: Nodes, node: int) -> None:
-    """A firewall that drops one way what comes to the rendezvous port (iptables)."""
-    nodes.on(node, "iptables -A INPUT -p tcp --dport 61000:65535 --syn -j DROP")
+def drop_rendezvous_ports(nodes: Nodes, node: int) -> None:
+    """A firewall that drops one way what comes to rendezvous ports, but not to the run's own (iptables)."""
+    nodes.on(node, "iptables -A INPUT -p tcp --dport 61008:65535 --syn -j DROP")
 
 
 def drop_half_of_the_range(nodes: Nodes, node: int) -> None:
@@ -72,87 +73,122 @@ def wrong_hosts(nodes: Nodes, node: int) -> None:
 
 
 WAY_FAULTS = [
-    (drop_rendezvous_port, "rendezvous-port", "broken", "dropped on the way"),
+    (drop_rendezvous_ports, "rendezvous-port", "broken", "dropped on the way"),
     (drop_half_of_the_range, "ephemeral-port", "broken", "dropped on the way"),
     (mtu_too_large, "mtu", "broken", "above 1500"),
     (lossy, "loss", "broken", "Packets get lost"),
     (slow_link, "bandwidth", "poor", "slow"),
     (wrong_hosts, "name", "poor", "127.0.1.1"),
 ]
-LOSSY = 1 + [fault for fault, *_ in WAY_FAULTS].index(lossy)
-CLOCK, READ_ONLY, OTHER_FOLDER, OTHER_LOCKS = range(len(WAY_FAULTS) + 1, len(WAY_FAULTS) + 5)
-"Nodes with faults of their own: clock, run folder, folder for checkpoints, file locks."
+CLOCK, READ_ONLY, OTHER_FOLDER, OTHER_LOCKS = "clock", "run folder", "folder for checkpoints", "file locks"
+"Faults of a node by itself."
 
 
-@pytest.fixture(scope="module")
-def many_faults(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Eleven nodes: node 0 is healthy, each other one has one fault. All are examined at the same time."""
-    folder = tmp_path_factory.mktemp("nodes")
+class Faulty(NamedTuple):
+    """Nodes that have been examined. Node 0 is healthy."""
+
+    count: int
+    at: Mapping[Any, int]
+    "The node of each fault: a function of WAY_FAULTS, or a text above."
+    found: Results
+
+
+FEW = {
+    drop_rendezvous_ports: 1, drop_half_of_the_range: 1, wrong_hosts: 1, CLOCK: 1,
+    mtu_too_large: 2, READ_ONLY: 2,
+    lossy: 3, OTHER_FOLDER: 3, OTHER_LOCKS: 3,
+}  # fmt: skip
+MANY = {
+    fault: node
+    for node, fault in enumerate(
+        [*(fault for fault, *_ in WAY_FAULTS), CLOCK, READ_ONLY, OTHER_FOLDER, OTHER_LOCKS], 1
+    )
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(FEW, id="four nodes"),
+        pytest.param(MANY, id="eleven nodes", marks=pytest.mark.slow),
+    ],
+)
+def faulty_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Faulty:
+    """All faults are there at the same time: several on a node, or each on a node of its own."""
+    folder, at = tmp_path_factory.mktemp("nodes"), request.param
     (folder / "locks").mkdir()
-    with Nodes(folder, OTHER_LOCKS + 1) as nodes:
-        for node, (fault, *_) in enumerate(WAY_FAULTS, 1):
-            fault(nodes, node)
+    with Nodes(folder, max(at.values()) + 1) as nodes:
+        for fault, *_ in WAY_FAULTS:
+            if fault in at:
+                fault(nodes, at[fault])
         locks = {"LD_PRELOAD": str(stub("local_locks_stub", folder)), "LOCKS": str(folder / "locks")}
-        return nodes.doctor(
+        found = nodes.doctor(
             "quick",
-            env={CLOCK: {"LD_PRELOAD": str(stub("clock_stub", folder))}, OTHER_LOCKS: locks},
+            env={at[CLOCK]: {"LD_PRELOAD": str(stub("clock_stub", folder))}, at[OTHER_LOCKS]: locks},
             scripts={
-                READ_ONLY: f"mount --bind {folder} {folder}; mount -o remount,ro,bind {folder}",
-                OTHER_FOLDER: "mkdir $LAUNCHER_RUN_DIR/checkpoints; "
+                at[READ_ONLY]: f"mount --bind {folder} {folder}; mount -o remount,ro,bind {folder}",
+                at[OTHER_FOLDER]: "mkdir $LAUNCHER_RUN_DIR/checkpoints; "
                 "mount -t tmpfs tmpfs $LAUNCHER_RUN_DIR/checkpoints",
             },
         )
+        return Faulty(nodes.count, at, found)
 
 
 @pytest.mark.parametrize(
-    ("node", "row"),
+    "row",
     [
-        # A busy machine may make other ways slow, too.
-        pytest.param(node, row, id=row[0].__name__, marks=[pytest.mark.slow] if row[0] is slow_link else [])
-        for node, row in enumerate(WAY_FAULTS, 1)
+        pytest.param(row, id=row[0].__name__, marks=[pytest.mark.slow] if row[0] not in FEW else [])
+        for row in WAY_FAULTS
     ],
 )
 def test_each_of_several_faulty_nodes_is_found_and_named(
-    many_faults: Results, node: int, row: tuple[Callable[[Nodes, int], None], str, str, str]
+    faulty_nodes: Faulty, row: tuple[Callable[[Nodes, int], None], str, str, str]
 ) -> None:
-    _, check, verdict, words = row
-    found = [one for one in many_faults.findings if one.check == check and one.verdict == verdict]
+    fault, check, verdict, words = row
+    if fault not in faulty_nodes.at:
+        pytest.skip("a slow link is judged by speeds, which a busy machine has as well: with eleven nodes")
+    results, node, lossy_node = faulty_nodes.found, faulty_nodes.at[fault], faulty_nodes.at[lossy]
+    found = [one for one in results.findings if one.check == check and one.verdict == verdict]
     ways = [subject.split(" to ") for one in found for subject in one.subjects]
-    assert len([way for way in ways if str(node) in way]) >= CLOCK
-    assert all({str(node), str(LOSSY)} & {*way} for way in ways), "lost packets may look like other faults"
+    assert len([way for way in ways if str(node) in way]) >= (faulty_nodes.count - 1) * 2 // 3
+    assert all({str(node), str(lossy_node)} & {*way} for way in ways), (
+        "lost packets may look like other faults"
+    )
     assert any(words in one.cause for one in found) and all(one.cure for one in found)
-    assert f"node {node}: n{node}" in " ".join(many_faults.page()), "the page tells the host's name"
+    assert f"node {node}: n{node}" in " ".join(results.page()), "the page tells the host's name"
 
 
-def test_a_clock_that_is_30_s_ahead(many_faults: Results) -> None:
-    found = sick(many_faults)
-    [own] = [one for one in many_faults.findings if one.check == "clock" and one.measured.startswith("+30")]
-    assert (own.verdict, own.nodes) == ("poor", (CLOCK,))
-    assert found["clocks"].verdict == "poor"
+def test_a_clock_that_is_30_s_ahead(faulty_nodes: Faulty) -> None:
+    node, found = faulty_nodes.at[CLOCK], faulty_nodes.found
+    [own] = [one for one in found.findings if one.check == "clock" and one.measured.startswith("+30")]
+    assert (own.verdict, own.nodes) == ("poor", (node,))
+    between = sick(found)["clocks"]
+    assert between.verdict == "poor"
     # The node that loses packets may lose the question for the time as well.
-    others = set(range(CLOCK)) - {LOSSY}
-    assert {f"{other} to {CLOCK}" for other in others} <= set(found["clocks"].subjects)
-    assert all(str(CLOCK) in way.split(" to ") for way in found["clocks"].subjects)
+    others = set(range(node)) - {faulty_nodes.at[lossy]}
+    assert {f"{other} to {node}" for other in others} <= set(between.subjects)
+    assert all(str(node) in way.split(" to ") for way in between.subjects)
 
 
-def test_a_node_that_cannot_write_the_run_folder_answers_over_the_network(many_faults: Results) -> None:
-    finding = sick(many_faults)["run-folder"]
-    assert (finding.verdict, finding.nodes) == ("broken", (READ_ONLY,)) and "Read-only" in finding.cause
+def test_a_node_that_cannot_write_the_run_folder_answers_over_the_network(faulty_nodes: Faulty) -> None:
+    finding = sick(faulty_nodes.found)["run-folder"]
+    assert (finding.verdict, finding.nodes) == ("broken", (faulty_nodes.at[READ_ONLY],))
+    assert "Read-only" in finding.cause
 
 
-def test_nodes_with_different_folders_for_checkpoints(many_faults: Results) -> None:
-    finding = sick(many_faults)["same-files"]
+def test_nodes_with_different_folders_for_checkpoints(faulty_nodes: Faulty) -> None:
+    finding, node = sick(faulty_nodes.found)["same-files"], faulty_nodes.at[OTHER_FOLDER]
     assert (finding.verdict, finding.measured) == ("broken", "missing")
-    ways = {f"{other} to {OTHER_FOLDER}, checkpoints" for other in range(OTHER_FOLDER) if other != READ_ONLY}
-    assert ways <= set(finding.subjects)
-    assert not list(many_faults.run.path.rglob(".doctor*"))
+    others = set(range(node)) - {faulty_nodes.at[READ_ONLY]}
+    assert {f"{other} to {node}, checkpoints" for other in others} <= set(finding.subjects)
+    assert not list(faulty_nodes.found.run.path.rglob(".doctor*"))
 
 
-def test_locks_that_only_one_node_sees(many_faults: Results) -> None:
-    assert "flock" not in sick(many_faults), "on one node they exclude"
-    finding = sick(many_faults)["shared-locks"]
+def test_locks_that_only_one_node_sees(faulty_nodes: Faulty) -> None:
+    assert "flock" not in sick(faulty_nodes.found), "on one node they exclude"
+    finding, node = sick(faulty_nodes.found)["shared-locks"], faulty_nodes.at[OTHER_LOCKS]
     assert (finding.verdict, finding.measured) == ("poor", "excludes nobody")
-    assert all(str(OTHER_LOCKS) in re.findall(r"\d+", way) for way in finding.subjects) and finding.subjects
+    assert all(str(node) in re.findall(r"\d+", way) for way in finding.subjects) and finding.subjects
 
 
 PATCH = """
@@ -250,7 +286,7 @@ def test_a_node_that_dies_in_the_middle_is_named(nodes: Nodes, how: str) -> None
 @pytest.mark.slow
 def test_seventeen_nodes_try_some_ways_only(tmp_path: Path) -> None:
     with Nodes(tmp_path, 17) as nodes:
-        drop_rendezvous_port(nodes, 9)
+        drop_rendezvous_ports(nodes, 9)
         found = nodes.doctor("quick")
     finding = sick(found)["rendezvous-port"]
     assert all(subject.endswith(" to 9") for subject in finding.subjects)
@@ -276,6 +312,7 @@ RANK_FAULTS = [
     ("Checkpoints in another folder on one node (tmpfs)", "same-files", "broken"),
     ("Locks that only one node sees (by a preloaded library)", "shared-locks", "poor"),
     ("A rank that stops (SIGSTOP)", "all-reduce", "broken"),
+    ("A setting with which a rank stops, and one whose interface leads nowhere", "setting", "poor"),
     ("A rank that adds wrong values", "pairs", "broken"),
     ("A slow node of three (tc)", "pairs", "poor"),
     ("An interface in the profile that leads nowhere", "interfaces", "broken"),
@@ -283,4 +320,4 @@ RANK_FAULTS = [
     ("A node that dies in the middle of the examination", "alive", "broken"),
     ("A folder that hangs (fdatasync does not return)", "folder", "broken"),
 ]
-"""The tests above make these; `test_search.py` that of the interface, `test_endings.py` the folder."""
+"""The tests above make these; `test_search.py` those of interfaces, `test_endings.py` that of the folder."""

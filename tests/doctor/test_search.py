@@ -21,6 +21,7 @@ from launcher.render.shipped import clusters_dir
 from launcher.rundir.layout import RunDir
 from launcher.spec.load import load_cluster
 from tests.doctor.nodes import Nodes, sick
+from tests.doctor.test_nodes import PATCH, faulty
 
 PROFILE = """\
 # Our cluster.
@@ -202,7 +203,7 @@ def test_an_interface_that_leads_nowhere_is_replaced(tmp_path: Path, monkeypatch
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/spaces.yaml").write_text(PROFILE)
     with Nodes(tmp_path) as nodes:
-        nodes.second_network()
+        nodes.network(1, joined=False)
         env = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
         results = nodes.doctor(cluster={"network": {"interface": "eth1"}}, env={0: env, 1: env})
     found = sick(results)
@@ -223,6 +224,33 @@ def test_an_interface_that_leads_nowhere_is_replaced(tmp_path: Path, monkeypatch
     assert [file.name for file in (tmp_path / "clusters").iterdir()] == ["spaces.yaml"]
 
 
+HANGS = PATCH.replace(
+    "{fault}", "os.environ['GLOO_SOCKET_IFNAME'] == 'eth1':\n"
+    "            os.kill(os.getpid(), signal.SIGSTOP)\n"
+    "        result = original(tensor, *arguments, **more)"
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_setting_that_hangs_is_a_finding_and_the_search_goes_on(tmp_path: Path) -> None:
+    """eth0 drops what gloo sends, a rank stops with eth1, eth2 joins no nodes, and eth3 works."""
+    with Nodes(tmp_path) as nodes:
+        nodes.network(1)
+        nodes.network(2, joined=False)
+        nodes.network(3)
+        for node in range(2):
+            nodes.on(node, "iptables -A INPUT -i eth0 -p tcp --dport 32768:60999 --syn -j DROP")
+        results = nodes.doctor(env={1: faulty(tmp_path, HANGS)})
+        assert [nodes.processes(node) for node in range(2)] == [[], []], "nothing is left"
+    tried = {one.subject: one.value for one in results.values if one.check == "setting"}
+    stopped = tried["GLOO_SOCKET_IFNAME=eth1"]
+    assert (stopped["kind"], stopped["ranks"], stopped["state"]) == ("hang", [1], "T")
+    assert tried["GLOO_SOCKET_IFNAME=eth2"]["kind"] != "ok"
+    assert sick(results)["chosen"].measured == "GLOO_SOCKET_IFNAME=eth3"
+    assert {one.verdict for one in results.findings if one.part == "model"} == {"good"}
+    assert not list(tmp_path.rglob(".doctor*"))
+
+
 @pytest.mark.slow
 def test_the_faster_of_two_networks_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is broken: eth0 reaches 400 Mb/s, and eth1 is not limited."""
@@ -230,7 +258,7 @@ def test_the_faster_of_two_networks_is_chosen(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters/spaces.yaml").write_text(PROFILE)
     with Nodes(tmp_path) as nodes:
-        nodes.fast_network()
+        nodes.network(1)
         nodes.on(1, "tc qdisc add dev eth0 root tbf rate 400mbit burst 256kbit latency 400ms")
         results = nodes.doctor(tune=True)
     assert sick(results)["chosen"].measured == "GLOO_SOCKET_IFNAME=eth1"

@@ -47,13 +47,13 @@ def port(measured: Measured, expected: Expected) -> Opinion:
     if state not in causes:
         cure = "Look at the interface, its address and the routes: `ip addr`, `ip route`."
         return Opinion("broken", "open", f"The connection fails: {state}.", cure)
-    ports = "61000 to 65535" if measured.check.startswith("rendezvous") else "32768 to 60999"
+    tried = sorted(map(int, measured.value))  # from one end of the range to the other
     return Opinion(
         "broken",
         "open",
         causes[state],
-        f"Allow TCP ports {ports} between the nodes in both directions (iptables, firewalld, security "
-        "groups), or set network.interface to an interface that is not filtered.",
+        f"Allow TCP ports {tried[0]} to {tried[-1]} between the nodes in both directions (iptables, "
+        "firewalld, security groups), or set network.interface to an interface that is not filtered.",
     )
 
 
@@ -166,7 +166,7 @@ def _row(*row: Any, **more: Any) -> Check:
 
 ROWS = (
     _row("name", "name of a node", "network", name, _name),
-    _row("rendezvous-port", "rendezvous port", "network", port, _states),
+    _row("rendezvous-port", "rendezvous ports", "network", port, _states),
     _row("ephemeral-port", "ephemeral ports", "network", port, _states),
     _row("interfaces", "interfaces", "network", interfaces, lambda value: ", ".join(value) or "none"),
     Check(

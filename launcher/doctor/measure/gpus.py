@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -28,7 +28,10 @@ FIRST_LINKS = 36
 
 
 def measure_gpus(node: int) -> Iterator[Measured]:
-    """Yield the values of all GPUs of this node, as far as the driver knows them."""
+    """Yield the values of the GPUs that this process may use, as far as the driver knows them.
+
+    Others of the node may be another job's.
+    """
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError as error:
@@ -40,16 +43,37 @@ def measure_gpus(node: int) -> Iterator[Measured]:
         yield Measured("gpus", node, None, error=reason_of(error))
         return
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = visible_handles(nvml)
         yield Measured("gpus", node, len(handles))
         yield guarded("driver", node, lambda: _driver(nvml))
-        for index, handle in enumerate(handles):
+        for index, handle in handles.items():
             yield from _gpu(nvml, node, f"GPU {index}", handle)
         yield from _p2p(nvml, node, handles)
         for index, errors in _xid(nvml, handles):
             yield Measured("gpu-xid", node, errors, f"GPU {index}")
     finally:
         nvml.nvmlShutdown()
+
+
+def visible_handles(nvml: Any) -> dict[int, Any]:
+    """Return NVML's handles of the GPUs that this process may use, by index."""
+    found = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in found]
+    return {index: found[index] for index in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES", ""))}
+
+
+def visible(uuids: Sequence[str], chosen: str) -> list[int]:
+    """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES (`chosen`) names, by index or UUID.
+
+    All of them if it is empty, or if it names parts of GPUs (MIG).
+    """
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    found = [
+        index
+        for index, uuid in enumerate(uuids)
+        if any(name == str(index) or uuid.startswith(name) for name in names)
+    ]
+    return found or [*range(len(uuids))]
 
 
 def _driver(nvml: Any) -> dict[str, str]:
@@ -111,17 +135,17 @@ def _links(nvml: Any, handle: Any) -> Iterator[bool]:
             yield nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED
 
 
-def _p2p(nvml: Any, node: int, handles: list[Any]) -> Iterator[Measured]:
+def _p2p(nvml: Any, node: int, handles: Mapping[int, Any]) -> Iterator[Measured]:
     index = nvml.NVML_P2P_CAPS_INDEX_READ
     index = index[0] if isinstance(index, tuple) else index  # a stray comma in nvidia-ml-py
-    for one, other in combinations(range(len(handles)), 2):
+    for one, other in combinations(handles, 2):
         with suppress(nvml.NVMLError):
             status = nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], index)
             word = "ok" if status == nvml.NVML_P2P_STATUS_OK else f"status {status}"
             yield Measured("gpu-p2p", node, word, f"GPU {one} and {other}")
 
 
-def _xid(nvml: Any, handles: list[Any]) -> Iterator[tuple[int, int]]:
+def _xid(nvml: Any, handles: Mapping[int, Any]) -> Iterator[tuple[int, int]]:
     """Yield (GPU, Xid errors in the kernel's log). Nothing if this user cannot read the log."""
     try:
         log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=5)
@@ -130,7 +154,7 @@ def _xid(nvml: Any, handles: list[Any]) -> Iterator[tuple[int, int]]:
     if log.returncode:
         return
     errors = re.findall(r"NVRM: Xid \(PCI:([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+)", log.stdout)
-    for index, handle in enumerate(handles):
+    for index, handle in handles.items():
         domain, bus, device = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).partition(".")[0].split(":")
         own = (int(domain, 16), int(bus, 16), int(device, 16))
         yield index, sum(tuple(int(part, 16) for part in one.split(":")) == own for one in errors)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.doctor.job_needs import JobNeeds
+from launcher.doctor.measure.gpus import visible_handles
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.measure.host import free_memory
 from launcher.doctor.values import Measured
@@ -105,20 +106,7 @@ def _free_on_gpus() -> list[int]:
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [nvml.nvmlDeviceGetMemoryInfo(handle).free for handle in _visible(nvml, handles)]
+        handles = visible_handles(nvml).values()
+        return [nvml.nvmlDeviceGetMemoryInfo(handle).free for handle in handles]
     finally:
         nvml.nvmlShutdown()
-
-
-def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by index or UUID; all if it is not set."""
-    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if not names:
-        return handles
-    uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
-    return [
-        handle
-        for index, (handle, uuid) in enumerate(zip(handles, uuids, strict=True))
-        if any(name == str(index) or str(uuid).startswith(name) for name in names)
-    ]

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.supervise.ports import RENDEZVOUS_PORTS
+
 PORTS = 5
-"Ports of the ephemeral range."
+"Ports of a range. A firewall may open a part of it."
 TRIES = 20
 "Neighbours of a port that is in use."
 IDLE_SECONDS = 20.0
@@ -28,7 +30,9 @@ def ephemeral_range() -> tuple[int, int]:
 
 
 class Listener:
-    """Sockets at the run's rendezvous port and at some of the ephemeral range. Use it as a context manager.
+    """Sockets at the run's rendezvous port, at some of all such ports and of the ephemeral range.
+
+    Use it as a context manager.
 
     `take` gets answers of nodes that cannot write into the run directory.
     """
@@ -42,12 +46,13 @@ class Listener:
             self._listen(port)
         except OSError as error:
             self.error = error.strerror or str(error)
+        rendezvous = [port, *self._listen_within(RENDEZVOUS_PORTS[0], RENDEZVOUS_PORTS[-1])]
         ephemeral = list(self._listen_within(*ephemeral_range()))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("", 0))
         self._sockets.append(datagrams)
         threading.Thread(target=self._echo, args=(datagrams,), daemon=True).start()
-        self.ports = {"rendezvous": port, "ephemeral": ephemeral, "udp": datagrams.getsockname()[1]}
+        self.ports = {"rendezvous": rendezvous, "ephemeral": ephemeral, "udp": datagrams.getsockname()[1]}
 
     def __enter__(self) -> Listener:
         return self
@@ -72,7 +77,7 @@ class Listener:
         return int(one.getsockname()[1])
 
     def _listen_within(self, low: int, high: int) -> Iterator[int]:
-        """Listen at PORTS ports from one end of a range to the other: a firewall may open a part of it."""
+        """Listen at PORTS ports from one end of a range to the other."""
         for number in range(PORTS):
             first = low + (high - low) * number // (PORTS - 1)
             near = range(first, high + 1) if number < PORTS - 1 else range(high, low - 1, -1)

@@ -71,8 +71,8 @@ def measure_ways(node: int, peers: Mapping[int, Mapping[str, Any]]) -> Iterator[
     for (other, peer), (name, states) in zip(peers.items(), tried, strict=True):
         way, ports = f"{node} to {other}", peer["ports"]
         yield Measured("name", node, name, way)
-        yield Measured("rendezvous-port", node, {str(ports["rendezvous"]): states[ports["rendezvous"]]}, way)
-        yield Measured("ephemeral-port", node, {str(port): states[port] for port in ports["ephemeral"]}, way)
+        for kind in ("rendezvous", "ephemeral"):
+            yield Measured(f"{kind}-port", node, {str(port): states[port] for port in ports[kind]}, way)
         if port := next((port for port, state in states.items() if state == "open"), None):
             yield from _measure_open_way(node, other, peer, port)
 
@@ -129,7 +129,7 @@ def responds(peer: Mapping[str, Any]) -> bool:
 
 def _listening(peer: Mapping[str, Any]) -> list[int]:
     """Return the TCP ports at which another node listens."""
-    return [peer["ports"]["rendezvous"], *peer["ports"]["ephemeral"]]
+    return [*peer["ports"]["rendezvous"], *peer["ports"]["ephemeral"]]
 
 
 def _port(address: str, port: int) -> str:
