@@ -40,18 +40,24 @@ from launcher.train.where import Where
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."
 MOMENTS = ("first step", "steady state")
+GLOO_SECONDS = 0.02
+"""How long gloo's threads may hold the tensors of a collective that has ended. Without this pause the peaks of
+tensor parallelism differ from run to run, by the largest of them."""
 Peaks = dict[str, dict[str, int]]
 "Bytes: moment (first step, steady state, evaluation), then phase."
 
 
 class Storages(MemoryBudget):
-    """Without the copy in which gloo reduces and scatters: no operator makes it, a view is what shows it.
-    NCCL has none."""
+    """Without what gloo holds and NCCL does not: the copy in which it reduces and scatters, which no operator
+    makes and a view shows, and the tensors of a collective that has just ended."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "is_view", False) and not any(issubclass(kind, DTensor) for kind in types):
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            time.sleep(GLOO_SECONDS)
+        return out
 
 
 class Phases(Where):
