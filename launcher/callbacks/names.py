@@ -32,3 +32,12 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if not left_out and not isinstance(value, str):
             found[_RENAMED.get(ours, ours)] = value
     return found
+
+
+def is_summary(metrics: Mapping[str, Any]) -> bool:
+    """Return whether these are what transformers' Trainer logs at the end: times and means of the whole
+    training.
+
+    With `include_num_input_tokens_seen` each line has a `train_runtime`.
+    """
+    return "train_runtime" in metrics and "train_loss" in metrics

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from launcher.callbacks.names import numbers_of
+from launcher.callbacks.names import is_summary, numbers_of
 from launcher.rundir.metrics_log import log
 
 
@@ -21,7 +21,7 @@ class LogCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         """Record one line. The summary at the end of the training is left out."""
-        if logs is None or "train_runtime" in logs:
+        if logs is None or is_summary(logs):
             return
         numbers = numbers_of(logs)
         if state.global_step > self._step:

@@ -41,7 +41,8 @@ TRANSFORMERS = """
 from transformers import Trainer, TrainingArguments
 from launcher.callbacks.transformers import LogCallback
 args = TrainingArguments(output_dir="out", max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=4,
-    per_device_train_batch_size=8, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True)
+    per_device_train_batch_size=8, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    include_num_input_tokens_seen="COUNT")
 Trainer(Net(), args, train_dataset=rows, eval_dataset=rows, callbacks=[LogCallback()]).train()
 """
 LIGHTNING = """
@@ -88,8 +89,9 @@ def test_accelerate(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-def test_transformers(tmp_path: Path) -> None:
-    lines = recorded(TRANSFORMERS, tmp_path)
+@pytest.mark.parametrize("count", ["no", "all"])
+def test_transformers(tmp_path: Path, count: str) -> None:
+    lines = recorded(TRANSFORMERS.replace("COUNT", count), tmp_path)
     training = [line for line in lines if "loss" in line]
     assert [(line["step"], line["steps"], line["samples"]) for line in training] == [(2, 4, 16), (4, 4, 16)]
     assert all({"lr", "grad_norm"} <= line.keys() for line in training)

@@ -274,7 +274,8 @@ def save_state(run: RunDir, *steps: int) -> None:
 
     folder = run.checkpoints / f"checkpoint-{steps[-1]}"
     folder.mkdir(parents=True, exist_ok=True)
-    history = [{"loss": 1 / step, "learning_rate": 0.1, "epoch": 1.0, "step": step} for step in steps]
+    line = {"learning_rate": 0.1, "epoch": 1.0, "train_runtime": 1.0}  # the time with counted tokens only
+    history = [{"loss": 1 / step, "step": step, **line} for step in steps]
     history.append({"train_runtime": 1.0, "train_loss": 9.0, "step": steps[-1]})
     state = TrainerState(global_step=steps[-1], max_steps=40, log_history=history)
     state.save_to_json(str(folder / "trainer_state.json"))

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from launcher.callbacks.names import is_summary
 from launcher.rundir.files import read_json
 from launcher.supervise.framework_logs.reading import Reading, number
 
@@ -77,7 +78,7 @@ def _steps(path: Path) -> int | None:
 
 def _reading(entry: Any, steps: Any, written: float) -> Reading | None:
     """Return what an entry tells of a step; None for another one, such as the summary at the end."""
-    if not isinstance(entry, dict) or "train_runtime" in entry or type(step := entry.get("step")) is not int:
+    if not isinstance(entry, dict) or is_summary(entry) or type(step := entry.get("step")) is not int:
         return None
     metrics = {name: value for name, value in entry.items() if name != "step"}
     known = steps if type(steps) is int and steps > 0 else None
