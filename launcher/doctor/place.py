@@ -10,7 +10,7 @@ from launcher.doctor.options import Options
 from launcher.doctor.values import Expected
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.progress import last_metrics
+from launcher.rundir.progress import newest
 from launcher.spec import variables
 from launcher.spec.events import AttemptStarted, SupervisorStarted
 
@@ -59,7 +59,7 @@ class Place:
                 numbers = []
             elif isinstance(event, AttemptStarted):
                 numbers.append(event.attempt)
-        return last_metrics(self.run).get("attempt") in numbers
+        return newest(self.run, "attempt") in numbers
 
     @property
     def leads(self) -> bool:

@@ -12,7 +12,7 @@ from rich.table import Table
 from launcher.report.spent import seconds_run, usd_per_hour
 from launcher.report.terminal import STATE_STYLE
 from launcher.rundir.layout import RunDir
-from launcher.rundir.progress import last_metrics
+from launcher.rundir.progress import newest
 from launcher.rundir.time import seconds_of
 from launcher.spec.base import format_duration
 
@@ -58,7 +58,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     seconds = seconds_run(run, events, now, ended=status.ended)
     per_hour = usd_per_hour(run, events)
     gpus = int(about.nodes or 0) * int(about.gpus_per_node or 0)
-    loss, tags = last_metrics(run).get("loss"), about.job.tags
+    loss, tags = newest(run, "loss"), about.job.tags
     return Row(
         run=status.run_id,
         state=status.state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,19 +24,29 @@ def last_metrics(run: RunDir) -> dict[str, Any]:
     return found
 
 
-def newest_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a file of JSON objects, the newest first, from its last 64 KiB."""
+def newest(run: RunDir, name: str) -> Any:
+    """Return `last_metrics(run).get(name)`, at a fraction of the cost."""
+    return next((line[name] for line in newest_lines(run.metrics, name) if name in line), None)
+
+
+def newest_lines(path: Path, name: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the complete lines of a file of JSON objects, the newest first, from its last 64 KiB.
+
+    With a name, only lines that have it are read.
+    """
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return
-    yield from (value for value in map(parsed, reversed(lines)) if isinstance(value, dict))
+    key = json.dumps(name).encode() if name else b""
+    likely = (line for line in reversed(lines) if key in line)
+    yield from (value for value in map(parsed, likely) if isinstance(value, dict))
 
 
 def last_step(run: RunDir) -> int | None:
-    step = last_metrics(run).get("step")
+    step = newest(run, "step")
     return step if isinstance(step, int) else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.rundir.files import read_record, replace_bytes, replace_json, replace_text
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
-from launcher.rundir.progress import last_metrics
+from launcher.rundir.progress import newest
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import Replanned, Withdrawn
@@ -159,15 +159,15 @@ def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
     """The status from a run's files, with `state` in place of its state.json."""
     about = run.read_about()
     job: dict[str, Any] = about.get("job", {})
-    attempts, metrics = run.attempts(), last_metrics(run)
+    attempts = run.attempts()
     return Status(
         run_id=run.id,
         name=job.get("name", ""),
         state=state.get("state", "submitted"),
         handle=handle,
         attempt=state.get("attempt", attempts[-1].number if attempts else None),
-        step=_int(metrics.get("step")),
-        steps=job.get("steps") or _int(metrics.get("steps")),
+        step=_int(newest(run, "step")),
+        steps=job.get("steps") or _int(newest(run, "steps")),
         failure=state.get("failure"),
         reason=state.get("reason", ""),
         created=about.get("created", ""),

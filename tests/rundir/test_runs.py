@@ -22,7 +22,7 @@ from launcher.rundir.files import (
 )
 from launcher.rundir.find import RunNotFoundError, find_run, latest_checkpoint, remember_root, runs_in
 from launcher.rundir.layout import RunDir
-from launcher.rundir.progress import last_metrics, progress_text
+from launcher.rundir.progress import last_metrics, newest, progress_text
 from launcher.rundir.time import STAMP_LENGTH, stamp
 from launcher.schedulers.prepare import new_run_id
 
@@ -199,7 +199,8 @@ def test_an_evaluation_hides_neither_the_last_loss_nor_the_number_of_steps(home)
     append_json(run.metrics, {"attempt": 1, "step": 3, "eval_loss": 2.25})
     assert last_metrics(run) == {"attempt": 1, "step": 3, "loss": 2.0, "steps": 9, "eval_loss": 2.25}
     append_json(run.metrics, {"attempt": 1, "step": 4, "loss": None})  # the newest loss is no number
-    assert last_metrics(run)["loss"] is None
+    assert last_metrics(run)["loss"] is newest(run, "loss") is None
+    assert (newest(run, "step"), newest(run, "steps"), newest(run, "eval_loss")) == (4, 9, 2.25)
 
 
 def test_a_line_torn_on_a_full_disk_does_not_spoil_the_next_one(tmp_path):
