@@ -38,6 +38,7 @@ def draw(template: str, **values: Any) -> str:
         "duration": format_duration,
         "when": _when,
         "filled": _filled,
+        "breakable": _breakable,
     }
     return environment.get_template(template).render(values)
 
@@ -46,6 +47,11 @@ def _shown(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return _COLOUR.sub("", harmless(value.encode(errors="backslashreplace")).decode())
+
+
+def _breakable(name: str) -> Markup:
+    """Allow a line break after each `_` and `.` of a name."""
+    return Markup("<wbr>").join(re.split(r"(?<=[_.])", str(_shown(name))))
 
 
 def _filled(table: tuple[Sequence[str], Sequence[Sequence[object]]]) -> tuple[Any, Any]:

@@ -140,6 +140,7 @@ COMPARED = """async page => {
     titles: [...page.querySelectorAll("figcaption")].map(one => one.textContent),
     labels: page.querySelectorAll("figure")[1].chart.series.slice(1).map(one => one.label),
     axes: page.querySelectorAll("figure")[0].chart.data[0].length,
+    hidden: Math.max(...[...page.querySelectorAll(".wide")].map(one => one.scrollWidth - one.clientWidth)),
   };
 }"""
 
@@ -154,6 +155,7 @@ def test_the_page_of_several_runs_in_a_browser(lab: Lab, server: Server, tmp_pat
         assert page["titles"][:2] == ["from the least to the greatest value", "loss"]
         assert page["labels"] == [f"run-{n}{more}" for n in range(3) for more in ("", " eval_loss")]
         assert page["axes"] == 2, "train.lr and eval_loss"
+    assert found["1280"]["hidden"] == 0, "the tables are whole"
 
 
 GAPS = """async page => {

@@ -200,7 +200,7 @@ def test_a_page_shows_parallel_axes_and_escapes_what_a_job_says(runs: Path) -> N
     assert parallel(of("gpt")) is None
     page = as_html(found)
     assert page.count("<script") == page.count("</script>") == 3 and EVIL not in page
-    assert '<th scope="col">env.WIDTH</th>' in page
+    assert '<th scope="col">env.<wbr>WIDTH</th>' in page
 
 
 def test_python_gets_a_data_frame(runs: Path) -> None:
