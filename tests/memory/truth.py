@@ -41,8 +41,8 @@ EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."
 MOMENTS = ("first step", "steady state")
 GLOO_SECONDS = 0.02
-"""How long gloo's threads may hold the tensors of a collective that has ended. Without this pause the peaks of
-tensor parallelism differ from run to run, by the largest of them."""
+"""How long gloo's threads may hold the tensors of a collective that has ended. Without this pause the peaks
+of tensor parallelism differ from run to run, by the largest of them."""
 Peaks = dict[str, dict[str, int]]
 "Bytes: moment (first step, steady state, evaluation), then phase."
 
