@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -150,40 +151,51 @@ def full(value: torch.Tensor) -> torch.Tensor:
 
 
 def saved(rank: Rank, out: Path) -> Any:
-    """Each of CASES trained for three steps with a checkpoint after the second, and the third step again."""
+    """Each of CASES trained to the end with a checkpoint after the second step, and again from there."""
     results: dict[str, Any] = {}
     for label, (name, fields) in json.loads(os.environ["CASES"]).items():
         folder = out.parent / label
         made = trainer(rank, name, folder, **fields)
         for step in (1, 2):
             made.train_step(step)
-        made.checkpoints.save(2)
-        kept = whole_state(made)
-        if rank.first:
-            torch.save(kept, folder / "whole.pt")
-        loss = made.train_step(3).loss
+        _save(made, 2)
+        rest = range(3, STEPS + 1)
+        losses = [made.train_step(step).loss for step in rest]
         again = trainer(rank, name, folder, **fields)
         results[label] = {
             "restored": again.checkpoints.restore(),
-            "losses": [loss, again.train_step(3).loss],
+            "losses": [losses, [again.train_step(step).loss for step in rest]],
             "different": everywhere(different(bits(made), bits(again))),
         }
     return results
 
 
+def _save(made: Trainer, step: int) -> None:
+    """Save a checkpoint, and the whole state in a file beside it."""
+    made.checkpoints.save(step)
+    kept = whole_state(made)
+    if made.rank.first:
+        torch.save(kept, made.rank.run.path / f"whole-{step}.pt")
+
+
 def restored(rank: Rank, out: Path) -> Any:
-    """The checkpoints of `saved` in FROM, read on other ranks: what differs from the saved state."""
+    """The newest checkpoints in FROM, read on other ranks: what differs from the saved state. The next step,
+    and a checkpoint after it."""
     results: dict[str, Any] = {}
     for label, (name, fields) in json.loads(os.environ["CASES"]).items():
-        folder = Path(os.environ["FROM"]) / label
+        folder = out.parent / label
+        if rank.first:
+            shutil.copytree(Path(os.environ["FROM"]) / label, folder)
+        dist.barrier()
         made = trainer(rank, name, folder, **fields)
         try:
-            made.checkpoints.restore()
+            step = made.checkpoints.restore()
         except CheckpointError as error:
             results[label] = str(error)
             continue
-        kept, found = torch.load(folder / "whole.pt"), whole_state(made)
-        results[label] = {"different": different(kept, found), "loss": made.train_step(3).loss}
+        differ = different(torch.load(folder / f"whole-{step}.pt"), whole_state(made))
+        results[label] = {"different": differ, "loss": made.train_step(step + 1).loss}
+        _save(made, step + 1)
     return results
 
 

@@ -218,26 +218,64 @@ def test_each_recipe_of_fsdp_does_too(hybrid: bool, tmp_path: Path) -> None:
         check(found[name], expected[name], loss, norm)
 
 
+ZERO1 = {"sharding": "zero1", "tensor": 2}
+ALIKE = ("llama", "lion", "gpt")
+"Cases whose losses are the same on any mesh: the others draw dropout, or have BatchNorm of other samples."
+
+
+def read(folder: Path, before: Path, ranks: int, mesh: dict[str, Any], names: dict[str, Any]) -> Any:
+    cases = {label: (name, {**mesh, **fields}) for label, (name, fields) in names.items()}
+    return run("restored", folder, ranks, cases, env={"FROM": str(before)})
+
+
 @pytest.mark.slow
-def test_a_checkpoint_is_resumed_bit_for_bit_and_read_on_any_other_mesh(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", [BOTH, ZERO1], ids=["fsdp", "zero1"])
+def test_a_checkpoint_is_resumed_bit_for_bit_and_read_on_any_other_mesh(writer: Any, tmp_path: Path) -> None:
     names = {"llama": ("llama", {}), "brain": ("brain", {}), "lion": ("tied", {"optimizer": "lion"})}
     eight = {"optimizer": "adamw-8bit"}
     names |= {"8 bit": ("llama", eight), "blocks": ("wide", eight), "dropout": ("dropout", {})}
-    cases = {label: (name, {**BOTH, **fields}) for label, (name, fields) in names.items()}
+    cases = {label: (name, {**writer, **fields}) for label, (name, fields) in names.items()}
     saved = run("saved", tmp_path / "saved", 4, cases)
     for label, found in saved.items():
         assert found["restored"] == 2 and found["different"] == [[]] * 4, label
         assert found["losses"][0] == found["losses"][1], label
-    for ranks, mesh in ((2, FSDP), (2, TENSOR), (1, ALONE)):
-        cases = {label: (name, {**mesh, **fields}) for label, (name, fields) in names.items()}
-        env = {"FROM": str(tmp_path / "saved")}
-        read = run("restored", tmp_path / f"{ranks} {mesh['sharding']}", ranks, cases, env=env)
-        refused = read.pop("8 bit")
-        assert "were saved in 2 x 2 shards and cannot be read in" in refused
-        for label, found in read.items():
-            assert found["different"] == [], (label, ranks, mesh)
-            if label in ("llama", "lion"):  # the others draw dropout, or have BatchNorm of other samples
-                assert found["loss"] == pytest.approx(saved[label]["losses"][0], rel=LOSS)
+    same_parts = ZERO1 if writer is BOTH else BOTH
+    for number, (ranks, mesh) in enumerate(((2, FSDP), (2, TENSOR), (1, ALONE), (4, same_parts))):
+        found = read(tmp_path / str(number), tmp_path / "saved", ranks, mesh, names)
+        if mesh is not same_parts:
+            assert "were saved in 2 x 2 shards and cannot be read in" in found.pop("8 bit")
+        for label, one in found.items():
+            assert one["different"] == [], (label, ranks, mesh)
+            if label in ALIKE:
+                assert one["loss"] == pytest.approx(saved[label]["losses"][0][0], rel=LOSS)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"llama": ("llama", {})},
+        pytest.param(
+            {
+                "lion": ("tied", {"optimizer": "lion"}),
+                "gpt": ("gpt", {}),
+                "brain": ("brain", {}),
+                "blocks": ("wide", {"optimizer": "adamw-8bit"}),
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["", "more"],
+)
+def test_copies_of_groups_go_on_in_one_process_and_then_in_shards(names: Any, tmp_path: Path) -> None:
+    cases = {label: (name, {**ZERO1, **fields}) for label, (name, fields) in names.items()}
+    saved, before = run("saved", tmp_path / "saved", 4, cases), tmp_path / "saved"
+    for hop, (ranks, mesh) in enumerate(((1, ALONE), (4, BOTH))):
+        folder = tmp_path / str(hop)
+        for label, one in read(folder, before, ranks, mesh, names).items():
+            assert one["different"] == [], (label, mesh)
+            if label in ALIKE:
+                assert one["loss"] == pytest.approx(saved[label]["losses"][0][hop], rel=LOSS)
+        before = folder
 
 
 @pytest.mark.slow
@@ -248,7 +286,7 @@ def test_an_export_has_whole_tensors_under_the_names_of_the_model(tmp_path: Path
     run("trained", tmp_path / "alone", 1, {"llama": ("llama", ALONE)})
     checkpoint = tmp_path / "saved" / "llama" / "checkpoints" / "step-00000002"
     [file] = export(checkpoint, tmp_path / "exported")
-    found, whole = load_file(file), torch.load(tmp_path / "saved" / "llama" / "whole.pt")
+    found, whole = load_file(file), torch.load(tmp_path / "saved" / "llama" / "whole-2.pt")
     names = torch.load(tmp_path / "alone" / "llama.pt")["first"].keys()
     assert found.keys() == names
     assert all(torch.equal(found[name], whole[name]) for name in names)
