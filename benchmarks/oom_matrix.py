@@ -38,7 +38,7 @@ from safetensors.torch import load_file
 from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.supervise.process import processes_of
 from launcher.train.checkpoints.export import export
 
@@ -70,7 +70,9 @@ SHARDINGS = {
 }
 MESHES = {
     "tensor 2": {"sharding": "none", "tensor": 2},
+    "ddp 2 x tensor 2": {"sharding": "ddp", "tensor": 2},
     "fsdp 2 x tensor 2": {"sharding": "fsdp", "tensor": 2},
+    "pipeline 2 x zero1 2": {"sharding": "zero1", "pipeline": 2},
     "pipeline 2 x fsdp 2": {"sharding": "fsdp", "pipeline": 2},
     "interleaved pipeline 2": {"sharding": "none", "pipeline": 2, "virtual_stages": 2},
     "interleaved pipeline 2 x fsdp 2": {"sharding": "fsdp", "pipeline": 2, "virtual_stages": 2},
@@ -437,7 +439,7 @@ def states_to_host(run: RunDir) -> None:
 def parameters_to_host(run: RunDir) -> None:
     """Give a rung with fewer parameters on the device, which only FSDP can do."""
     recipe = json.loads(run.plan.read_text())["recipe"]
-    sharding = "fsdp" if recipe["sharding"] == "none" else recipe["sharding"]
+    sharding = recipe["sharding"] if recipe["sharding"] in SHARDED else "fsdp"
     give_rung(run, Recipe.model_validate({**recipe, "sharding": sharding, "offload": "cpu"}))
 
 
