@@ -31,7 +31,7 @@ SIZES = {
 "Bytes of the collectives, by backend."
 THOROUGH_SIZES = tuple(2**power for power in range(3, 31, 3))
 "8 bytes to 1 GiB."
-CONNECT_SECONDS, COLLECTIVE_SECONDS, THOROUGH_SECONDS = 10.0, 12.0, 60.0
+CONNECT_SECONDS, COLLECTIVE_SECONDS, THOROUGH_SECONDS = 10.0, 12.0, 40.0
 "Time limits of one test. A rank that hangs costs that much."
 TRY_SECONDS = 8.0
 "Time limit of a test with a setting that is tried."

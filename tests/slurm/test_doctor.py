@@ -44,33 +44,27 @@ def test_the_sick_node_of_two_is_named(slurm_lab: SlurmLab, cluster: Cluster) ->
     assert {"answers", "ranks", "rendezvous-port", "clocks"} <= good
 
 
-def test_a_run_goes_on_without_a_node_that_fails_the_checks(slurm_lab: SlurmLab, cluster: Cluster) -> None:
-    slurm_lab.script("import socket; print('trained on', socket.gethostname())\n")
-    job = slurm_lab.job(command="python train.py", resources={"nodes": 1, "ranks_per_node": 1})
-    sets = ["-s", f"cluster.slurm.partition={PARTITION}", "-s", "cluster.checks=doctor"]
-    with tiny_shm(cluster, "n10"):  # Slurm takes it first
-        run = slurm_lab.submit(str(job), "-c", "lab.yaml", *sets)
-        assert slurm_lab.wait(run)["state"] == "succeeded"
-    assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
-    logs = slurm_lab.all_logs(run)
-    assert "trained on n11" in logs
-    assert any("the doctor: /dev/shm 1 MiB" in file.read_text() for file in run.path.glob("slurm-*.out"))
-
-
-def test_a_run_leaves_a_node_that_turned_out_sick(slurm_lab: SlurmLab, cluster: Cluster) -> None:
-    """Without `checks: doctor`: the supervisor has the nodes examined after an end of this kind."""
+def test_a_run_leaves_a_sick_node_before_or_after_its_first_attempt(
+    slurm_lab: SlurmLab, cluster: Cluster
+) -> None:
+    """`checks: doctor` examines it before; the supervisor has it examined after an end of this kind."""
     slurm_lab.script(
         "import socket, sys\nnode = socket.gethostname()\nprint('began on', node, flush=True)\n"
         "if node == 'n10': sys.exit('DistBackendError: NCCL error: unhandled system error')\n"
     )
     job = slurm_lab.job(command="python train.py", resources={"nodes": 1, "ranks_per_node": 1})
-    with tiny_shm(cluster, "n10"):
-        run = slurm_lab.submit(str(job), "-c", "lab.yaml", "-s", f"cluster.slurm.partition={PARTITION}")
-        assert slurm_lab.wait(run)["state"] == "succeeded"
-    assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
-    assert "began on n11" in slurm_lab.all_logs(run)
-    judged = run.attempt(0).read_verdict()
-    assert judged is not None
+    sets = ["-s", f"cluster.slurm.partition={PARTITION}"]
+    with tiny_shm(cluster, "n10"):  # Slurm takes it first
+        before = slurm_lab.submit(str(job), *sets, "-s", "cluster.checks=doctor")
+        after = slurm_lab.submit(str(job), *sets)
+        for run in (before, after):
+            assert slurm_lab.wait(run)["state"] == "succeeded"
+            assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
+            assert "began on n11" in slurm_lab.all_logs(run)
+    assert any("the doctor: /dev/shm 1 MiB" in file.read_text() for file in before.path.glob("slurm-*.out"))
+    assert "began on n10" not in slurm_lab.all_logs(before)
+    judged = after.attempt(0).read_verdict()
+    assert judged is not None and "began on n10" in slurm_lab.all_logs(after)
     assert "fails the doctor's checks: /dev/shm 1 MiB" in judged.then
     assert judged.then.endswith(": going on without it")
 
