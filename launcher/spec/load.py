@@ -18,7 +18,7 @@ from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
 from launcher.spec.section import annotation_of
 from launcher.spec.typed import Raw, Typed
-from launcher.spec.yaml import Document, KeyPath, parse, read_bytes
+from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
 CLUSTER_PREFIX = "cluster."
@@ -143,6 +143,8 @@ def _override(document: Document, text: str) -> None:
         raise SpecError([Problem(where, "", "write --set field.name=value")])
     target: Any = document.data
     for depth, key in enumerate(path[:-1], start=1):
+        if isinstance(earlier := target.get(key), Raw):  # `--set recipe={...}` and now a field of it
+            target[key] = parse_value(earlier, document.places[path[:depth]])
         if not isinstance(target.get(key), dict):
             target[key] = {}  # `recipe: auto` is replaced by `--set recipe.precision=bf16`
             document.places[path[:depth]] = where

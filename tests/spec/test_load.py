@@ -121,6 +121,15 @@ def test_set_overrides_any_field_and_its_errors_name_the_option(write):
     assert "--set recipe.optimiser=adamw: recipe.optimiser: unknown field; did you mean 'optimizer'?" in found
 
 
+def test_an_override_changes_a_field_of_the_one_before(write):
+    whole = "recipe={precision: bf16, sharding: fsdp}"
+    fields = load_job(write(GOOD), [whole, "recipe.sharding=ddp", "recipe.tensor=2"]).recipe
+    assert (fields.precision, fields.sharding, fields.tensor) == ("bf16", "ddp", 2)
+    assert load_job(write(GOOD), ["recipe.tensor=2", whole]).recipe.tensor is None
+    found = problems(lambda: load_job(write(GOOD), ["recipe={sharding: [}", "recipe.tensor=2"]))
+    assert found[0].startswith("--set recipe={sharding: [}")
+
+
 def test_a_value_set_too_deep_is_blamed_on_the_option(write):
     found = problems(lambda: load_job(write(GOOD), ["env.A.B=3"]))
     assert found[0].startswith("--set env.A.B=3: env.A:")
