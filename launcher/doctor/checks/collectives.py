@@ -39,11 +39,13 @@ def collective(measured: Measured, expected: Expected) -> Opinion:
     told = f"at least {rate(least)}"
     if largest["bus"] >= least:
         return Opinion("good", told)
+    see = "the network" if expected.nodes > 1 else "the load of the node"
+    pairs = " and the pairs of ranks below" if expected.ranks > 2 else ""
     return Opinion(
         "poor",
         told,
         "The ranks exchange large messages slowly, so that gradients take long.",
-        "See the pairs of ranks below and the network above; --tune looks for faster settings.",
+        f"See {see} above{pairs}; --tune looks for faster settings.",
     )
 
 
