@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -29,14 +29,19 @@ PAIRS = "pairs"
 "The check of the orders that test pairs of ranks. There is one for each round."
 
 
-def values_of(history: Iterable[tuple[Order, Answers]]) -> list[Measured]:
-    """Return every measured value: those that nodes measured by themselves, and those of tests of ranks."""
+def values_of(history: Sequence[tuple[Order, Answers]], nodes: int = 1) -> list[Measured]:
+    """Return every measured value: those that nodes measured by themselves, and those of tests of ranks.
+
+    The last test counts only if all nodes have answered: otherwise it goes on, or the run has been cut off.
+    """
     found: list[Measured] = []
     pairs: dict[tuple[int, int], Outcome] = {}
     slow, per_node = False, 1
-    for order, answers in history:
+    for number, (order, answers) in enumerate(history, 1):
         found += [Measured(**value) for value in order.get("values", ())]
         found += [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
+        if number == len(history) and len(answers) < nodes:
+            continue
         if order.get("do") == TRAIN:
             found += _trained(order, answers)
         if order.get("do") != TESTS:

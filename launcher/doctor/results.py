@@ -85,7 +85,10 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
     judged = run.attempt(0).read_verdict()
     cancelled = judged is not None and judged.verdict.failure == "cancelled"
     unfinished = "has not ended" if not ended else "was cancelled" if cancelled else ""
-    values = [*_of_run(run, folder, board, expected, not unfinished), *values_of(board.history())]
+    values = [
+        *_of_run(run, folder, board, expected, not unfinished),
+        *values_of(board.history(), expected.nodes),
+    ]
     name = str(about.get("cluster", {}).get("name", ""))
     return Results(run, name, options, expected, tuple(values), unfinished)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from launcher.doctor.interpret import NOTE, TESTS, values_of
 from launcher.doctor.outcome import BUS, Outcome, common, culprits, outcome, pairs_of, rounds
 from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.values import Measured
 
 
 def told(rank: int, **more: Any) -> Told:
@@ -83,3 +86,13 @@ def test_the_rank_or_pair_that_explains_all_bad_pairs() -> None:
 def test_many_nodes_meet_few_others() -> None:
     pairs = [pair for one in rounds(range(64)) for pair in one]
     assert len(rounds(range(64))) == 6 and len(pairs) == 6 * 32 and len(set(pairs)) == len(pairs)
+
+
+def test_a_test_that_not_all_nodes_have_answered_is_judged_once_it_is_over() -> None:
+    """Until then it goes on, or the run has been cut off, for example since Slurm ended its step."""
+    order = {"do": TESTS, "check": "joined", "tests": [asdict(test_of(0, 1))]}
+    answers = {0: {"told": [[asdict(Told(0, True))]]}}
+    assert values_of([(order, answers)], nodes=2) == []
+    note = ({"do": NOTE, "values": [asdict(Measured("alive", 1, None))]}, {0: {}})
+    found = {one.check: one.value for one in values_of([(order, answers), note], nodes=2)}
+    assert found["joined"]["kind"] == "hang" and found["joined"]["ranks"] == [1] and "alive" in found
