@@ -74,6 +74,7 @@ MESHES = {
     "fsdp 2 x tensor 2": {"sharding": "fsdp", "tensor": 2},
     "pipeline 2 x zero1 2": {"sharding": "zero1", "pipeline": 2},
     "pipeline 2 x fsdp 2": {"sharding": "fsdp", "pipeline": 2},
+    "zero-bubble pipeline 2": {"sharding": "none", "pipeline": 2, "schedule": "zero-bubble"},
     "interleaved pipeline 2": {"sharding": "none", "pipeline": 2, "virtual_stages": 2},
     "interleaved pipeline 2 x fsdp 2": {"sharding": "fsdp", "pipeline": 2, "virtual_stages": 2},
 }

@@ -20,7 +20,7 @@ from launcher.memory.states import (
     states_of,
     updated_by,
 )
-from launcher.memory.trace import BATCH, GRADIENTS, TEMPORARIES
+from launcher.memory.trace import BATCH, GRADIENTS, LATER, TEMPORARIES
 from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
 from launcher.spec.mesh import in_buckets
@@ -45,7 +45,7 @@ def traced_as(recipe: Recipe) -> Recipe:
             "micro_batch_size": 1,
             "grad_accum": 1,
             "grad_sync": "each",
-            "schedule": "1f1b",
+            "schedule": recipe.schedule if recipe.schedule == "zero-bubble" else "1f1b",
             "grad_scaler": False,
             "expandable_segments": True,
         }
@@ -91,16 +91,17 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
 
-    for name in ("forward", "backward"):
+    for name in ("forward", "backward", LATER):
         for when in ("first step", "steady state"):
-            add(when, name, profile, name)
+            phase = name.split()[0]
+            add(when, phase, profile, name)
             if recipe.grad_accum == 1 or profile.adds_to_buckets:
                 continue
             # Every micro-batch but the first runs beside earlier gradients, in the first step too.
             if f"{name} again" in profile.highest:
-                add(when, name, profile, f"{name} again")
+                add(when, phase, profile, f"{name} again")
             else:
-                add(when, name, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
+                add(when, phase, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
     add("evaluation", "forward", profile, "evaluation")
     update = _update(model, states, recipe, ranks, profile)
     found += [update, update.model_copy(update={"when": "steady state"})]

@@ -19,6 +19,7 @@ from launcher.memory.trace import (
     COMPUTE,
     GATHERED,
     GRADIENTS,
+    LATER,
     TEMPORARIES,
     Affine,
     Moment,
@@ -154,41 +155,54 @@ def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
 
 def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside]) -> Trace:
     """Return the trace of a micro-batch in all stages of a rank, one stage after the other, beside other
-    micro-batches that wait for their backward pass: in each pass as many as take most memory."""
-    kept = [[t.storages[number] for number in t.live_at(dict(t.phases)["backward"] - 1)] for t in traces]
-    weights = [sum(one.at(1) for one in stage if one.category in _WAITING) for stage in kept]
+    micro-batches that wait for their backward pass, or for gradients of weights: in each pass as many as take
+    most memory."""
+    kept = [_live_before(trace, "backward") for trace in traces]
+    if LATER in dict(traces[0].phases):
+        left = (one for one in _live_before(traces[0], LATER) if one.category in _LEFT)
+        kept.append([one._replace(category=ACTIVATIONS) for one in left])
+    weights = [sum(one.at(1) for one in some if one.category in _WAITING) for some in kept]
+    numbers = [(kind, stage, (*held, later)[: len(kept)]) for kind, stage, held, later in moments]
     most: dict[tuple[str, int], tuple[int, ...]] = {}
-    for kind, stage, held in sorted(moments, key=lambda one: sum(map(operator.mul, one.held, weights))):
+    for kind, stage, held in sorted(numbers, key=lambda one: sum(map(operator.mul, one[2], weights))):
         most[kind, stage] = held
-    merged, nothing = _Merged(traces, kept), [0] * len(traces)
+    merged, nothing = _Merged(traces, kept), [0] * len(kept)
     for phase, _ in traces[0].phases:
         if phase == "evaluation":
             merged.hold(nothing, len(traces))
         merged.phases.append((phase, len(merged.events)))
         backward = phase.startswith("backward")
+        kind = "weights" if phase.startswith(LATER) else "backward" if backward else "forward"
         for stage in reversed(range(len(traces))) if backward else range(len(traces)):
             if phase != "evaluation":
-                merged.hold(most["backward" if backward else "forward", stage], stage)
+                merged.hold(most[kind, stage], stage)
             merged.run(phase, stage)
     merged.hold(nothing, len(traces))
     return Trace(tuple(merged.storages), tuple(merged.events), tuple(merged.phases), work_of(traces))
 
 
 _WAITING = (ACTIVATIONS, BATCH)
+_LEFT = (*_WAITING, TEMPORARIES)
+"What waits for the gradients of weights: inputs of layers, and gradients of their outputs."
+
+
+def _live_before(trace: Trace, phase: str) -> list[Storage]:
+    return [trace.storages[number] for number in trace.live_at(dict(trace.phases)[phase] - 1)]
 
 
 class _Merged:
     """The storages and events of several traces as one."""
 
     def __init__(self, traces: Sequence[Trace], kept: Sequence[Sequence[Storage]]) -> None:
-        """`kept`: the storages of each trace that are alive between its forward and its backward pass."""
+        """`kept`: the storages of each trace that are alive between its forward and its backward pass, and
+        then what else may wait."""
         self._traces, self._kept = traces, kept
         self.storages = [storage for trace in traces for storage in trace.storages]
         self._firsts = [0, *itertools.accumulate(len(trace.storages) for trace in traces)]
         self.events: list[int] = []
         self.phases: list[tuple[str, int]] = []
-        self._held = [(0, False)] * len(traces)
-        self._waiting: list[list[int]] = [[] for _ in traces]
+        self._held = [(0, False)] * len(kept)
+        self._waiting: list[list[int]] = [[] for _ in kept]
 
     def hold(self, numbers: Sequence[int], stage: int) -> None:
         """Let as many micro-batches of each stage wait, one of which may be the traced one; `stage` runs."""

@@ -14,6 +14,8 @@ TEMPORARIES, COMMUNICATION, BATCH = "temporaries", "communication", "batch"
 COMPLETE = "complete"
 """Category of a storage of 0 bytes, which is allocated and freed when the gradient of the parameter `module`
 is complete."""
+LATER = "backward weights"
+"Name of the phase in which those gradients of weights are computed that the backward pass has left."
 COMPUTE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "compute", "all-gather", "reduce-scatter", "all-reduce"
 """CUDA streams. FSDP2 allocates each all-gather's output on one stream of its own, and each sharded gradient
 on another one (FSDPCommContext in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
@@ -53,7 +55,7 @@ class Work(NamedTuple):
 
     forward_flops: Affine
     backward_flops: Affine
-    "Includes recomputation."
+    "Includes recomputation, and gradients that are computed after the backward pass."
     forward_bytes: Affine
     "Memory traffic: the bytes that all kernels read and write."
     backward_bytes: Affine
@@ -64,6 +66,10 @@ class Work(NamedTuple):
     forward_sent: Affine = Affine(0.0, 0.0)
     "Bytes that a stage of a pipeline sends to the next one, or in the backward pass to the one before."
     backward_sent: Affine = Affine(0.0, 0.0)
+    later_flops: Affine = Affine(0.0, 0.0)
+    "Part of `backward_flops`: of gradients of weights after the backward pass, with `schedule: zero-bubble`."
+    later_bytes: Affine = Affine(0.0, 0.0)
+    "Part of `backward_bytes`, likewise."
 
 
 class Moment(NamedTuple):
@@ -93,7 +99,8 @@ class Trace:
     events: tuple[int, ...]
     "i >= 0: storage i is allocated. ~i: storage i is freed."
     phases: tuple[tuple[str, int], ...]
-    "(name, first event): forward, backward, forward again, backward again, evaluation."
+    """(name, first event): forward, backward, forward again, backward again, evaluation; and LATER after each
+    backward, if it leaves gradients of weights for later."""
     work: Work
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
@@ -160,6 +167,8 @@ class Counted(NamedTuple):
     backward_exchanged: float
     forward_sent: float
     backward_sent: float
+    later_flops: float = 0.0
+    later_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

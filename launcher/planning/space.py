@@ -20,6 +20,7 @@ from launcher.spec.supported import unsupported
 # minutes at each start and fails on some models.
 AXES: Mapping[str, tuple[Any, ...]] = {
     "virtual_stages": (4, 2, 1),
+    "schedule": ("zero-bubble", "1f1b"),
     "optimizer": SEARCHED,
     "offload": ("none", "cpu-optimizer", "cpu", "nvme-optimizer"),
     "optimizer_step": ("after", "backward"),
@@ -63,6 +64,8 @@ class Space:
             given.add("activation_budget")
         if self.base.pipeline == 1 or self.base.schedule != "1f1b" or "stages" in self.fixed:
             given.add("virtual_stages")
+        if self.base.pipeline == 1:
+            given.add("schedule")
         free = {name: values for name, values in AXES.items() if name not in given}
         pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is no GPU to offload from

@@ -130,8 +130,8 @@ def step_time(
     both = _Links(*(a + b for a, b in zip(again, sync, strict=True)))
     syncs = accum if recipe.grad_sync == "each" else 1
     at_end = _average_replicas(recipe, model, ranks, hardware)
-    forward = [of.at(micro) for of in work[::2]]
-    backward = [of.at(micro) for of in work[1::2]]
+    forward = [of.at(micro) for of in work[:8:2]]
+    backward = [of.at(micro) for of in work[1:8:2]]
     passes = (
         (accum, _pass(recipe, ranks, hardware, gather, *forward)),
         (accum - syncs, _pass(recipe, ranks, hardware, again, *backward)),
@@ -149,7 +149,7 @@ def step_time(
         communication=sums.ring + sums.tensor + at_end,
         exposed=sums.exposed + sums.tensor + at_end,
         tensor=sums.tensor,
-        bubble=passing * bubble(recipe),
+        bubble=passing * bubble(recipe, _later(recipe, work, ranks, hardware)),
         offload=sums.offload + moved + copies,
         optimizer=optimizer,
         samples=micro * accum * data_ranks(recipe, ranks.world),
@@ -182,6 +182,21 @@ def _pass(
     tensor = _ring(exchanged, recipe.tensor, ranks, hardware)
     stages = sent / _between_stages(recipe, ranks, hardware)  # a stage waits for its neighbour
     return _Pass(compute, memory, links.ring + stages, alone * share + stages, alone * (1 - share), tensor)
+
+
+def _later(recipe: Recipe, work: Work, ranks: Ranks, hardware: Hardware) -> float:
+    """Return the share of the kernels' time of a backward pass that `schedule: zero-bubble` leaves for
+    later."""
+    micro = recipe.micro_batch_size
+    all_, later = (
+        _pass(recipe, ranks, hardware, _Links(), flops.at(micro), traffic.at(micro), 0.0, 0.0)
+        for flops, traffic in (
+            (work.backward_flops, work.backward_bytes),
+            (work.later_flops, work.later_bytes),
+        )
+    )
+    whole = all_.compute + all_.memory
+    return (later.compute + later.memory) / whole if whole else 0.0
 
 
 def _between_stages(recipe: Recipe, ranks: Ranks, hardware: Hardware) -> float:

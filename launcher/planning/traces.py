@@ -32,6 +32,7 @@ _DECIDE_WORK = (
     "pipeline",
     "virtual_stages",
     "stages",
+    "schedule",
 )
 
 

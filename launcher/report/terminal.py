@@ -41,6 +41,8 @@ def recipe_line(recipe: Recipe) -> str:
         parts.append(f"pipeline {recipe.pipeline}")
     if recipe.virtual_stages > 1:
         parts.append(f"{recipe.virtual_stages} virtual stages")
+    if recipe.pipeline > 1 and recipe.schedule != "1f1b":
+        parts.append(f"schedule {recipe.schedule}")
     if recipe.offload != "none":
         parts.append(f"offload {recipe.offload}")
     if recipe.embedding_states == "8-bit":

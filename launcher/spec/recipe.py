@@ -30,7 +30,7 @@ Sharding = Annotated[
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "every-second", "checkpoint", "budget", "offload", "compress"]
 GradSync = Literal["each", "last"]
-Schedule = Literal["1f1b", "gpipe"]
+Schedule = Literal["1f1b", "gpipe", "zero-bubble"]
 OptimizerStep = Literal["after", "backward"]
 EmbeddingStates = Literal["32-bit", "8-bit"]
 
@@ -76,7 +76,9 @@ class Recipe(Value):
     of `pipeline`."""
     schedule: Schedule = "1f1b"
     """Order in which a stage runs the micro-batches of a step, which are `grad_accum`. With `1f1b` it holds
-    the activations of at most `pipeline` micro-batches, with `gpipe` those of all."""
+    the activations of at most `pipeline` micro-batches, with `gpipe` those of all. With `zero-bubble` the
+    gradients of the blocks' linear layers are computed after those of the activations, while the stage would
+    wait."""
     stages: tuple[PositiveInt, ...] | None = None
     """Blocks of each of the `pipeline` x `virtual_stages` stages. Without it, the stage with the most
     parameters has as few as possible."""

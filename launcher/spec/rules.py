@@ -100,6 +100,10 @@ def _in_backward(because: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe
     return lambda r, s: r.optimizer_step == "backward" and because(r, s)
 
 
+def _in_two_halves(r: Recipe) -> bool:
+    return r.pipeline > 1 and r.schedule == "zero-bubble"
+
+
 def _has_full_nodes(ranks: int, setting: Setting) -> bool:
     nodes, rest = divmod(ranks * setting.nodes, setting.ranks)
     return nodes > 1 and rest == 0
@@ -247,6 +251,14 @@ RULES = (
         "grad_accum must be a multiple of pipeline",
         "Megatron-LM, arXiv 2104.04473, section 2.2",
         lambda r, s: {"virtual_stages": 1, "stages": None},
+    ),
+    Rule(
+        "zero-bubble-needs-linear",
+        lambda r, s: _in_two_halves(r) and (r.compile or r.precision == "float8"),
+        "zero-bubble leaves the gradients of nn.Linear layers for later; compiled blocks and float8 layers "
+        "compute them together with those of the activations",
+        "launcher.train.pipeline.weights",
+        lambda r, s: {"schedule": "1f1b"},
     ),
     Rule(
         "pipeline-no-adapter",

@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple
 
 from launcher.spec.recipe import Recipe, Schedule
 
-Pass = Literal["forward", "backward"]
+Pass = Literal["forward", "backward", "weights"]
+"""`weights`: gradients that the backward pass has left for later, with `zero-bubble`."""
 BACKWARD_TIME = 2.0
-"Time of a backward pass, in times of the forward pass."
+"Time of a backward pass with all gradients, in times of the forward pass."
 
 
 class Action(NamedTuple):
@@ -52,6 +53,29 @@ def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     return _in_turn(ranks, micro_batches, chunks, first)
 
 
+def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
+    """Run 1F1B, and the gradients of weights later: rank r is r micro-batches behind with them. They fill the
+    time at the end of the step in which the rank would wait. No rank has more unfinished micro-batches than
+    the first one. For one chunk.
+
+    Source: ZB-H1 of Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.
+    """
+    return tuple(
+        _with_weights(actions, micro_batches, late=rank)
+        for rank, actions in enumerate(one_f_one_b(ranks, micro_batches, chunks))
+    )
+
+
+def _with_weights(actions: Sequence[Action], micro_batches: int, *, late: int) -> tuple[Action, ...]:
+    found: list[Action] = []
+    for action in actions:
+        found.append(action)
+        if action.kind == "backward" and action.micro_batch >= late:
+            found.append(Action("weights", action.micro_batch - late))
+    rest = range(max(0, micro_batches - late), micro_batches)
+    return (*found, *(Action("weights", index) for index in rest))
+
+
 def _in_turn(ranks: int, micro_batches: int, chunks: int, first: Sequence[int]) -> Table:
     """Return the table in which each rank runs `first` forward passes, then backward and forward passes in
     turn."""
@@ -78,7 +102,11 @@ def _turns(first: int, forward: Sequence[Action], backward: Sequence[Action]) ->
     return (*forward[:first], *(one for pair in rest for one in pair if one is not None))
 
 
-SCHEDULES: dict[Schedule, Callable[[int, int, int], Table]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+SCHEDULES: dict[Schedule, Callable[[int, int, int], Table]] = {
+    "1f1b": one_f_one_b,
+    "gpipe": gpipe,
+    "zero-bubble": zero_bubble,
+}
 
 
 def table_of(recipe: Recipe) -> Table:
@@ -97,6 +125,8 @@ class Beside(NamedTuple):
     chunk: int
     held: tuple[int, ...]
     "For each chunk, the number of other micro-batches that wait for their backward pass."
+    later: int = 0
+    "Other micro-batches that wait for the gradients of weights."
 
 
 def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
@@ -111,39 +141,47 @@ def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
 def _held_beside(
     schedule: Schedule, ranks: int, micro_batches: int, chunks: int, rank: int
 ) -> frozenset[Beside]:
-    held, found = [0] * chunks, set[Beside]()
+    held, later, found = [0] * chunks, 0, set[Beside]()
     for kind, _, chunk in _table(schedule, ranks, micro_batches, chunks)[rank]:
         held[chunk] -= kind == "backward"
-        found.add(Beside(kind, chunk, tuple(held)))
+        later -= kind == "weights"
+        found.add(Beside(kind, chunk, tuple(held), later))
         held[chunk] += kind == "forward"
+        later += kind == "backward" and schedule == "zero-bubble"
     return frozenset(one for one in found if not any(_is_more(other, one) for other in found))
 
 
 def _is_more(other: Beside, than: Beside) -> bool:
     alike = other != than and other[:2] == than[:2]
-    return alike and all(a >= b for a, b in zip(other.held, than.held, strict=True))
+    more = zip((*other.held, other.later), (*than.held, than.later), strict=True)
+    return alike and all(a >= b for a, b in more)
 
 
-def bubble(recipe: Recipe) -> float:
-    """Return the time in which a rank waits for others, as a share of the time in which it works."""
+def bubble(recipe: Recipe, later: float = 0.5) -> float:
+    """Return the time in which a rank waits for others, as a share of the time in which it works.
+
+    `later`: with `zero-bubble`, the share of a backward pass that is left for later.
+    """
     if recipe.pipeline == 1:
         return 0.0
-    return _bubble(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages)
+    later = round(later, 3) if recipe.schedule == "zero-bubble" else 0.0
+    return _bubble(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages, later)
 
 
 @lru_cache
-def _bubble(schedule: Schedule, ranks: int, micro_batches: int, chunks: int) -> float:
+def _bubble(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, later: float) -> float:
     work = micro_batches * chunks * (1.0 + BACKWARD_TIME)
-    return max(finish(_table(schedule, ranks, micro_batches, chunks))) / work - 1.0
+    return max(finish(_table(schedule, ranks, micro_batches, chunks), later)) / work - 1.0
 
 
-def finish(table: Table) -> list[float]:
+def finish(table: Table, later: float = 0.0) -> list[float]:
     """Return when each rank has done its actions, if a forward pass takes 1 and a backward pass
-    BACKWARD_TIME.
+    BACKWARD_TIME, the share `later` of it in a pass of its own.
 
     A message takes no time, but at most one is on its way over a link: the next one is sent when the one
     before is received, as in launcher.train.pipeline.channel. Raises DeadlockError.
     """
+    times = {"forward": 1.0, "backward": (1 - later) * BACKWARD_TIME, "weights": later * BACKWARD_TIME}
     clocks, at = [0.0] * len(table), [0] * len(table)
     stages = len(table) * (1 + max(action.chunk for actions in table for action in actions))
     taken: dict[tuple[int, Pass, int], float] = {}
@@ -158,6 +196,11 @@ def finish(table: Table) -> list[float]:
         for rank, actions in enumerate(table):
             while at[rank] < len(actions):
                 kind, index, chunk = actions[at[rank]]
+                if kind == "weights":
+                    clocks[rank] += times[kind]
+                    at[rank] += 1
+                    moved = True
+                    continue
                 stage, way = chunk * len(table) + rank, 1 if kind == "forward" else -1
                 source, target = ((other, kind, index) for other in (stage - way, stage + way))
                 begins = clocks[rank]
@@ -166,7 +209,7 @@ def finish(table: Table) -> list[float]:
                         break
                     begins = max(begins, sent[source])
                 taken[stage, kind, index] = begins
-                ends = begins + (1.0 if kind == "forward" else BACKWARD_TIME)
+                ends = begins + times[kind]
                 if 0 <= target[0] < stages:
                     link = kind, rank, target[0] // len(table) == chunk
                     before = last.get(link, target)

@@ -426,11 +426,16 @@ class Trainer:
                     weight += result[1]
                 del batch, result
                 continue
+            last = index == recipe.grad_accum - 1
+            if kind == "weights":
+                with where.during("backward", users=True):
+                    stages.weights(chunk, last=last)
+                continue
             if first_backward and self._keeps_gradients:
                 self.optimizer.zero_grad(set_to_none=True)
             first_backward = False
             with where.during("backward", users=True):
-                stages.backward(self.scaler.scaled, chunk, last=index == recipe.grad_accum - 1)
+                stages.backward(self.scaler.scaled, chunk, last=last)
         with where.during("backward"):
             stages.settle()
         return loss, weight

@@ -81,6 +81,7 @@ PARALLEL: tuple[Case, ...] = (
     case("gpt", ranks=4, micro=2, tensor=2, sharding="zero1"),
 )
 "Tensor parallelism."
+LATER = {"schedule": "zero-bubble"}
 STAGES: tuple[Case, ...] = (
     case("llama", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2),
     case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, schedule="gpipe", **MIXED),
@@ -94,6 +95,11 @@ STAGES: tuple[Case, ...] = (
     case("gpt", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2, **MIXED),
     case("hf llama", ranks=8, micro=2, accumulation=2, tensor=2, pipeline=2, activations="checkpoint"),
     case("llama", ranks=8, micro=2, accumulation=4, tensor=2, pipeline=2, schedule="gpipe", **MIXED),
+    case("gpt", ranks=4, micro=2, accumulation=6, sharding="none", pipeline=4, **LATER),
+    case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, **LATER, **MIXED),
+    case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, activations="checkpoint", **LATER),
+    case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, grad_sync="last", **LATER, **MIXED),
+    case("gpt", ranks=4, micro=2, accumulation=4, pipeline=2, sharding="zero1", **LATER, **MIXED),
 )
 "Pipeline parallelism, also of stages that share their layers."
 COMPILED: tuple[Case, ...] = tuple(

@@ -239,7 +239,7 @@ def test_of_a_foreign_command_only_the_micro_batch_is_chosen():
 def test_every_value_of_a_field_is_an_axis_but_for_those_left_to_the_user():
     assert set(Recipe.model_fields) - set(AXES) == {
         "precision", "checkpoint_ratio", "embedding_states", "micro_batch_size", "grad_accum", "compile",
-        "grad_scaler", "expandable_segments", "tensor", "pipeline", "schedule", "stages",
+        "grad_scaler", "expandable_segments", "tensor", "pipeline", "stages",
     }  # fmt: skip
 
 

@@ -81,26 +81,30 @@ def test_a_job_that_fixes_its_tensor_is_planned_with_it_alone() -> None:
     assert not any(line.startswith("tensor: ") for line in found.explained)
 
 
-def test_stages_are_interleaved_where_a_pipeline_waits_and_the_plan_says_what_it_is_worth() -> None:
+def in_two_stages(**fixed: Any) -> Decision:
     small = {"layers": 4, "dim": 256, "heads": 4, "kv_heads": 4, "hidden": 768}
-    found = decided(
-        job(
-            args={"context": 512, "model": small},
-            pipeline=2,
-            sharding="none",
-            tensor=1,
-            activations="keep",
-            optimizer="adamw",
-            offload="none",
-            loss_chunks=1,
-            grad_sync="each",
-        ),
-        {**GPU, "count": 2},
-    )
+    plain = {"activations": "keep", "optimizer": "adamw", "offload": "none", "loss_chunks": 1}
+    mesh = {"pipeline": 2, "sharding": "none", "tensor": 1, "grad_sync": "each"}
+    asked = job(args={"context": 512, "model": small}, **plain, **mesh, **fixed)
+    return decided(asked, {**GPU, "count": 2})
+
+
+def test_stages_are_interleaved_where_a_pipeline_waits_and_the_plan_says_what_it_is_worth() -> None:
+    found = in_two_stages(schedule="1f1b")
     assert found.plan.recipe.virtual_stages == 2
     [line] = [line for line in found.explained if line.startswith("virtual_stages: ")]
     assert re.search(r"\b1 (fits, |at least )\d+% slower", line)
     assert all(rung.recipe.virtual_stages == 2 for rung in found.rungs)
+
+
+def test_gradients_of_weights_wait_where_that_is_faster_and_the_plan_says_so() -> None:
+    found, plain = in_two_stages(virtual_stages=1), in_two_stages(virtual_stages=1, schedule="1f1b")
+    assert found.plan.recipe.schedule == "zero-bubble"
+    [line] = [line for line in found.explained if line.startswith("schedule: ")]
+    assert re.search(r"\b1f1b (fits, |at least )\d+% slower", line)
+    assert found.chosen.time is not None and plain.chosen.time is not None
+    # A third, if the gradients of weights took half of a backward pass; they take less.
+    assert plain.chosen.time.bubble / 3 < found.chosen.time.bubble < plain.chosen.time.bubble
 
 
 @pytest.mark.slow

@@ -54,6 +54,12 @@ def test_a_usual_recipe_breaks_nothing():
         ({"virtual_stages": 2}, TASK, "virtual-stages-interleave"),
         ({"pipeline": 2, "virtual_stages": 2, "schedule": "gpipe"}, TASK, "virtual-stages-interleave"),
         ({"pipeline": 2, "virtual_stages": 2, "grad_accum": 3}, TASK, "virtual-stages-need-rounds"),
+        ({"pipeline": 2, "schedule": "zero-bubble", "compile": True}, TASK, "zero-bubble-needs-linear"),
+        (
+            {"pipeline": 2, "virtual_stages": 2, "schedule": "zero-bubble"},
+            TASK,
+            "virtual-stages-interleave",
+        ),
         ({"pipeline": 2}, Setting(8, 1, 8, entrypoint=True, adapter=True), "pipeline-no-adapter"),
         (
             {"pipeline": 2, "optimizer_step": "backward", "grad_accum": 1},

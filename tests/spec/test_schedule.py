@@ -11,12 +11,14 @@ from launcher.spec.schedule import (
     SCHEDULES,
     Action,
     DeadlockError,
+    Pass,
     balanced,
     bubble,
     finish,
     held_beside,
     in_groups,
     one_f_one_b,
+    zero_bubble,
 )
 from tests.train.runs import recipe
 
@@ -42,16 +44,29 @@ def test_no_rank_waits_for_one_that_waits_and_the_bubble_is_that_of_the_papers(
     schedule: Schedule, ranks: int, micro_batches: int, chunks: int
 ) -> None:
     table = SCHEDULES[schedule](ranks, micro_batches, chunks)
+    kinds: list[Pass] = ["forward", "backward"]
+    if schedule == "zero-bubble":
+        kinds.append("weights")
     for actions in table:
         assert Counter(actions) == Counter(
             Action(kind, index, chunk)
-            for kind in ("forward", "backward")
+            for kind in kinds
             for index in range(micro_batches)
             for chunk in range(chunks)
         )
     assert len(finish(table)) == ranks
     asked = recipe(schedule=schedule, pipeline=ranks, accumulation=micro_batches, virtual_stages=chunks)
-    assert bubble(asked) == pytest.approx((ranks - 1) / (micro_batches * chunks))
+    plain = (ranks - 1) / (micro_batches * chunks)
+    if schedule != "zero-bubble":
+        assert bubble(asked) == pytest.approx(plain)
+        return
+    for later in (0.0, 0.3, 0.5):
+        # (ranks - 1) x (forward + gradients of inputs - gradients of weights): table 2 of the paper.
+        shorter = (1 + 2 * (1 - later) - 2 * later) / 3
+        if micro_batches >= ranks:
+            assert bubble(asked, later) == pytest.approx(plain * shorter)
+        else:  # the end of the step has fewer gradients of weights than the rank waits for
+            assert plain * shorter <= bubble(asked, later) + 1e-9 <= plain + 2e-9
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
@@ -70,6 +85,18 @@ def test_what_a_rank_holds_follows_from_its_actions(ranks: int, micro_batches: i
     }
     assert held["gpipe"] == [_both(micro_batches - 1)] * ranks
     assert held["1f1b"] == [_both(min(ranks - rank, micro_batches) - 1) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
+def test_zero_bubble_has_as_many_unfinished_micro_batches_as_the_first_rank_of_1f1b(
+    ranks: int, micro_batches: int
+) -> None:
+    asked = recipe(schedule="zero-bubble", pipeline=ranks, accumulation=micro_batches)
+    for rank in range(ranks):
+        moments = held_beside(asked, rank)
+        assert max(1 + one.held[0] + one.later for one in moments) == min(ranks, micro_batches)
+        assert max(one.held[0] for one in moments) == min(ranks - rank, micro_batches) - 1
+        assert max(one.later for one in moments) == min(rank, micro_batches - 1)
 
 
 def _both(others: int) -> set[tuple[str, tuple[int]]]:
@@ -109,6 +136,16 @@ def test_a_schedule_whose_stages_wait_for_each_other_is_found() -> None:
 def test_1f1b_is_the_order_of_the_paper() -> None:
     order = [" ".join(f"{kind[0]}{at}" for kind, at, _ in actions) for actions in one_f_one_b(3, 4)]
     assert order == ["f0 f1 f2 b0 f3 b1 b2 b3", "f0 f1 b0 f2 b1 f3 b2 b3", "f0 b0 f1 b1 f2 b2 f3 b3"]
+
+
+def test_zero_bubble_is_the_order_of_the_paper() -> None:
+    """Figure 3, ZB-H1."""
+    order = [" ".join(f"{kind[0]}{at}" for kind, at, _ in actions) for actions in zero_bubble(3, 4)]
+    assert order == [
+        "f0 f1 f2 b0 w0 f3 b1 w1 b2 w2 b3 w3",
+        "f0 f1 b0 f2 b1 w0 f3 b2 w1 b3 w2 w3",
+        "f0 b0 f1 b1 f2 b2 w0 f3 b3 w1 w2 w3",
+    ]
 
 
 def test_the_interleaved_order_is_that_of_megatron_lm() -> None:

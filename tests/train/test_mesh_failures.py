@@ -14,6 +14,7 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor": (2, {"tensor": 2}),
     "pipeline": (2, {"pipeline": 2}),
     "interleaved": (2, {"pipeline": 2, "virtual_stages": 2}),
+    "zero-bubble": (2, {"pipeline": 2, "schedule": "zero-bubble"}),
     "copies of groups": (4, {"tensor": 2, "sharding": "zero1"}),
 }
 

@@ -31,6 +31,7 @@ ADAM = 5e-5
 a step of full size of it. Measured 1.2e-5."""
 FSDP = {"sharding": "fsdp"}
 INTERLEAVED = {"virtual_stages": 2}
+ZERO_BUBBLE = {"schedule": "zero-bubble"}
 
 TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, 1f1b": ("gpt", {}),
@@ -39,6 +40,8 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, interleaved, fsdp": ("llama", {"activations": "checkpoint", **INTERLEAVED, **FSDP}),
     "llama, gpipe": ("llama", {"schedule": "gpipe"}),
     "brain": ("brain", {}),
+    "gpt, zero-bubble": ("gpt", ZERO_BUBBLE),
+    "llama, zero-bubble, fsdp": ("llama", {"activations": "checkpoint", **ZERO_BUBBLE, **FSDP}),
 }
 TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, gpipe": ("gpt", {"schedule": "gpipe"}),
@@ -51,6 +54,29 @@ TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "compile": True, **INTERLEAVED}),
     "gpt, interleaved, offloaded": ("gpt", {"offload": "cpu", **INTERLEAVED, **FSDP}),
     "transformers, loss in parts": ("transformers", {"loss_chunks": 3, **FSDP}),
+    "transformers, zero-bubble": ("transformers", {**ZERO_BUBBLE, **FSDP}),
+    "video, zero-bubble": ("video", ZERO_BUBBLE),
+    "brain, zero-bubble": ("brain", ZERO_BUBBLE),
+    **{
+        f"zero-bubble, {', '.join(map(str, fields.values()))}": ("gpt", {**ZERO_BUBBLE, **fields})
+        for fields in (
+            {"precision": "bf16"},
+            {"precision": "bf16-mixed"},
+            {"precision": "bf16-mixed", **FSDP},
+            {"precision": "fp16-mixed", "grad_scaler": True, **FSDP},
+            {"grad_sync": "last", **FSDP},
+            {"sharding": "fsdp-keep"},
+            {"activations": "checkpoint"},
+            {"activations": "every-second"},
+            {"activations": "selective", **FSDP},
+            {"activations": "offload"},
+            {"activations": "compress"},
+            {"loss_chunks": 3},
+            {"offload": "cpu", **FSDP},
+            {"offload": "cpu-optimizer"},
+            {"offload": "cpu-optimizer", **FSDP},
+        )
+    },
     **{
         ", ".join(map(str, fields.values())): ("gpt", fields)
         for fields in (
@@ -76,6 +102,11 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2, recomputed": ("llama", {"activations": "checkpoint", "loss_chunks": 2, **FSDP}),
     "2 x 2, video": ("video", FSDP),
     "4": ("gpt", {"pipeline": 4}),
+    "4, zero-bubble": ("gpt", {"pipeline": 4, **ZERO_BUBBLE}),
+    "2 x 2, zero-bubble": ("llama", {**ZERO_BUBBLE, **FSDP}),
+    "2 x 2, zero-bubble, last": ("gpt", {"grad_sync": "last", **ZERO_BUBBLE, **FSDP}),
+    "2 x 2, zero-bubble, zero1": ("gpt", {"sharding": "zero1", **ZERO_BUBBLE}),
+    "2 x 2, zero-bubble, ddp": ("gpt", {"sharding": "ddp", "activations": "checkpoint", **ZERO_BUBBLE}),
     "2 x 2, interleaved": ("llama", {**INTERLEAVED, **FSDP}),
     "2 x 2, zero1, interleaved, 8 bit": (
         "llama",
@@ -107,6 +138,7 @@ BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
             {"offload": "cpu-optimizer"},
             {"stages": [1, 4]},
             INTERLEAVED,
+            ZERO_BUBBLE,
             FSDP,  # one shard
         )
     },
@@ -114,6 +146,7 @@ BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
 EIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt": ("gpt", {**TENSOR, **FSDP}),
     "gpt, interleaved": ("gpt", {**TENSOR, **INTERLEAVED, **FSDP}),
+    "gpt, zero-bubble": ("gpt", {**TENSOR, **ZERO_BUBBLE, **FSDP}),
     "llama, zero1": ("llama", {"sharding": "zero1", **TENSOR}),
     "gpt, ddp": ("gpt", {"sharding": "ddp", **TENSOR}),
     "llama": ("llama", {"grad_sync": "last", "schedule": "gpipe", **TENSOR, **FSDP}),

@@ -56,9 +56,13 @@ class Chunk(nn.Module):
     micro-batch as a `Batch`. The last stage returns sum and weight like `Task.loss`.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], run: Callable[[Any, Batch], Any]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], blocks: Sequence[nn.Module], run: Callable[[Any, Batch], Any]
+    ) -> None:
+        """`blocks`: those of `modules` that are blocks of the model."""
         super().__init__()
         self.parts = nn.ModuleList(modules)
+        self.blocks = tuple(blocks)
         self._run = run
 
     def forward(self, value: Any, batch: Batch) -> Any:
@@ -95,11 +99,11 @@ def cut(model: nn.Module, task: Task, rank: Rank) -> None:
     for stage, stand_ins in enumerate(absent):
         if stage not in mine:
             _put(model, stand_ins)
-    chunks = []
+    chunks, of_model = [], set(parts.blocks)
     for stage in mine:
         others = {name: one for other in mine if other != stage for name, one in absent[other].items()}
         run = forward.of_stage(others, first=stage == 0, last=stage == len(stages) - 1)
-        chunks.append(Chunk(stages[stage], run))
+        chunks.append(Chunk(stages[stage], [one for one in stages[stage] if one in of_model], run))
     vars(model)[CHUNKS] = tuple(chunks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from launcher.train.model import check_loss, computing
 from launcher.train.pipeline.channel import Channel, Channels, open_channels, why_not_sent
 from launcher.train.pipeline.cut import Batch, Chunk, chunks_of
+from launcher.train.pipeline.weights import LaterWeights
 from launcher.train.rank import Rank
-from launcher.train.sharding import accumulate, reshard_units
+from launcher.train.sharding import accumulate, meets, reshard_units
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import placed_like
 
@@ -69,6 +71,11 @@ class Stages:
         """
         self._stages[chunk].backward(scaled, last=last)
 
+    def weights(self, chunk: int, *, last: bool) -> None:
+        """Compute the gradients of weights that the oldest backward pass in the stage `chunk` of this rank
+        has left for later; `last`: they are the step's last ones."""
+        self._stages[chunk].weights(last=last)
+
     def settle(self) -> None:
         """Wait until the neighbours have received everything, at the end of a step."""
         self._channels.settle()
@@ -105,6 +112,7 @@ class Stage:
         self._chunk, self._links, self._name, self._rank = chunk, links, name, rank
         self._held: list[Held] = []
         "Micro-batches without their backward pass, which comes in the same order."
+        self._later = LaterWeights(chunk, name) if rank.recipe.schedule == "zero-bubble" else None
 
     def forward(self, batch: Any) -> SumAndWeight | None:
         """See `Stages.forward`."""
@@ -130,7 +138,8 @@ class Stage:
     def backward(self, scaled: Callable[[torch.Tensor], torch.Tensor], *, last: bool) -> None:
         """See `Stages.backward`."""
         links, (received, output) = self._links, self._held.pop(0)
-        with accumulate(self._chunk, self._rank.recipe, last=last):
+        left = self._later.left() if self._later is not None else nullcontext()
+        with accumulate(self._chunk, self._rank.recipe, last=last), left:
             if links.gradients_from is None:
                 scaled(output).backward()  # type: ignore[no-untyped-call]
             else:
@@ -140,3 +149,8 @@ class Stage:
         if received is not None:
             assert received.grad is not None and links.gradients_to is not None
             links.gradients_to.send(placed_like(received, received.grad))
+
+    def weights(self, *, last: bool) -> None:
+        """See `Stages.weights`."""
+        assert self._later is not None
+        self._later.compute(reduce=meets(self._rank.recipe, last=last))

@@ -301,6 +301,14 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return hook
 
+    def weights_of(self, module: nn.Module) -> None:
+        """Begin the gradients of weights of a module, which the backward pass has left."""
+        self._in_backward = self._names.get(module, "")
+        if module in self._blocks:
+            self._mark(module, backward=True)
+        else:
+            self.recorded.segments.append(Segment(self.phase))
+
     def _is_last(self, module: nn.Module) -> bool:
         run, block = self._blocks[module]
         return block == self.recorded.runs[run].kept - 1

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import Counted, Sample, Trace, combine
+from launcher.memory.trace import LATER, Counted, Sample, Trace, combine
 from launcher.memory.unroll import Recorded, Run, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
@@ -33,8 +33,9 @@ from launcher.train.mesh import meshes
 from launcher.train.model import arranged, computing, loss_of, new_model
 from launcher.train.pipeline.channel import Form
 from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages, chunks_of
+from launcher.train.pipeline.weights import LaterWeights
 from launcher.train.rank import Rank
-from launcher.train.sharding import accumulate, reshard_units
+from launcher.train.sharding import accumulate, meets, reshard_units
 from launcher.train.task import Task
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cuda import as_cuda
@@ -208,8 +209,13 @@ class Tracer:
         """Run the passes with the tensors that the training loop holds on the device meanwhile. Return the
         output of the forward pass: the loss, or what a stage sends to the next one.
 
-        As in launcher.train.pipeline.stage, a gradient stays until the stage before has it.
+        As in launcher.train.pipeline.channel, what is sent stays until the next message.
         """
+        later = None
+        if rank.recipe.schedule == "zero-bubble" and rank.recipe.pipeline > 1:
+            [chunk] = chunks_of(model)
+            later = LaterWeights(chunk, "pipeline()")
+            later.begins = recorder.weights_of
         last_stage, sent = rank.coordinates.pipeline == rank.mesh.pipeline - 1, None
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         sums: list[torch.Tensor] = []
@@ -217,11 +223,14 @@ class Tracer:
             recorder.begin(forward)
             sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
             arrived = _arriving(batch, recorder)
-            with accumulate(model, rank.recipe, last=number == len(passes)):
+            last = number == len(passes)
+            with accumulate(model, rank.recipe, last=last), ExitStack() as stack:
                 received = before().requires_grad_() if before is not None else None
                 output, weight = self._forward(model, rank, arrived, received)
                 recorder.send(None if last_stage else output)
                 recorder.begin(backward)
+                if later is not None:
+                    stack.enter_context(later.left())
                 gradient = None if last_stage else torch.empty_like(output)
                 torch.autograd.backward(output, gradient)
                 sent = None
@@ -229,6 +238,9 @@ class Tracer:
                     sent = placed_like(received, received.grad)
                 recorder.send(sent)
             del arrived, received, gradient, weight
+            if later is not None:
+                recorder.begin(backward.replace("backward", LATER))
+                later.compute(reduce=meets(rank.recipe, last=last))
         if complete:
             recorder.begin("evaluation")
             model.eval()
@@ -302,11 +314,13 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
         segments = list(group)
         phases.append((phase, len(events)))
         events += _ordered(event for segment in segments for event in segment.events)
-        if phase in PASSES[0]:
-            work[f"{phase}_flops"] = sum(segment.flops for segment in segments)
-            work[f"{phase}_bytes"] = sum(segment.traffic for segment in segments)
-            work[f"{phase}_exchanged"] = sum(segment.exchanged for segment in segments)
-            work[f"{phase}_sent"] = sum(segment.sent for segment in segments)
+        if phase in (*PASSES[0], LATER):
+            kinds = ("backward", "later") if phase == LATER else (phase,)
+            for kind in kinds:
+                work[f"{kind}_flops"] += sum(segment.flops for segment in segments)
+                work[f"{kind}_bytes"] += sum(segment.traffic for segment in segments)
+            work[f"{kinds[0]}_exchanged"] += sum(segment.exchanged for segment in segments)
+            work[f"{kinds[0]}_sent"] += sum(segment.sent for segment in segments)
     return Sample(
         micro_batch,
         tuple(recorded.sizes),

@@ -1,0 +1,195 @@
+"""`schedule: zero-bubble`: the gradients of a stage's linear layers, computed after its backward pass.
+
+The backward pass leaves the input and the gradient of the output of each linear layer of the blocks here, and
+frees everything else. Embedding, head, norms and biases get their gradients in the backward pass: those of a
+head would keep the gradients of all logits.
+
+Not stage_backward_input and stage_backward_weight of torch.distributed.pipelining: they run each node of the
+graph twice, and keep the whole graph with all its activations in between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
+
+from launcher.train.pipeline.cut import Chunk
+from launcher.train.recovery.cleanup import parameter_groups
+from launcher.train.task import TaskError
+
+
+class Waiting(NamedTuple):
+    """A gradient that is still to be computed, of one use of a linear layer."""
+
+    weight: torch.Tensor
+    "As the forward pass used it: with FSDP the gathered one, whose memory may be freed meanwhile."
+    input: torch.Tensor
+    gradient: torch.Tensor
+    "Of the layer's output."
+
+
+class LaterWeights:
+    """The gradients of weights of one stage, micro-batch by micro-batch."""
+
+    def __init__(self, chunk: Chunk, name: str) -> None:
+        """Replace `forward` of the linear layers in the blocks of `chunk`, which FSDP has sharded by now.
+
+        Raises TaskError if there are none. `name`: of what returned the blocks.
+        """
+        self._chunk, self._units = chunk, _units(chunk)
+        if not self._units:
+            raise TaskError(
+                "schedule: zero-bubble computes the gradients of nn.Linear layers later, but the blocks of "
+                f"{name} have none that is trained and shares its weight with no other: use schedule: 1f1b"
+            )
+        self._micro_batches = deque[dict[nn.Module, list[Waiting]]]()
+        for unit, layers in self._units.items():
+            for layer in layers:
+                layer.forward = partial(self._forward, unit, layer)  # type: ignore[method-assign]
+        self.begins: Callable[[nn.Module], None] = lambda _: None
+        "Called with a block or FSDP unit before its gradients are computed, at the end with the stage."
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave the gradients of one micro-batch, whose backward pass runs inside."""
+        self._micro_batches.append({unit: [] for unit in self._units})
+        for unit in self._units:
+            if isinstance(unit, FSDPModule):
+                unit.set_requires_gradient_sync(False, recurse=False)
+        yield
+
+    def compute(self, *, reduce: bool) -> None:
+        """Compute the gradients of the oldest micro-batch that left some. FSDP's are reduced over the ranks
+        if `reduce`, one unit after the other."""
+        found = self._micro_batches.popleft()
+        for unit in reversed(self._units):
+            self.begins(unit)
+            waiting = found.pop(unit)
+            # Those that were left first are computed first: autograd begins with the newest node.
+            nodes = [_Gradient.apply(*waiting.pop()) for _ in range(len(waiting))]  # type: ignore[no-untyped-call]
+            torch.autograd.backward(nodes, [torch.empty_like(node) for node in nodes])
+            del nodes
+            if isinstance(unit, FSDPModule):
+                unit.set_requires_gradient_sync(reduce, recurse=False)
+                for group in parameter_groups(unit):
+                    _in_type_of_reduction(group, zeros=reduce)
+                    group.post_backward()
+        self.begins(self._chunk)
+        if isinstance(self._chunk, FSDPModule):
+            _end_backward(self._chunk)
+
+    def _forward(self, unit: nn.Module, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return functional.linear(x, layer.weight, layer.bias)
+        kind, weight = x.device.type, layer.weight
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+
+        def leave(x: torch.Tensor, gradient: torch.Tensor) -> None:
+            self._micro_batches[-1][unit].append(Waiting(weight, x, gradient))
+
+        # Not the weight itself: autograd would call its hooks in the backward pass.
+        result: torch.Tensor = _Linear.apply(x, weight.detach(), layer.bias, leave)  # type: ignore[no-untyped-call]
+        return result
+
+
+def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
+    """Return each FSDP unit of a chunk, or without FSDP each block, with the layers of the blocks whose
+    gradients can wait: trained, and without a weight that another module uses."""
+    uses: Counter[torch.Tensor] = Counter(
+        p for module in chunk.modules() for p in module.parameters(recurse=False)
+    )
+    blocks, sharded = set(chunk.blocks), isinstance(chunk, FSDPModule)
+    found: dict[nn.Module, list[nn.Linear]] = {}
+
+    def visit(module: nn.Module, unit: nn.Module, *, inside: bool) -> None:
+        inside |= module in blocks
+        if isinstance(module, FSDPModule) or (not sharded and module in blocks):
+            unit = module
+        if inside and isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+            weight = module.weight
+            if "weight" in module._parameters and weight.requires_grad and uses[weight] == 1:
+                found.setdefault(unit, []).append(module)
+        for child in module.children():
+            visit(child, unit, inside=inside)
+
+    visit(chunk, chunk, inside=False)
+    return found
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer whose backward pass leaves the gradient of the weight for later."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        leave: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> torch.Tensor:
+        ctx.leave, ctx.bias_type = leave, None if bias is None else bias.dtype
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        ctx.leave(x.detach(), gradient)
+        of_bias = None
+        if ctx.needs_input_grad[2]:
+            of_bias = _rows(gradient).sum(0).to(ctx.bias_type)
+        return gradient @ weight, None, of_bias, None
+
+
+class _Gradient(torch.autograd.Function):
+    """A node whose backward pass computes the gradient of a weight. Autograd then adds it up and calls the
+    weight's hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, gradient)
+        ctx.type = weight.dtype
+        return torch.empty(0, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        x, gradient = ctx.saved_tensors
+        return (_rows(gradient).t() @ _rows(x)).to(ctx.type), None, None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _in_type_of_reduction(group: Any, *, zeros: bool) -> None:
+    """Bring the gradients of a unit into the type in which FSDP2 reduces them. Those of norms and biases are
+    in it since the backward pass, or have been reduced with those of an earlier micro-batch. `zeros`: then
+    reduce zeros, if FSDP2 does so for parameters that a rank did not use."""
+    for p in group.fsdp_params:
+        p.accumulate_unsharded_grad_if_needed()
+        p.to_accumulated_grad_if_needed()
+        whole = p._unsharded_param
+        absent = whole.requires_grad and whole.grad is None and p.unsharded_accumulated_grad is None
+        if zeros and absent and getattr(group, "reduce_scatter_unused_params", False):
+            p.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=p.reduce_dtype)
+
+
+def _end_backward(root: FSDPModule) -> None:
+    """Let FSDP2 end a backward pass: it waits for reductions and frees their buffers."""
+    state: Any = root._get_fsdp_state()
+    for module in root.modules():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            for group in parameter_groups(module):
+                # Otherwise it would run the end of the unit's pass again, and reduce zeros.
+                group._training_state = type(group._training_state).POST_BACKWARD
+    state._root_post_backward_final_callback()
