@@ -208,11 +208,13 @@ def handed(rank: Rank, out: Path) -> Any:
         made.handover.resume()
         for step in (1, 2):
             made.train_step(step)
+        written = made.handover.bytes()
         made.handover.give()
         dist.barrier()
         again = trainer(rank, name, folder, **taken)
         resumed = again.handover.resume()
         results[label] = {
+            "written": everywhere(written),
             "resumed": [resumed.step, resumed.source, resumed.skipped],
             "different": different(whole_state(made), whole_state(again)) if resumed.step else [],
         }

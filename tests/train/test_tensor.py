@@ -306,7 +306,24 @@ def test_a_handover_is_taken_on_the_same_mesh_and_on_others(tmp_path: Path) -> N
     layout = "the state has another layout: other shapes, sharding, tensor"
     assert found.pop("to fsdp in 8 bit")["resumed"] == [0, None, layout]
     for name, one in found.items():
-        assert one == {"resumed": [2, "shared-memory", None], "different": []}, name
+        assert one["resumed"] == [2, "shared-memory", None] and one["different"] == [], name
+
+
+@pytest.mark.slow
+def test_of_copies_of_a_group_a_handover_has_one(tmp_path: Path) -> None:
+    ddp = {"sharding": "ddp", "tensor": 2}
+    cases = {
+        "ddp": ("llama", ddp, ddp),
+        "ddp to fsdp": ("gpt", ddp, BOTH),
+        "ddp in 8 bit": ("llama", {**ddp, "optimizer": "adamw-8bit"}, {**ddp, "optimizer": "adamw-8bit"}),
+        "zero1": ("llama", ZERO1, ZERO1),
+        "zero1 to tensor and fsdp": ("tied", ZERO1, BOTH),
+    }
+    found = run("handed", tmp_path / "handed", 4, cases)
+    for name, one in found.items():
+        assert one["resumed"] == [2, "shared-memory", None] and one["different"] == [], name
+        # Ranks 2 and 3 have copies of all that ranks 0 and 1 have, apart from states under ZeRO-1.
+        assert [size > 0 for size in one["written"]] == [True] * 2 + [name.startswith("zero1")] * 2, name
 
 
 def test_copies_of_whole_layers_stay_equal_if_their_gradients_do_not(tmp_path: Path) -> None:

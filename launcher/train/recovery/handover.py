@@ -1,8 +1,8 @@
 """Handover of a rank's state to the next attempt, through the shared memory of its node.
 
 Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its shards,
-and the first rank of each node writes replicas, in the order of the model's parameters. Under another
-sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
+in the order of the model's parameters. Of copies, the first rank of a node that has one writes it. Under
+another sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from launcher.rundir.shared import handover_folder, make_handover_folder, remove
 from launcher.spec.optimizers import OPTIMIZERS, saved_as
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.rank_state import not_persistent
+from launcher.train.mesh import TENSOR
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.progress import Progress
@@ -154,7 +155,7 @@ class Handover:
             return None
         differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
         mine, alike = self.rank.number, self._alike
-        numbers = {alike[0], mine}  # the first rank has written the replicas
+        numbers = {alike[0], self._same_part[0], mine}  # the first ones have written the copies
         if reshards := bool(differ) and self._reshards(differ):
             numbers = {*alike}
         # This rank's own file is already open.
@@ -217,19 +218,27 @@ class Handover:
         """Return this rank's parts. Parameters without gradient are as of the end of the last step."""
         undo = self.progress.undo
         return [
-            local(undo.kept(tensor).detach()) if self._writes(tensor) else tensor.new_empty(0)
+            local(undo.kept(tensor).detach()) if self._writes(tensor) else local(tensor.detach()).new_empty(0)
             for tensor in self._tensors()
         ]
 
     def _writes(self, tensor: torch.Tensor) -> bool:
-        """Return whether this rank writes its part of a tensor. Replicas are equal bit for bit, so the first
-        rank of each stage on the node writes them alone."""
-        return isinstance(tensor, DTensor) or self.rank.number == self._alike[0]
+        """Return whether this rank writes its part of a tensor. Copies are equal bit for bit, so the first
+        rank of each stage on the node that has one writes it alone."""
+        if not isinstance(tensor, DTensor):
+            return self.rank.number == self._alike[0]
+        return tensor.device_mesh.mesh_dim_names != (TENSOR,) or self.rank.number == self._same_part[0]
 
     @property
     def _alike(self) -> range:
         """The ranks on this node with the same stage of the model."""
         return self.rank.here(self.rank.stage_ranks)
+
+    @property
+    def _same_part(self) -> range:
+        """Those of `_alike` with the same place in their tensor-parallel group."""
+        alike, tensor = self._alike, self.rank.mesh.tensor
+        return alike[(self.rank.number - alike[0]) % tensor :: tensor]
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the states of each trained parameter. `state_dict()` is avoided: it may have side effects."""
