@@ -40,7 +40,7 @@ from launcher.train.where import Where
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."
 MOMENTS = ("first step", "steady state")
-GLOO_SECONDS = 0.02
+GLOO_SECONDS = 0.05
 """How long gloo's threads may hold the tensors of a collective that has ended. Without this pause the peaks
 of tensor parallelism differ from run to run, by the largest of them."""
 Peaks = dict[str, dict[str, int]]
