@@ -37,8 +37,8 @@ class Profile:
     """The trace of all recipes with one trace and one `kind`. `profile_of` makes it."""
 
     def __init__(self, trace: Trace, recipe: Recipe, again: Trace | None = None) -> None:
-        """`trace`: as the recipe's use of gradients changes it. `again`: the same storages in a pass beside
-        gradients of earlier micro-batches, if its events differ."""
+        """`trace`: as the recipe's use of gradients changes it. `again`: the trace of a pass beside gradients
+        of earlier micro-batches, if it is another one."""
         self.trace, self._recipe = trace, recipe
         self._again = again if again is not None else trace
         self.adds_to_buckets = adds_to_buckets(recipe)
@@ -46,8 +46,10 @@ class Profile:
 
     def _with(self, change: Callable[[Storage], Storage]) -> Profile:
         """Return the profile with other storages."""
-        storages = tuple(map(change, self.trace.storages))
-        trace, again = (dataclasses.replace(one, storages=storages) for one in (self.trace, self._again))
+        trace, again = (
+            dataclasses.replace(one, storages=tuple(map(change, one.storages)))
+            for one in (self.trace, self._again)
+        )
         return Profile(trace, self._recipe, again)
 
     @staticmethod
@@ -127,14 +129,18 @@ class Profile:
 def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
     """Return the profile of a recipe. `traces`: of each stage that the rank has; without a pipeline, of the
     model. `model`: in the recipe's precision."""
-    trace = in_schedule(traces, held_beside(recipe, ranks.stage))
+    moments = held_beside(recipe, ranks.stage)
+    if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
+        moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
+    trace = in_schedule(traces, moments)
     if recipe.optimizer_step == "backward":
         return Profile(with_updates(trace, model, recipe, ranks), recipe)
     if adds_to_buckets(recipe) or (leave_the_gpu(recipe) and recipe.sharding in SHARDED):
         return Profile(trace, recipe)
     if leave_the_gpu(recipe):
         return Profile(leaving_late(trace), recipe)
-    return Profile(kept_to_the_end(trace, recipe), recipe, again=trace)
+    again = in_schedule(traces, moments, again=True)
+    return Profile(kept_to_the_end(trace, recipe), recipe, again)
 
 
 def leave_the_gpu(recipe: Recipe) -> bool:
@@ -153,20 +159,21 @@ def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
     ]
 
 
-def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside]) -> Trace:
+def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bool = False) -> Trace:
     """Return the trace of a micro-batch in all stages of a rank, one stage after the other, beside other
     micro-batches that wait for their backward pass, or for gradients of weights: in each pass as many as take
-    most memory."""
+    most memory. `again`: the pass is one beside gradients of earlier micro-batches, as phases with that name
+    are."""
     kept = [_live_before(trace, "backward") for trace in traces]
     if LATER in dict(traces[0].phases):
         left = (one for one in _live_before(traces[0], LATER) if one.category in _LEFT)
         kept.append([one._replace(category=ACTIVATIONS) for one in left])
     weights = [sum(one.at(1) for one in some if one.category in _WAITING) for some in kept]
-    numbers = [(kind, stage, (*held, later)[: len(kept)]) for kind, stage, held, later in moments]
-    most: dict[tuple[str, int], tuple[int, ...]] = {}
-    for kind, stage, held in sorted(numbers, key=lambda one: sum(map(operator.mul, one[2], weights))):
-        most[kind, stage] = held
-    merged, nothing = _Merged(traces, kept), [0] * len(kept)
+    numbers = [((one.kind, one.chunk, one.again), (*one.held, one.later)[: len(kept)]) for one in moments]
+    most: dict[tuple[str, int, bool], tuple[int, ...]] = {}
+    for alike, held in sorted(numbers, key=lambda one: sum(map(operator.mul, one[1], weights))):
+        most[alike] = held
+    merged, nothing = _Merged(traces, kept), (0,) * len(kept)
     for phase, _ in traces[0].phases:
         if phase == "evaluation":
             merged.hold(nothing, len(traces))
@@ -175,7 +182,7 @@ def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside]) -> Trace:
         kind = "weights" if phase.startswith(LATER) else "backward" if backward else "forward"
         for stage in reversed(range(len(traces))) if backward else range(len(traces)):
             if phase != "evaluation":
-                merged.hold(most[kind, stage], stage)
+                merged.hold(most.get((kind, stage, again or phase.endswith(" again")), nothing), stage)
             merged.run(phase, stage)
     merged.hold(nothing, len(traces))
     return Trace(tuple(merged.storages), tuple(merged.events), tuple(merged.phases), work_of(traces))

@@ -127,13 +127,16 @@ class Beside(NamedTuple):
     "For each chunk, the number of other micro-batches that wait for their backward pass."
     later: int = 0
     "Other micro-batches that wait for the gradients of weights."
+    again: bool = False
+    "The rank has run a backward pass before in this step, whose gradients are there."
 
 
 def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
     """Return what a rank of the pipeline, counted from 0, holds during the passes of a step. Moments are left
-    out at which it holds no more of any chunk than at another one of the same kind and chunk."""
+    out at which it holds no more of any chunk than at another one that is alike."""
     if recipe.pipeline == 1:
-        return frozenset({Beside("forward", 0, (0,)), Beside("backward", 0, (0,))})
+        passes: tuple[Pass, ...] = ("forward", "backward")
+        return frozenset(Beside(kind, 0, (0,), again=again) for kind in passes for again in (False, True))
     return _held_beside(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages, rank)
 
 
@@ -141,18 +144,19 @@ def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
 def _held_beside(
     schedule: Schedule, ranks: int, micro_batches: int, chunks: int, rank: int
 ) -> frozenset[Beside]:
-    held, later, found = [0] * chunks, 0, set[Beside]()
+    held, later, again, found = [0] * chunks, 0, False, set[Beside]()
     for kind, _, chunk in _table(schedule, ranks, micro_batches, chunks)[rank]:
         held[chunk] -= kind == "backward"
         later -= kind == "weights"
-        found.add(Beside(kind, chunk, tuple(held), later))
+        found.add(Beside(kind, chunk, tuple(held), later, again))
         held[chunk] += kind == "forward"
+        again |= kind == "backward"
         later += kind == "backward" and schedule == "zero-bubble"
     return frozenset(one for one in found if not any(_is_more(other, one) for other in found))
 
 
 def _is_more(other: Beside, than: Beside) -> bool:
-    alike = other != than and other[:2] == than[:2]
+    alike = other != than and (other.kind, other.chunk, other.again) == (than.kind, than.chunk, than.again)
     more = zip((*other.held, other.later), (*than.held, than.later), strict=True)
     return alike and all(a >= b for a, b in more)
 
