@@ -54,13 +54,14 @@ def test_a_run_leaves_a_sick_node_before_or_after_its_first_attempt(
     )
     job = slurm_lab.job(command="python train.py", resources={"nodes": 1, "ranks_per_node": 1})
     sets = ["-s", f"cluster.slurm.partition={PARTITION}"]
-    with tiny_shm(cluster, "n10"):  # Slurm takes it first
-        before = slurm_lab.submit(str(job), *sets, "-s", "cluster.checks=doctor")
-        after = slurm_lab.submit(str(job), *sets)
-        for run in (before, after):
+    runs = []
+    with tiny_shm(cluster, "n10"):  # Slurm takes it first, if no other job has it
+        for checks in (["-s", "cluster.checks=doctor"], []):
+            runs.append(run := slurm_lab.submit(str(job), *sets, *checks))
             assert slurm_lab.wait(run)["state"] == "succeeded"
             assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
             assert "began on n11" in slurm_lab.all_logs(run)
+    before, after = runs
     assert any("the doctor: /dev/shm 1 MiB" in file.read_text() for file in before.path.glob("slurm-*.out"))
     assert "began on n10" not in slurm_lab.all_logs(before)
     judged = after.attempt(0).read_verdict()
