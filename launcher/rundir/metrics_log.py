@@ -72,27 +72,57 @@ def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics:
     `step` counts from 1. `steps` is the number of steps of the whole training, if the job does not set it.
     Of the metrics, `loss`, `lr`, `grad_norm` and names that begin with `eval_` have their place in a report;
     `tokens` and `samples` are those since the last call and become a speed. Tensors with one element are
-    numbers too. NaN and infinity are recorded as null. If the disk is full, the line is lost and the program
-    goes on.
+    numbers too. None, NaN and infinity are recorded as null.
 
-    Raises TypeError or ValueError for a metric that is not a number, and for a name that launcher writes
-    itself.
+    Raises nothing, because a report must not end a training. What cannot be recorded is told once on stderr:
+    a metric that is not a number, a name that launcher writes itself, a step below 0, a full disk.
     """
     folder = os.environ.get(variables.RUN_DIR)
     if folder is None or rank not in (None, int(os.environ.get("RANK", "0"))):
         return
-    if reserved := RESERVED & metrics.keys():
-        raise ValueError(f"launcher.log: {', '.join(sorted(reserved))}: launcher writes this itself")
-    numbers = {name: _number(value) for name, value in metrics.items()}
     global _lines
-    _lines = _lines or StepLines(int(os.environ.get(variables.ATTEMPT, "0")))
-    line = _lines.line(int(step), numbers, time.time(), steps=None if steps is None else int(steps))
     try:
-        append_json(RunDir(Path(folder)).metrics, line)
+        at, of = _whole(step), None if steps is None else _whole(steps)
+    except _NOT_A_NUMBER as error:
+        _tell(f"a step is not recorded: {error}")
+        return
+    numbers: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if name in RESERVED:
+            _tell(f"{name} is not recorded: launcher writes it itself")
+            continue
+        try:
+            numbers[name] = _number(value)
+        except _NOT_A_NUMBER as error:
+            _tell(f"{name} is not recorded: {error}", at)
+    _lines = _lines or StepLines(int(os.environ.get(variables.ATTEMPT, "0")))
+    try:
+        append_json(RunDir(Path(folder)).metrics, _lines.line(at, numbers, time.time(), steps=of))
     except OSError as error:
-        print(f"launcher.log: step {step} is not recorded: {error.strerror}", file=sys.stderr)
+        _tell(f"lines are lost: {error.strerror}", at)
+
+
+_NOT_A_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
+"RuntimeError: of a tensor with several elements."
+
+
+def _whole(value: Any) -> int:
+    if (number := int(value)) < 0:
+        raise ValueError(f"{number} is below 0")
+    return number
 
 
 def _number(value: Any) -> float | int | None:
+    if value is None:
+        return None
     number = value if isinstance(value, int) else float(value)
     return number if math.isfinite(number) else None
+
+
+_told: set[str] = set()
+
+
+def _tell(problem: str, step: int | None = None) -> None:
+    if problem not in _told:
+        _told.add(problem)
+        print(f"launcher.log: {problem}" + (f" (step {step})" if step is not None else ""), file=sys.stderr)

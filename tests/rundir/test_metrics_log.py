@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import launcher
 from launcher.callbacks.names import numbers_of
@@ -23,6 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(metrics_log, "_lines", None)
+    monkeypatch.setattr(metrics_log, "_told", set())
     return RunDir(tmp_path)
 
 
@@ -57,12 +59,32 @@ def test_one_rank_records_and_it_is_the_first_unless_another_is_named(
     assert [line["step"] for line in run.read_metrics()] == [1, 2]
 
 
-def test_what_is_no_number_and_what_launcher_writes_is_refused(run: RunDir) -> None:
-    with pytest.raises(ValueError, match="attempt"):
-        launcher.log(1, attempt=1)
-    with pytest.raises((TypeError, ValueError)):
-        launcher.log(1, loss="low")
-    assert not run.metrics.exists()
+def test_what_cannot_be_recorded_is_told_once_and_ends_no_training(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        launcher.log(step, loss=0.5, eval_loss=None, attempt=1, note="low", huge=10**400)
+        launcher.log(step, pair=torch.tensor([1.0, 2.0]), grad_norm=torch.tensor(2.0))
+    launcher.log("first", loss=1.0)
+    launcher.log(-1, loss=1.0)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("launcher.log: ").partition(":")[0] for line in told] == [
+        "attempt is not recorded",
+        "note is not recorded",
+        "huge is not recorded",
+        "pair is not recorded",
+        "a step is not recorded",
+        "a step is not recorded",
+    ]
+    lines = run.read_metrics()
+    assert [(one["step"], one.get("loss"), one.get("grad_norm")) for one in lines] == [
+        (1, 0.5, None),
+        (1, None, 2.0),
+        (2, 0.5, None),
+        (2, None, 2.0),
+    ]
+    assert lines[0]["eval_loss"] is None and lines[0]["attempt"] == 2
+    assert not {"note", "huge", "pair"} & set().union(*lines)
 
 
 def test_a_full_disk_loses_the_line_and_not_the_training(
@@ -70,7 +92,8 @@ def test_a_full_disk_loses_the_line_and_not_the_training(
 ) -> None:
     monkeypatch.setenv("LAUNCHER_RUN_DIR", "/nowhere")
     launcher.log(1, loss=1.0)
-    assert "step 1 is not recorded: No such file" in capsys.readouterr().err
+    launcher.log(2, loss=1.0)
+    assert capsys.readouterr().err == "launcher.log: lines are lost: No such file or directory (step 1)\n"
 
 
 def test_outside_a_run_nothing_happens_and_nothing_large_is_imported(tmp_path: Path) -> None:
