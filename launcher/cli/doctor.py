@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.rundir.layout import RunDir
 
 EXIT_BROKEN = 1
-"Something is broken."
+"Something is broken, or was not examined because the run ended too early."
 
 
 def doctor(
@@ -57,7 +57,8 @@ def doctor(
     set_: Sets = None,
     json: AsJson = False,
 ) -> None:
-    """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken.
+    """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken, or if the
+    examination was cut off.
 
     Ctrl-C cancels the examination.
     """
@@ -85,7 +86,7 @@ def doctor(
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)
         results = _examined(run)
-        if results.unfinished:
+        if not results.ended:
             print(f"a node has died: {run.id} is cancelled, and ends within two minutes", file=sys.stderr)
     before = last_healthy(results) if compare else None
     changed = changes(before.findings, results.findings) if before is not None else []
@@ -100,7 +101,7 @@ def doctor(
         print(f"no earlier run of the doctor found {results.cluster} healthy", file=sys.stderr)
     if write:
         _write(results, cluster or results.cluster)
-    if results.verdict == "broken":
+    if results.verdict == "broken" or results.cut_off:
         raise SystemExit(EXIT_BROKEN)
 
 

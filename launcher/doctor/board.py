@@ -79,7 +79,8 @@ class Board:
 
     def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
         """Return every order with its answers. Order 0, that a node measures itself, is never written."""
-        numbers = {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("node-*-*.json")}
+        files = [*self.folder.glob("order-*.json"), *self.folder.glob("node-*-*.json")]
+        numbers = {int(path.stem.rpartition("-")[2]) for path in files}
         return [(read_json(self._order(number)) or {}, self.answers(number)) for number in sorted(numbers)]
 
     def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:

@@ -23,6 +23,8 @@ TRAIN = "train"
 "An order to train the tiny model."
 TRAININGS = {"model-alone": "none", "model-ddp": "ddp", "model-fsdp": "fsdp"}
 "The checks of that order, and the sharding of each training. The first is in one process."
+END = "end"
+"The last order: the examination is over."
 NOTE = "note"
 "An order to do nothing, which has conclusions of node 0 as its `values`."
 PAIRS = "pairs"
@@ -32,7 +34,7 @@ PAIRS = "pairs"
 def values_of(history: Sequence[tuple[Order, Answers]], nodes: int = 1) -> list[Measured]:
     """Return every measured value: those that nodes measured by themselves, and those of tests of ranks.
 
-    The last test counts only if all nodes have answered: otherwise it goes on, or the run has been cut off.
+    The last test counts only if all nodes have answered: otherwise it goes on, or the run was cut off.
     """
     found: list[Measured] = []
     pairs: dict[tuple[int, int], Outcome] = {}

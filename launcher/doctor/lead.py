@@ -13,11 +13,11 @@ from launcher.doctor.board import Board
 from launcher.doctor.checks.collectives import LARGE, least_bandwidth, rate
 from launcher.doctor.checks.search import WORDS
 from launcher.doctor.examine import examine, worst
-from launcher.doctor.interpret import NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes
+from launcher.doctor.interpret import END, NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes
 from launcher.doctor.measure.group import IMPORT_SECONDS
 from launcher.doctor.measure.network import common_adapters, common_interfaces, partners
 from launcher.doctor.measure.shared_files import SEEN_SECONDS
-from launcher.doctor.on_node import END, LOOK, MARK, REACH, OnNode
+from launcher.doctor.on_node import LOOK, MARK, REACH, OnNode
 from launcher.doctor.outcome import BUS, STOPPED, Outcome, rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import NO_SETTING, Setting, Where, candidates, fastest, gain

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.doctor.board import Board
-from launcher.doctor.interpret import NOTE, TESTS, TRAIN, TRAININGS, tests_of
+from launcher.doctor.interpret import END, NOTE, TESTS, TRAIN, TRAININGS, tests_of
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.adapters import measure_adapters
 from launcher.doctor.measure.folders import (
@@ -36,7 +36,6 @@ ORDER_SECONDS = 300.0
 "How long a node waits for the next order. Longer than any order takes on another node."
 DRIVER_SECONDS = 20.0
 "How long NVML may take for one answer. Without persistence mode it starts the driver first."
-END = "end"
 MARK = "mark"
 "The order to make files that other nodes look for."
 LOOK = "look"

@@ -28,9 +28,13 @@ PARTS: dict[Part, str] = {
 
 
 def page(
-    title: str, findings: Sequence[Finding], nodes: int, hosts: Mapping[int, str] | None = None
+    title: str,
+    findings: Sequence[Finding],
+    nodes: int,
+    hosts: Mapping[int, str] | None = None,
+    note: str = "",
 ) -> list[str]:
-    """Return the lines of the page: each part with its findings, then the sum of verdicts.
+    """Return the lines of the page: each part with its findings, then the sum of verdicts and the note.
 
     `hosts`: names of the nodes, of which the page tells those that are few or have a fault.
     """
@@ -43,7 +47,7 @@ def page(
         if chosen:
             lines += ["", *_row("", heading, "measured", "expected")]
             lines += [line for one in chosen for line in _lines(one, nodes)]
-    return [*lines, "", summary(findings) or "nothing was measured"]
+    return [*lines, "", summary(findings) or "nothing was measured", *textwrap.wrap(note, WIDTH)]
 
 
 def _sick(findings: Iterable[Finding]) -> set[int]:

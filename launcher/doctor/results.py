@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.doctor.board import Board
 from launcher.doctor.examine import examine, worst
-from launcher.doctor.interpret import values_of
+from launcher.doctor.interpret import END, values_of
 from launcher.doctor.options import Options
 from launcher.doctor.page import page
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
 from launcher.rundir.files import read_record
-from launcher.rundir.layout import RunDir
+from launcher.rundir.layout import AttemptDir, RunDir
+
+LIVES = "has not ended"
+CUT_OFF = frozenset({"preempted", "time-limit", "host-oom"})
+"Failures that end a run from outside. They tell nothing of what it has not examined."
+NOT_EXAMINED = (
+    "What this page does not show was not examined, and may be good or broken. `launcher why RUN` tells how "
+    "the run ended. Then examine again: `launcher resume RUN`, or a new `launcher doctor`."
+)
 
 
 @dataclass(frozen=True)
@@ -28,15 +35,24 @@ class Results:
     expected: Expected
     values: tuple[Measured, ...]
     unfinished: str = ""
-    "`has not ended` or `was cancelled`, if values are missing for that reason."
+    "Why the examination is not complete, such as `has not ended` or `was cancelled`; empty if it is."
+    ended: bool = True
+    "Whether the run has ended, so that nothing more follows."
 
     @property
     def findings(self) -> list[Finding]:
         return examine(self.values, self.expected)
 
     @property
-    def verdict(self) -> Verdict:
-        return worst(self.findings)
+    def verdict(self) -> Verdict | None:
+        """The worst verdict; None if nothing is broken so far, and the examination is not complete."""
+        found = worst(self.findings)
+        return None if self.unfinished and found != "broken" else found
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the run ended before the examination did."""
+        return self.ended and bool(self.unfinished)
 
     @property
     def node_died(self) -> bool:
@@ -56,7 +72,8 @@ class Results:
             replace(one, cause=re.sub(r"\bRUN\b", name, one.cause), cure=re.sub(r"\bRUN\b", name, one.cure))
             for one in self.findings
         ]
-        return page(title, found, per.nodes, hosts)
+        note = NOT_EXAMINED.replace("RUN", name) if self.cut_off else ""
+        return page(title, found, per.nodes, hosts, note)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -67,6 +84,7 @@ class Results:
             "ranks": self.expected.ranks,
             "backend": self.expected.backend,
             "complete": not self.unfinished,
+            "unfinished": self.unfinished,
             "verdict": self.verdict,
             "findings": [one.as_json() for one in self.findings],
             "measured": [one.as_json() for one in self.values],
@@ -80,46 +98,73 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
     if options is None:
         return None
     expected = Expected.of(about, plan, options.job)
-    folder = run.attempt(0).path / "doctor"
-    board = Board(folder, 0, expected.nodes)
-    judged = run.attempt(0).read_verdict()
-    cancelled = judged is not None and judged.verdict.failure == "cancelled"
-    unfinished = "has not ended" if not ended else "was cancelled" if cancelled else ""
+    attempt = next(reversed(run.attempts()), run.attempt(0))  # a run that was cut off may be resumed
+    board = Board(attempt.path / "doctor", 0, expected.nodes)
+    end, history = _end_of(run, attempt), board.history()
+    over = bool(history) and history[-1][0].get("do") == END
+    unfinished = _why_unfinished(end, over, len(board.answers(0)) == expected.nodes) if ended else LIVES
+    if ended and unfinished and not over and history and history[-1][0]:
+        history[-1] = (history[-1][0], {})  # what ended the run may have spoiled the answers, too
     values = [
-        *_of_run(run, folder, board, expected, not unfinished),
-        *values_of(board.history(), expected.nodes),
+        *_of_run(board, expected, end.reason, not unfinished),
+        *values_of(history, expected.nodes),
     ]
     name = str(about.get("cluster", {}).get("name", ""))
-    return Results(run, name, options, expected, tuple(values), unfinished)
+    return Results(run, name, options, expected, tuple(values), unfinished, ended)
 
 
-def _of_run(
-    run: RunDir, folder: Path, board: Board, expected: Expected, complete: bool
-) -> Sequence[Measured]:
+class _End(NamedTuple):
+    """How a run ended, by its own records."""
+
+    failure: str | None
+    "None if they do not tell: its supervisor was killed, or has not ended."
+    reason: str = ""
+    "Empty if it succeeded."
+
+
+def _end_of(run: RunDir, attempt: AttemptDir) -> _End:
+    judged, state = attempt.read_verdict(), run.read_state()
+    if judged is not None and judged.verdict.ok:
+        return _End(judged.verdict.failure)
+    if judged is not None:
+        return _End(judged.verdict.failure, judged.verdict.reason)
+    if state.state == "lost" or not state.failure:
+        return _End(None)
+    return _End(state.failure, "" if state.failure == "succeeded" else state.reason)
+
+
+def _why_unfinished(end: _End, over: bool, all_answered: bool) -> str:
+    """Return why the examination of a run that has ended is not complete; empty if it is.
+
+    `over`: node 0 gave the last order. `all_answered`: every node began to examine itself. If one did not, a
+    failure of the run's own, such as an image that does not exist, is the finding.
+    """
+    if end.failure is None:
+        return "was lost"
+    if end.failure == "cancelled":
+        return "was cancelled"
+    if end.failure in CUT_OFF or (not over and (all_answered or end.failure == "node-failed")):
+        return f"ended too early: {end.reason or 'the doctor itself failed'}"
+    return ""
+
+
+def _of_run(board: Board, expected: Expected, said: str, complete: bool) -> Sequence[Measured]:
     """Values of the run as a whole: which nodes answered, and how its ranks connected.
 
-    What is missing is a finding only if the run is complete.
+    What is missing is a finding only if the run is complete. `said`: why it ended without success.
     """
-    answers, said = board.answers(0), _why_ended(run)
+    answers = board.answers(0)
     found = [
         Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=said)
         for node in range(expected.nodes)
         if complete or node in answers
     ]
-    told = [read_record(file) for file in sorted(folder.glob("rank-*.json"))]
+    told = [read_record(file) for file in sorted(board.folder.glob("rank-*.json"))]
     if complete:
         error = said if len(told) < expected.ranks else ""
         found.append(Measured("ranks", 0, len(told), error=error))
     slowest = max((one.get("connect_seconds", 0.0) for one in told), default=None)
     return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]
-
-
-def _why_ended(run: RunDir) -> str:
-    """Return why the run ended without success, such as an image that does not exist."""
-    judged, state = run.attempt(0).read_verdict(), run.read_state()
-    if judged is not None and not judged.verdict.ok:
-        return judged.verdict.reason
-    return state.reason if state.failure else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from launcher.doctor.board import Board
 from launcher.doctor.examine import examine
+from launcher.doctor.interpret import END, TESTS
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure import folders as folders_module
 from launcher.doctor.measure import group as group_module
 from launcher.doctor.measure.folders import measure_folders
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.in_child import in_child
-from launcher.doctor.rank_test import RankTest
+from launcher.doctor.options import Options
+from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.results import results_of
 from launcher.doctor.values import Expected, Measured
-from tests.lab import Lab, wait_for
+from launcher.rundir.files import replace_json
+from launcher.rundir.layout import RunDir
+from launcher.spec.verdict import Verdict
+from launcher.supervise.process import processes_of
+from tests.lab import PATIENCE, Lab, wait_for
 
 KILLED = """
 import os, signal, sys
@@ -108,6 +119,76 @@ def test_a_process_of_ranks_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.e2e
+def test_an_examination_that_was_killed_is_not_complete(lab: Lab) -> None:
+    """Every process of the run is killed while ranks are tested. Nothing is blamed, or called good."""
+    command = [sys.executable, "-m", "launcher", "doctor"]
+    process = subprocess.Popen(
+        command, cwd=lab.folder, env=lab.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    [order] = wait_for(lambda: list(lab.folder.glob("**/doctor/order-002.json")), "order to connect")
+    run = RunDir(order.parents[3])
+    for pid in (json.loads(run.supervisor_lock.read_text())["pid"], *processes_of(run.path)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    page, said = process.communicate(timeout=PATIENCE)
+    words = " ".join(page.split())
+    assert process.returncode == 1 and f"{run.id}, which was lost" in words, said
+    assert "ranks that connected" not in words and "a node has died" not in said
+    assert "What this page does not show was not examined" in words and f"launcher resume {run.id}" in words
+    told = lab.told("doctor", "--show", run.id, "--compare", code=1)
+    assert (told["complete"], told["unfinished"]) == (False, "was lost") and told["verdict"] != "good"
+    assert {one["verdict"] for one in told["findings"] if one["part"] in ("run", "collectives")} == {"good"}
+
+
+ALL_GOOD = {"values": [Measured("shm", 0, 2**34).as_json()]}
+FAILED = {"do": TESTS, "check": "joined", "tests": [asdict(RankTest("connect", {}, (0,), "h", 61000, 1.0))]}
+
+
+@pytest.mark.parametrize(
+    ("failure", "over", "unfinished", "broken"),
+    [
+        ("succeeded", True, "", {"joined", "ranks"}),
+        ("succeeded", False, "ended too early: the doctor itself failed", set()),
+        ("rendezvous-failed", True, "", {"joined", "ranks"}),
+        ("time-limit", False, "ended too early: why it ended", set()),
+        ("preempted", True, "ended too early: why it ended", {"joined"}),
+        ("host-oom", False, "ended too early: why it ended", set()),
+        ("node-failed", False, "ended too early: why it ended", set()),
+        ("cancelled", False, "was cancelled", set()),
+        (None, True, "was lost", {"joined"}),
+    ],
+)
+def test_what_was_not_examined_has_no_verdict(
+    tmp_path: Path, failure: str | None, over: bool, unfinished: str, broken: set[str]
+) -> None:
+    """The test of ranks was the last one, and failed. If it was cut off, its end is that of the run."""
+    run = RunDir(tmp_path / "doctor-1")
+    run.path.mkdir()
+    about = {"id": run.id, "job": {"command": Options().command}, "cluster": {"name": "local"}}
+    run.run.write_text(json.dumps(about))
+    run.plan.write_text(json.dumps({"layout": {"nodes": 1, "ranks_per_node": 1}}))
+    board = Board(run.attempt(0).path / "doctor", 0, 1)
+    board.answer(0, ALL_GOOD)
+    board.order(1, FAILED)
+    board.answer(1, {"told": [[asdict(Told(0, True, error="ended by SIGKILL"))]]})
+    if over:
+        board.order(2, {"do": END})
+    if failure is not None:
+        replace_json(
+            run.attempt(0).verdict,
+            {**Verdict(failure=failure, reason="why it ended").model_dump(), "then": ""},
+        )
+    found = results_of(run)
+    assert found is not None and found.unfinished == unfinished
+    assert {one.check for one in found.findings if one.verdict == "broken"} == broken
+    assert found.verdict == ("broken" if broken else None) and found.cut_off is bool(unfinished)
+    if failure is None:
+        Board(run.attempt(1).path / "doctor", 0, 1).answer(0, ALL_GOOD)
+        resumed = results_of(run, ended=False)
+        assert resumed is not None and "joined" not in {one.check for one in resumed.findings}
+
+
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_ctrl_c_cancels_the_examination(lab: Lab) -> None:
     scratch = lab.folder / "scratch"
@@ -126,4 +207,4 @@ def test_ctrl_c_cancels_the_examination(lab: Lab) -> None:
     wait_for(lambda: not list(scratch.iterdir()), "empty scratch folder")
     assert not list(run.path.rglob(".doctor*"))
     shown = lab.cli("doctor", "--show", run.id)
-    assert shown.returncode == 0 and "which was cancelled" in " ".join(shown.stdout.split())
+    assert shown.returncode == 1 and "which was cancelled" in " ".join(shown.stdout.split())
