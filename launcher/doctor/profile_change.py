@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from launcher.doctor.facts import Facts
+from launcher.doctor.trailing_comments import replace_comment, trailing_comments_kept
 from launcher.spec.errors import UsageError
 
 INDENTED_LIST = r"^( *)[\w-]+:[^\n]*\n(?: *#[^\n]*\n)*\1  +- "
@@ -41,17 +42,18 @@ def changed(text: str, facts: Facts) -> str:
     yaml = _like(text)
     profile = yaml.load(_without_reason(text, facts.env)) or CommentedMap()
     if facts.env:
-        inside = _mapping(profile, "network", "env")
-        inside.update(facts.env)
+        with trailing_comments_kept(profile, "network", "env"):
+            inside = _mapping(profile, "network", "env")
+            inside.update(facts.env)
         first = next(iter(facts.env))
         indent = inside.lc.col or 2 * (yaml.map_indent or 2)
         inside.yaml_set_comment_before_after_key(first, before=facts.why_env, indent=indent)
     if corrects_gpu:
-        gpu = _mapping(profile, "node", "gpu")
-        gpu |= {"type": facts.gpu_type, "memory": facts.gpu_memory}
-        for name in ("type", "memory"):
-            gpu.ca.items.pop(name, None)  # a guess, and why
-        gpu.yaml_add_eol_comment(facts.why_gpu, "type")
+        with trailing_comments_kept(profile, "node", "gpu"):
+            gpu = _mapping(profile, "node", "gpu")
+            gpu |= {"type": facts.gpu_type, "memory": facts.gpu_memory}
+            replace_comment(gpu, "type", facts.why_gpu)
+            replace_comment(gpu, "memory")
     out = io.StringIO()
     yaml.dump(profile, out)
     if _plain(out.getvalue()) != wanted:
@@ -97,8 +99,9 @@ def _mapping(profile: CommentedMap, *keys: str) -> CommentedMap:
             at[key] = found = CommentedMap()
         elif _uses(profile, found) > 1:
             at[key] = found = CommentedMap(found)
-        if found.fa.flow_style():
+        if found.fa.flow_style() or not found:
             found.fa.set_block_style()
+            found.lc.col = None  # it is that of the bracket
         at = found
     return at
 

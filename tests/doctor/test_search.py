@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,42 @@ def test_a_profile_keeps_its_indentation() -> None:
     reason, setting = after[-2:]
     assert (reason.strip(), setting) == (f"# {ENV.why_env}", "        NCCL_SHM_DISABLE: '1'")
     assert "    interface: eth0" in after and any(line.endswith("# the fabric") for line in after)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        "  interface: eth0\n",
+        "  interface: eth0   # the fabric\n  # part of network\n\n",
+        "  env:\n    A: '1'\n    # part of env\n",
+        "  env:\n    A: '1'\n  # which one\n  interface: eth0\n",
+        "  env: {}\n",
+        "  env:\n",
+        "",
+    ],
+)
+@pytest.mark.parametrize("gpu", ["4", "{type: H100}", "\n    type: H100\n    memory: 80GiB"])
+def test_a_comment_stays_before_its_key(network: str, gpu: str) -> None:
+    before = (
+        f"name: mine\nscheduler: slurm\nnetwork:\n{network}# the nodes\n\n# all alike\n"
+        f"node:\n  gpu: {gpu}   # ours\n"
+        "  # of hardware threads\n  cpus: 64\n# the partition\nslurm: {partition: gpu}\n# the end\n"
+    )
+    text = changed(before, replace(ENV, gpu_type="A100", gpu_memory="40GiB", why_gpu="by NVML"))
+    assert _followers(before).items() <= _followers(text).items()
+    env = text.partition("  env:\n")[2].partition("\n#")[0].splitlines()
+    assert f"    # {ENV.why_env}" in env and "    NCCL_SHM_DISABLE: '1'" in env
+
+
+def _followers(text: str) -> dict[str, str]:
+    """The first word of the next line that is no comment, by comment; empty at the end."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    keys = [line.split()[0] if not line.lstrip().startswith("#") else "" for line in lines] + ["the end"]
+    return {
+        line: next(key for key in keys[number:] if key)
+        for number, line in enumerate(lines)
+        if line.lstrip().startswith("#") and "part of" not in line
+    }
 
 
 def test_a_mapping_that_other_sections_share_is_copied(tmp_path: Path) -> None:
