@@ -95,10 +95,11 @@ def doctor(
         print_json({**results.as_json(), **(more if compare else {})})
     else:
         print("\n".join(results.page()))
-    if before is not None:
-        print("\n".join(lines(before.run.id, changed)), file=sys.stderr)
-    elif compare:
-        print(f"no earlier run of the doctor found {results.cluster} healthy", file=sys.stderr)
+        if before is not None:
+            told = lines(before.run.id, changed, complete=not results.unfinished)
+            print("", *told, sep="\n")
+        elif compare:
+            print(f"\nno earlier run of the doctor found {results.cluster} healthy")
     if write:
         _write(results, cluster or results.cluster)
     if results.verdict == "broken" or results.cut_off:

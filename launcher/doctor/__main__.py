@@ -32,6 +32,7 @@ from launcher.doctor.place import Place
 from launcher.doctor.pulse import pulse, watched
 from launcher.doctor.values import Measured
 from launcher.spec import variables
+from launcher.spec.plain import plain
 from launcher.spec.verdict import EXIT_SICK
 
 NODE = 0
@@ -104,7 +105,7 @@ def _told(values: Sequence[Measured], place: Place) -> int:
     broken = [one for one in found if one.verdict == "broken"]
     if place.between_attempts and place.trained:
         broken = [one for one in broken if not CHECKS[one.check].fixed]
-    print("; ".join(f"{one.title} {one.measured}: {one.cause.rstrip('.')}" for one in broken))
+    print(plain("; ".join(f"{one.title} {one.measured}: {one.cause.rstrip('.')}" for one in broken)))
     return EXIT_SICK if broken else 0
 
 

@@ -15,8 +15,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.rundir.files import read_json, replace_json
+from launcher.spec.forms import Form, fits
 
 T = TypeVar("T")
+NOTHING_ELSE: Form = {"*": frozenset()}
+VALUE: Form = {"check": str, "node": int, "value?": object, "subject?": str, "error?": str, **NOTHING_ELSE}
+TOLD: Form = {
+    "rank": int, "ended": bool, "at?": str, "done?": int, "results?": [dict], "error?": str, "state?": str,
+    **NOTHING_ELSE,
+}  # fmt: skip
+ANSWER: Form = {"values?": [VALUE], "told?": [[TOLD]], "error?": str}
+ORDER: Form = {"do": str, "values?": [VALUE], "tests?": [dict]}
 POLL_SECONDS = 0.02
 LIST_SECONDS = 0.5
 """How often the folder is listed, so that a network file system asks its server: NFS remembers for half a
@@ -37,7 +46,7 @@ class Board:
 
     def wait_for_order(self, number: int, seconds: float) -> Mapping[str, Any] | None:
         """Return an order of node 0, or None after this time."""
-        return self._wait(lambda: read_json(self._order(number)), seconds)
+        return self._wait(lambda: _read(self._order(number), ORDER), seconds)
 
     def answer(self, number: int, answer: Mapping[str, Any]) -> None:
         """Answer an order. Raises OSError."""
@@ -63,7 +72,7 @@ class Board:
 
     def answers(self, number: int) -> dict[int, Mapping[str, Any]]:
         """Return the answers that are there now, by node."""
-        found = {node: read_json(self._answer(number, node)) for node in range(self.nodes)}
+        found = {node: _read(self._answer(number, node), ANSWER) for node in range(self.nodes)}
         return {node: answer for node, answer in found.items() if answer is not None}
 
     def beat(self, pulse: Mapping[str, Any]) -> None:
@@ -78,10 +87,21 @@ class Board:
         return {node: pulse for node, pulse in found.items() if pulse is not None}
 
     def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
-        """Return every order with its answers. Order 0, that a node measures itself, is never written."""
-        files = [*self.folder.glob("order-*.json"), *self.folder.glob("node-*-*.json")]
-        numbers = {int(path.stem.rpartition("-")[2]) for path in files}
-        return [(read_json(self._order(number)) or {}, self.answers(number)) for number in sorted(numbers)]
+        """Return every order with its answers. Order 0, that a node measures itself, is never written.
+
+        An order of which a file is damaged is left out.
+        """
+        damaged = set(map(_number, self.damaged())) - {0}
+        numbers = sorted(set(map(_number, self._files())) - damaged)
+        return [(_read(self._order(number), ORDER) or {}, self.answers(number)) for number in numbers]
+
+    def damaged(self) -> list[Path]:
+        """Return the orders and answers that cannot be read, or are not as launcher writes them."""
+        forms = ((path, ORDER if path.name.startswith("order-") else ANSWER) for path in self._files())
+        return [path for path, form in forms if _read(path, form) is None]
+
+    def _files(self) -> list[Path]:
+        return [*sorted(self.folder.glob("order-*.json")), *sorted(self.folder.glob("node-*-*.json"))]
 
     def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:
         """Return the first result of `look` that is not None, or None after this time."""
@@ -106,3 +126,14 @@ class Board:
 
     def _pulse(self, node: int) -> Path:
         return self.folder / f"pulse-{node:02d}.json"
+
+
+def _number(path: Path) -> int:
+    """Return the number of an order from the name of its file, or from that of an answer."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def _read(path: Path, form: Form) -> Any | None:
+    """Return the content of a file; None if it is missing, unreadable or of another form."""
+    found = read_json(path)
+    return found if fits(found, form) else None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from launcher.doctor.examine import ORDER
 from launcher.doctor.values import Finding
+from launcher.spec.plain import plain
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -47,6 +48,8 @@ def _worst(findings: Iterable[Finding]) -> dict[Key, Finding]:
     return found
 
 
-def lines(name: str, told: Sequence[str]) -> list[str]:
-    """Return the changes for a person. `name`: the earlier run."""
-    return [f"changed since {name}:", *(f"  {line}" for line in told)] if told else [f"as in {name}"]
+def lines(name: str, told: Sequence[str], *, complete: bool = True) -> list[str]:
+    """Return the changes for a person. `name`: the earlier run. `complete`: whether all is examined now."""
+    if told:
+        return [f"changed since {name}:", *(f"  {plain(line)}" for line in told)]
+    return [f"as in {name}" + ", as far as it was examined" * (not complete)]

@@ -7,9 +7,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from launcher.doctor.examine import spans
 from launcher.doctor.values import Finding, Part
+from launcher.spec.plain import plain
 
 WIDTH = 80
 COLUMNS = (6, 27, 22, 19)
@@ -38,16 +40,16 @@ def page(
 
     `hosts`: names of the nodes, of which the page tells those that are few or have a fault.
     """
-    lines = textwrap.wrap(title, WIDTH)
+    lines = _wrapped(title, WIDTH)
     if nodes > 1:
         told = {node: name for node, name in (hosts or {}).items() if nodes <= FEW or node in _sick(findings)}
-        lines += textwrap.wrap(", ".join(f"node {node}: {name}" for node, name in told.items()), WIDTH)
+        lines += _wrapped(", ".join(f"node {node}: {name}" for node, name in told.items()), WIDTH)
     for part, heading in PARTS.items():
         chosen = [one for one in findings if one.part == part]
         if chosen:
             lines += ["", *_row("", heading, "measured", "expected")]
             lines += [line for one in chosen for line in _lines(one, nodes)]
-    return [*lines, "", summary(findings) or "nothing was measured", *textwrap.wrap(note, WIDTH)]
+    return [*lines, "", summary(findings) or "nothing was measured", *_wrapped(note, WIDTH)]
 
 
 def _sick(findings: Iterable[Finding]) -> set[int]:
@@ -93,19 +95,24 @@ def _wrap(cell: str, width: int) -> list[str]:
         if lines and len(lines[-1]) + 1 + len(part) <= width:
             lines[-1] += f" {part}"
         else:
-            lines += textwrap.wrap(part, width)
+            lines += _wrapped(part, width)
     return lines
 
 
 def _paragraph(word: str, text: str) -> list[str]:
     indent = " " * (COLUMNS[0] + 3)
-    return textwrap.wrap(
+    return _wrapped(
         text,
         WIDTH,
         initial_indent=f"{indent}{word:<6} ",
         subsequent_indent=f"{indent}{'':<7}",
         break_on_hyphens=False,
     )
+
+
+def _wrapped(text: str, width: int, **more: Any) -> list[str]:
+    """Return the lines of a text. What a terminal would act on, such as ESC in a path, is spelled out."""
+    return textwrap.wrap(plain(" ".join(text.split())), width, **more)
 
 
 def _subjects(subjects: Sequence[str]) -> str:

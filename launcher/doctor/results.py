@@ -23,6 +23,10 @@ NOT_EXAMINED = (
     "What this page does not show was not examined, and may be good or broken. `launcher why RUN` tells how "
     "the run ended. Then examine again: `launcher resume RUN`, or a new `launcher doctor`."
 )
+DAMAGED = (
+    "What this page does not show is not known, and may be good or broken. Restore the file from a backup, "
+    "or examine again: a new `launcher doctor`."
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Results:
     "Why the examination is not complete, such as `has not ended` or `was cancelled`; empty if it is."
     ended: bool = True
     "Whether the run has ended, so that nothing more follows."
+    damaged: bool = False
+    "Whether files with results cannot be read."
 
     @property
     def findings(self) -> list[Finding]:
@@ -51,7 +57,7 @@ class Results:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the run ended before the examination did."""
+        """Whether the run has ended and its examination is not complete."""
         return self.ended and bool(self.unfinished)
 
     @property
@@ -72,7 +78,7 @@ class Results:
             replace(one, cause=re.sub(r"\bRUN\b", name, one.cause), cure=re.sub(r"\bRUN\b", name, one.cure))
             for one in self.findings
         ]
-        note = NOT_EXAMINED.replace("RUN", name) if self.cut_off else ""
+        note = DAMAGED if self.damaged else NOT_EXAMINED.replace("RUN", name) if self.cut_off else ""
         return page(title, found, per.nodes, hosts, note)
 
     def as_json(self) -> dict[str, Any]:
@@ -103,6 +109,9 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
     end, history = _end_of(run, attempt), board.history()
     over = bool(history) and history[-1][0].get("do") == END
     unfinished = _why_unfinished(end, over, len(board.answers(0)) == expected.nodes) if ended else LIVES
+    if damaged := board.damaged() if ended else []:
+        others = f" and {len(damaged) - 1} other files" if len(damaged) > 1 else ""
+        unfinished = f"has files that cannot be read: {damaged[0]}{others}"
     if ended and unfinished and not over and history and history[-1][0]:
         history[-1] = (history[-1][0], {})  # what ended the run may have spoiled the answers, too
     values = [
@@ -110,7 +119,7 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
         *values_of(history, expected.nodes),
     ]
     name = str(about.get("cluster", {}).get("name", ""))
-    return Results(run, name, options, expected, tuple(values), unfinished, ended)
+    return Results(run, name, options, expected, tuple(values), unfinished, ended, bool(damaged))
 
 
 class _End(NamedTuple):

@@ -144,6 +144,39 @@ ALL_GOOD = {"values": [Measured("shm", 0, 2**34).as_json()]}
 FAILED = {"do": TESTS, "check": "joined", "tests": [asdict(RankTest("connect", {}, (0,), "h", 61000, 1.0))]}
 
 
+def examined(folder: Path, failure: str | None, *, over: bool) -> RunDir:
+    """A doctor's run on one node that ended as `failure` while ranks were tested, or after that."""
+    run = RunDir(folder)
+    run.path.mkdir()
+    about = {"id": run.id, "job": {"command": Options().command}, "cluster": {"name": "local"}}
+    run.run.write_text(json.dumps(about))
+    run.plan.write_text(json.dumps({"layout": {"nodes": 1, "ranks_per_node": 1}}))
+    board = Board(run.attempt(0).path / "doctor", 0, 1)
+    board.answer(0, ALL_GOOD)
+    board.order(1, FAILED)
+    board.answer(1, {"told": [[asdict(Told(0, True, error="ended by SIGKILL"))]]})
+    if over:
+        board.order(2, {"do": END})
+    if failure is not None:
+        verdict = Verdict(failure=failure, reason="why it ended")
+        replace_json(run.attempt(0).verdict, {**verdict.model_dump(), "then": ""})
+    return run
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "[]", '{"values": 3}', '{"values": [{"bogus": 1}]}'])
+@pytest.mark.parametrize("name", ["node-00-000.json", "node-00-001.json", "order-001.json", "order-002.json"])
+def test_a_file_that_cannot_be_read_is_no_finding(tmp_path: Path, name: str, content: str) -> None:
+    run = examined(tmp_path / "doctor-1", "succeeded", over=True)
+    file = run.attempt(0).path / "doctor" / name
+    file.write_text(content)
+    found = results_of(run)
+    assert found is not None and found.unfinished == f"has files that cannot be read: {file}"
+    checks = {one.check for one in found.findings}
+    assert "ranks" not in checks and found.cut_off
+    assert ("answers" in checks) is (name != "node-00-000.json")
+    assert ("joined" in checks) is (name == "node-00-000.json"), "the test whose files are whole is shown"
+
+
 @pytest.mark.parametrize(
     ("failure", "over", "unfinished", "broken"),
     [
@@ -162,22 +195,7 @@ def test_what_was_not_examined_has_no_verdict(
     tmp_path: Path, failure: str | None, over: bool, unfinished: str, broken: set[str]
 ) -> None:
     """The test of ranks was the last one, and failed. If it was cut off, its end is that of the run."""
-    run = RunDir(tmp_path / "doctor-1")
-    run.path.mkdir()
-    about = {"id": run.id, "job": {"command": Options().command}, "cluster": {"name": "local"}}
-    run.run.write_text(json.dumps(about))
-    run.plan.write_text(json.dumps({"layout": {"nodes": 1, "ranks_per_node": 1}}))
-    board = Board(run.attempt(0).path / "doctor", 0, 1)
-    board.answer(0, ALL_GOOD)
-    board.order(1, FAILED)
-    board.answer(1, {"told": [[asdict(Told(0, True, error="ended by SIGKILL"))]]})
-    if over:
-        board.order(2, {"do": END})
-    if failure is not None:
-        replace_json(
-            run.attempt(0).verdict,
-            {**Verdict(failure=failure, reason="why it ended").model_dump(), "then": ""},
-        )
+    run = examined(tmp_path / "doctor-1", failure, over=over)
     found = results_of(run)
     assert found is not None and found.unfinished == unfinished
     assert {one.check for one in found.findings if one.verdict == "broken"} == broken

@@ -12,20 +12,31 @@ from tests.lab import Lab
 
 @pytest.mark.e2e
 def test_the_quick_check_of_this_machine(lab: Lab) -> None:
+    lab.environ["LAUNCHER_RUNS"] = str(lab.folder / "runs\033[31m")
     done = lab.cli("doctor", "--quick")
     assert done.returncode in (0, 1), done.stderr
+    assert "\033" not in done.stdout and "/runs\\x1b[31m/" in "".join(done.stdout.split())
     lines = done.stdout.splitlines()
     assert lines[0].startswith("doctor: local, 1 node, 2 ranks, gloo, quick")
     assert max(map(len, lines)) <= 80
     assert any(line.split() == ["good", "ranks", "that", "connected", "2", "2"] for line in lines)
     run = lab.newest()
     again = lab.cli("doctor", "--show", run.id, "--compare")
-    assert again.stdout == done.stdout and "no earlier run of the doctor" in again.stderr
+    assert again.stdout.startswith(done.stdout)
+    compared = again.stdout.removeprefix(done.stdout)
+    assert compared == "\nno earlier run of the doctor found local healthy\n" and not again.stderr
     told = lab.told("doctor", "--show", run.id, "--compare", code=done.returncode)
     assert (told["healthy"], told["changes"]) == (None, [])
     assert (told["backend"], told["ranks"], told["level"]) == ("gloo", 2, "quick")
     assert (told["verdict"] == "broken") is bool(done.returncode)
     assert {"shm", "torch", "write"} <= {one["check"] for one in told["measured"]}
+    answer = run.attempt(0).path / "doctor/node-00-000.json"
+    answer.write_text("garbage\n")
+    spoiled = lab.cli("doctor", "--show", run.id)
+    words = " ".join(spoiled.stdout.split())
+    assert spoiled.returncode == 1 and "which has files that cannot be read: " in words
+    assert answer.name in "".join(words.split()) and "Restore the file" in words
+    assert "node examined itself" not in words
 
 
 @pytest.mark.e2e
