@@ -1,9 +1,12 @@
-"""Cancel one run, and say what that means for it."""
+"""Cancel one run, and say what that means for it, or all runs of a sweep."""
 
 from __future__ import annotations
 
+from launcher.rundir.find import SweepRuns
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.base import Cancelled
+from launcher.schedulers.of_run import cancel_all, scheduler_of
+from launcher.schedulers.one_by_one import stop_submission
 from launcher.spec.events import Finished
 
 
@@ -25,3 +28,19 @@ def cancel(run: RunDir) -> str:
         return f"{run.id}: its ranks are being ended; `launcher status {run.id}` shows when they have"
     asked = "asked to write a checkpoint and stop" if task else "its script is asked to stop by SIGTERM"
     return f"{run.id}: {asked}; `launcher status {run.id}` shows when it has"
+
+
+def cancel_sweep(sweep: SweepRuns) -> Cancelled:
+    """Cancel the runs of a sweep that have not ended. A submission of it that goes on stops.
+
+    Raises SchedulerError, also if all of them have ended.
+    """
+    if submitted_one_by_one(sweep) is not None:
+        stop_submission(sweep.id, sweep.runs)
+    return cancel_all(sweep.runs, sweep.id)
+
+
+def submitted_one_by_one(sweep: SweepRuns) -> int | None:
+    """How many runs the sweep has if they are submitted one by one."""
+    told = (run.read_about().sweep for run in sweep.runs)  # None if the record is damaged
+    return next((one.runs for one in told if one is not None), None)

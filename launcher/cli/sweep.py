@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher.api.job_source import JobLike
     from launcher.api.prepare import Limits
+    from launcher.schedulers.base import PreparedSweep
 
 
 def submit_sweep(
@@ -22,7 +23,7 @@ def submit_sweep(
     dry_run: bool,
 ) -> None:
     from launcher.api.sweep import checked_sweep, prepared_sweep
-    from launcher.cli.output import console
+    from launcher.cli.output import EXIT_DETACHED, console, fail
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.schedulers.of_run import scheduler_of
 
@@ -39,10 +40,29 @@ def submit_sweep(
     request = first.request
     warnings = checked_sweep(sweep, scheduler)
     show_plan(console(), request.job, request.cluster, request.plan, warnings)
-    runs = scheduler.submit_sweep(sweep)
+    try:
+        runs = scheduler.submit_sweep(sweep)
+    except KeyboardInterrupt:
+        fail(_left(sweep), EXIT_DETACHED)
     handles = [scheduler_of(run).handle(run) for run in runs]
     array = f" as one array ({handles[0].rpartition('_')[0]})" if sweep.script is not None else ""
     print(f"\n{len(handles)} runs submitted{array}")
     for ready, handle in zip(sweep.runs, handles, strict=True):
         print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
     print(f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}")
+
+
+def _left(sweep: PreparedSweep) -> str:
+    """Say what a submission that was interrupted leaves."""
+    from launcher.rundir.find import RunNotFoundError, SweepRuns, find
+
+    try:
+        found = find(sweep.id)
+    except RunNotFoundError:
+        return f"interrupted: no run of {sweep.id} was submitted"
+    count = len(found.runs) if isinstance(found, SweepRuns) else 1
+    return (
+        f"interrupted: {count} of {len(sweep.runs)} runs of {sweep.id} are there: "
+        f"`launcher sweep status {sweep.id}` shows them, `launcher sweep cancel {sweep.id}` ends them, "
+        f"`launcher sweep resume {sweep.id}` starts again those that ended without success"
+    )

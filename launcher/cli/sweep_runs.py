@@ -28,19 +28,28 @@ def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
         show_list(console(), [row_of(status, run) for run, status in states_by_run.items()])
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
         print(f"\n{sweep.id}: {counts}")
-        told = sweep.runs[0].read_about().sweep
-        if told is not None and told.runs is not None and len(found) < told.runs:
-            print(f"missing: {told.runs - len(found)} of {told.runs} runs, not submitted or deleted since")
+        if missing := _missing(sweep):
+            print(missing)
     over = all(status.ended for status in found)
     raise SystemExit(next((status.exit_code for status in found if status.exit_code), 0) if over else 0)
+
+
+def _missing(sweep: SweepRuns) -> str:
+    from launcher.api.cancel import submitted_one_by_one
+
+    count = submitted_one_by_one(sweep) or 0
+    missing = count - len(sweep.runs)
+    return f"missing: {missing} of {count} runs, not submitted or deleted since" if missing > 0 else ""
 
 
 def cancel_all(sweep: SweepRuns, json: bool) -> None:
     from dataclasses import asdict
 
-    from launcher.schedulers import of_run
+    from launcher.api.cancel import cancel_sweep
 
-    done = of_run.cancel_all(sweep.runs, sweep.id)
+    if not json and (missing := _missing(sweep)):
+        print(f"{missing}; a `submit` that goes on stops")
+    done = cancel_sweep(sweep)
     if json:
         print_json({"sweep_id": sweep.id, **asdict(done)})
         return

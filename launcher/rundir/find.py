@@ -50,6 +50,8 @@ def find_run(name: str | None, *, by_job: bool = False) -> RunDir:
     With `by_job`, the name of a job means its newest run. Raises RunNotFoundError.
     """
     found = find(name, by_job=by_job)
+    if isinstance(found, SweepRuns) and len(found.runs) == 1:
+        return found.runs[0]
     if isinstance(found, SweepRuns):
         raise RunNotFoundError(
             f"{name!r} is a sweep of {len(found.runs)} runs: name one of them, such as {found.runs[0].id}; "
@@ -81,10 +83,10 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
     else:
         matches = [run for run in runs if run.id == name] or [run for run in runs if run.id.startswith(name)]
         matches = matches or [run for run in runs if run.id.endswith(name)]
-    if len(matches) != 1 and by_job and (newest := _newest_of_job(name, runs)) is not None:
-        return newest
-    if len(matches) == 1:
+    if len(matches) == 1 and not _is_sweep_of(name, matches[0]):
         return matches[0]
+    if by_job and (newest := _newest_of_job(name, runs)) is not None:
+        return newest
     if matches:
         return _sweep(name, matches)
     known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
@@ -131,6 +133,12 @@ def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
         return SweepRuns(sweep, tuple(sorted(matches, key=lambda run: _task(sweep, run) or 0)))
     part = "beginning" if matches[0].id.startswith(name) else "end"
     raise RunNotFoundError(f"{name!r} is the {part} of several runs: {_some(matches)}")
+
+
+def _is_sweep_of(name: str, run: RunDir) -> bool:
+    """Whether the name is the id of the run's sweep or its beginning."""
+    sweep = run.read_about().sweep
+    return sweep is not None and sweep.id.startswith(name) and _task(sweep.id, run) is not None
 
 
 def _task(sweep: str, run: RunDir) -> int | None:

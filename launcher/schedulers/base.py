@@ -326,9 +326,16 @@ class Scheduler(abc.ABC):
         """
         living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
         again = {run for run in living if run.cancel.exists()}
+        asked: list[RunDir] = []
         for run in reversed(living):  # none that waits gets the place of one that ends
-            self.cancel(run)
-        return Cancelled.of(living, again, [run for run in living if not self.has_begun(run)])
+            try:
+                self.cancel(run)
+            except SchedulerError:
+                if not self.statuses([run])[0].ended:
+                    raise
+            else:  # otherwise it has ended by itself in the meantime
+                asked.append(run)
+        return Cancelled.of(asked, again, [run for run in asked if not self.has_begun(run)])
 
     def has_begun(self, run: RunDir) -> bool:
         """Return whether the run has begun, by its records here. A run that has not never starts if it is

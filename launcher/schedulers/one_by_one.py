@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import shutil
+import sys
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
 from launcher.spec.events import AttemptStarted, Submitted
@@ -50,8 +52,9 @@ class OneByOne(Scheduler):
         return self.check(sweep.runs[0])
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
-        """Submit every run. Raises SchedulerError; the runs submitted before go on."""
-        return submitted(sweep, self.submit)
+        """Submit every run. Raises SchedulerError; the runs submitted before go on, unless the sweep was
+        cancelled meanwhile."""
+        return submitted(self, sweep, self.submit)
 
     def has_begun(self, run: RunDir) -> bool:
         """Return whether an attempt has started since the run was submitted or resumed."""
@@ -59,10 +62,37 @@ class OneByOne(Scheduler):
         return any(isinstance(event, AttemptStarted) for event in events)
 
 
-def submitted(sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]) -> list[RunDir]:
-    """Submit the runs in their order. Raises SchedulerError, which says how many go on."""
+CANCELLED = "cancelled"
+"File in the sweep's folder: `launcher sweep cancel` was called, and found these runs."
+
+
+def stop_submission(sweep: str, runs: Sequence[RunDir]) -> None:
+    """Make a submission of the sweep that goes on stop before its next run.
+
+    Call it before these runs, all that were found, are cancelled. The submission cancels the others.
+    """
+    for folder in dict.fromkeys(sweep_folder(run, sweep) for run in runs):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_json(folder / CANCELLED, {"runs": [run.id for run in runs]})
+        except OSError as error:
+            print(
+                f"launcher: {folder / CANCELLED}: {error.strerror}; a `submit` that goes on does not see "
+                "that the sweep is cancelled",
+                file=sys.stderr,
+            )
+
+
+def submitted(
+    scheduler: Scheduler, sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]
+) -> list[RunDir]:
+    """Submit the runs in their order.
+
+    Raises SchedulerError, which says how many go on; if the sweep was cancelled meanwhile, none does.
+    """
     started: list[RunDir] = []
     for prepared in sweep.runs:
+        _end_if_cancelled(scheduler, sweep, started)
         try:
             started.append(submit(prepared))
         except SchedulerError as error:
@@ -72,7 +102,30 @@ def submitted(sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]) -> lis
                 f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
                 f"`launcher cancel {sweep.id}` ends them"
             ) from None
+    _end_if_cancelled(scheduler, sweep, started)
     return started
+
+
+def _end_if_cancelled(scheduler: Scheduler, sweep: PreparedSweep, started: Sequence[RunDir]) -> None:
+    """Raise SchedulerError if the sweep was cancelled. All its runs are cancelled then.
+
+    Whoever cancels a sweep cannot have found a run that is written after that, and may have found the last
+    one before it could be cancelled.
+    """
+    folders = dict.fromkeys(sweep_folder(run, sweep.id) for run in started)
+    found = next((seen for folder in folders if (seen := read_record(folder / CANCELLED))), None)
+    if found is None:
+        return
+    told = (
+        f"{sweep.id} was cancelled while it was submitted: {len(started)} of {len(sweep.runs)} runs were "
+        "submitted, and are cancelled"
+    )
+    rest = [run for run in started if run.id not in found.get("runs", ()) or run is started[-1]]
+    try:
+        scheduler.cancel_all(rest, sweep.id)
+    except SchedulerError as error:
+        raise SchedulerError(f"{told}, except: {error}") from None
+    raise SchedulerError(told)
 
 
 def runs_of(folder: Path) -> list[RunDir]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,12 @@ import pytest
 
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import Cancelled
+from launcher.schedulers.local import LocalScheduler
+from launcher.schedulers.of_run import cancel_all
 from launcher.supervise.gpus import FOLDER
 from launcher.supervise.sweep_queue import SweepQueue
-from tests.lab import Lab, wait_for
+from tests.lab import PATIENCE, Lab, wait_for
 from tests.schedulers.ssh.hosts import NVIDIA_SMI
 
 pytestmark = pytest.mark.e2e
@@ -167,3 +172,64 @@ def test_a_user_who_hides_the_gpus_keeps_them_hidden(lab: Lab) -> None:
     assert sees(run) == ""
     (run.path / "go").touch()
     assert lab.wait(run)["state"] == "succeeded"
+
+
+def submitting(lab: Lab, count: int) -> tuple[subprocess.Popen[str], str]:
+    """A `submit` of a sweep that goes on, and the sweep's id."""
+    values = ",".join(map(str, range(count)))
+    command = [sys.executable, "-m", "launcher", "submit", job(lab, 0), "--sweep", f"env.N={values}"]
+    process = subprocess.Popen(
+        [*command, "--at-once", "1"],
+        cwd=lab.folder, env=lab.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    first = wait_for(lambda: next((lab.folder / "runs").glob("e2e-sweep-*-00"), None), "a first run")
+    return process, first.name.removesuffix("-00")
+
+
+def test_a_sweep_that_is_cancelled_while_it_is_submitted_starts_no_more_runs(lab: Lab) -> None:
+    process, sweep_id = submitting(lab, 40)
+    cancelled = lab.cli("cancel", sweep_id)  # the first run may be the only one
+    assert cancelled.returncode == 0, cancelled.stderr
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 4, out + err
+    runs = [RunDir(path) for path in (lab.folder / "runs").glob("e2e-sweep-*")]
+    told = f"was cancelled while it was submitted: {len(runs)} of 40 runs were submitted, and are cancelled"
+    assert told in err.splitlines()[-1] and len(runs) < 40
+    assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * len(runs)
+    for run in runs:
+        (run.path / "go").touch()
+    assert lab.cli("sweep", "resume", sweep_id).stdout.count("goes on") == len(runs)
+    assert [lab.wait(run)["state"] for run in runs] == ["succeeded"] * len(runs)
+
+
+def test_a_submission_of_a_sweep_that_is_interrupted_names_it(lab: Lab) -> None:
+    process, sweep_id = submitting(lab, 40)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    count = len(list((lab.folder / "runs").glob("e2e-sweep-*")))
+    assert process.returncode == 130 and count < 40
+    last = err.splitlines()[-1]
+    assert last.startswith(f"launcher: interrupted: {count} of 40 runs of {sweep_id} are there: ")
+    assert all(f"`launcher sweep {verb} {sweep_id}`" in last for verb in ("status", "cancel", "resume"))
+    said = lab.cli("sweep", "cancel", sweep_id)
+    assert said.returncode == 0 and f"missing: {40 - count} of 40 runs" in said.stdout
+
+
+def test_a_run_that_ends_while_its_sweep_is_cancelled_keeps_no_other_from_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = lab.cli("submit", job(lab, 0), "--sweep", "env.N=1,2")
+    sweep_id = done.stdout.rstrip().rpartition(" ")[2]
+    runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
+    wait_for(lambda: all(sees(run) is not None for run in runs), "such a state")
+    cancel = LocalScheduler.cancel
+
+    def late(self: LocalScheduler, run: RunDir) -> None:
+        if run == runs[1]:  # the first that is cancelled
+            (run.path / "go").touch()
+            assert lab.wait(run)["state"] == "succeeded"
+        cancel(self, run)
+
+    monkeypatch.setattr(LocalScheduler, "cancel", late)
+    assert cancel_all(runs, sweep_id) == Cancelled(asked=1)
+    assert [lab.wait(run)["state"] for run in runs] == ["cancelled", "succeeded"]

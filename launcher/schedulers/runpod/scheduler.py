@@ -197,7 +197,8 @@ class RunPodScheduler(OneByOne):
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         """Rent a pod for the first run, and let the others wait for their turn.
 
-        Raises SchedulerError; the runs submitted before go on, and are attended.
+        Raises SchedulerError; the runs submitted before go on, and are attended, unless the sweep was
+        cancelled meanwhile.
         """
         market = self._markets.get(sweep.runs[0].request.run_id)
         first = self.submit(sweep.runs[0])
@@ -206,7 +207,7 @@ class RunPodScheduler(OneByOne):
             return first if prepared is sweep.runs[0] else self._put_in_line(prepared, market)
 
         with looking_after(sweep_folder(first, sweep.id), QUEUE):
-            return submitted(sweep, submit)
+            return submitted(self, sweep, submit)
 
     def _put_in_line(self, prepared: Prepared, market: Market | None) -> RunDir:
         from launcher.schedulers.runpod.request import PodPrepared
