@@ -331,10 +331,12 @@ class Scheduler(abc.ABC):
             try:
                 self.cancel(run)
             except SchedulerError:
-                if not self.statuses([run])[0].ended:
+                now = self.statuses([run])[0]
+                if not now.ended:
                     raise
-            else:  # otherwise it has ended by itself in the meantime
-                asked.append(run)
+                if now.state != "cancelled":  # it has ended by itself in the meantime
+                    continue
+            asked.append(run)
         return Cancelled.of(asked, again, [run for run in asked if not self.has_begun(run)])
 
     def has_begun(self, run: RunDir) -> bool:
