@@ -33,7 +33,7 @@ class Waiting(NamedTuple):
     "As the forward pass used it: with FSDP the gathered one, whose memory may be freed meanwhile."
     input: torch.Tensor
     gradient: torch.Tensor
-    "Of the layer's output."
+    "The gradient of the layer's output."
 
 
 class LaterWeights:
