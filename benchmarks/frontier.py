@@ -28,11 +28,7 @@ from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.errors import LauncherError  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
 
-BUDGET = (
-    "What the fastest recipe's memory consists of, in GiB: categories of tensors at the highest peak, "
-    "`allocator` for what PyTorch's allocator holds beside them (workspaces, gaps, memory of other streams), "
-    "and what is outside of PyTorch."
-)
+RESULTS = ROOT / "benchmarks" / "results" / "frontier.json"
 AUTO = ("recipe=auto", "recipe.tensor=1", "train.clip_norm=null")
 
 
@@ -78,9 +74,7 @@ CASES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--save", action="store_true", help="write results/frontier.json and docs/frontier.md"
-    )
+    parser.add_argument("--save", action="store_true", help="write results/frontier.* and docs/frontier.md")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose title has this text")
     options = parser.parse_args()
     rows, terms = [], []
@@ -92,12 +86,12 @@ def main() -> int:
             terms.append({"work": case.title, **of_fastest})
             print(json.dumps({**found, "seconds": round(time.monotonic() - begun)}), flush=True)
     terms = filled(terms)
-    table = f"{markdown(rows)}\n\n{BUDGET}\n\n{markdown(terms)}"
-    print(table)
+    print(markdown(rows), markdown(terms), sep="\n\n")
     if options.save:
         result = {"command": "python benchmarks/frontier.py --save", "rows": rows, "budgets": terms}
-        (ROOT / "benchmarks" / "results" / "frontier.json").write_text(json.dumps(result, indent=1) + "\n")
-        between(ROOT / "docs" / "frontier.md", "benchmarks/frontier.py", table)
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        between(ROOT / "docs" / "frontier.md", "benchmarks/frontier.py", markdown(rows))
+        between(RESULTS.with_suffix(".md"), "benchmarks/frontier.py", markdown(terms))
     return 0
 
 

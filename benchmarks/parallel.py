@@ -60,9 +60,9 @@ CASES = (
     Case(LARGE, "FSDP, the best recipe", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 1"),
     Case(LARGE, "tensor 2", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 2"),
     Case(LARGE, "tensor 8", "llama-70b.yaml", "runpod-8xh100", "precision: bf16, tensor: 8"),
-    Case(HUGE, "as we would run it", "llama-405b.yaml", "slurm-h100",
+    Case(HUGE, "FSDP and tensor 2", "llama-405b.yaml", "slurm-h100",
          "precision: bf16, optimizer: adamw-8bit, sharding: fsdp, activations: checkpoint, loss_chunks: 8"),
-    Case(HUGE, "as the report writes it", "llama-405b.yaml", "slurm-h100",
+    Case(HUGE, "tensor 8 x pipeline 4", "llama-405b.yaml", "slurm-h100",
          "optimizer: adamw, sharding: zero1, optimizer_step: after, "
          "activations: checkpoint, loss_chunks: 8, offload: none",
          beyond={"precision": "float8", "tensor": 8, "pipeline": 4, "micro_batch_size": 1, "grad_accum": 64}),
@@ -71,9 +71,7 @@ CASES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--save", action="store_true", help="write results/parallel.json and docs/parallel.md"
-    )
+    parser.add_argument("--save", action="store_true", help="write results/parallel.* and docs/parallel.md")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose model has this text")
     options = parser.parse_args()
     rows = []
@@ -81,12 +79,13 @@ def main() -> int:
         if options.only in case.model:
             rows.append(row(case))
             print(json.dumps(rows[-1]), flush=True)
-    text = tables(rows)
-    print(text)
+    memory, seconds_of_steps = tables(rows)
+    print(memory, seconds_of_steps, sep="\n\n")
     if options.save:
         result = {"command": "python benchmarks/parallel.py --save", "rows": rows}
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-        between(ROOT / "docs" / "parallel.md", "benchmarks/parallel.py", text)
+        between(ROOT / "docs" / "parallel.md", "benchmarks/parallel.py", memory)
+        between(RESULTS.with_suffix(".md"), "benchmarks/parallel.py", seconds_of_steps)
     return 0
 
 
@@ -122,7 +121,7 @@ def nearest(one: Candidate, losers: Any) -> Candidate:
     return min([one, *tried], key=lambda each: each.estimate.needed)
 
 
-def tables(rows: list[dict[str, Any]]) -> str:
+def tables(rows: list[dict[str, Any]]) -> tuple[str, str]:
     """Return a table of memory and speed, and one of the seconds of a step."""
     memory, budget = [], []
     for one in rows:
@@ -153,7 +152,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
                     "optimizer": seconds(time["optimizer"]),
                 }
             )
-    return f"{markdown(memory)}\n\nThe budget of a step:\n\n{markdown(budget)}"
+    return markdown(memory), markdown(budget)
 
 
 if __name__ == "__main__":
