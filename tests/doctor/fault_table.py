@@ -1,4 +1,4 @@
-"""`python -m tests.doctor.fault_table`: write the table of faults and findings into docs/doctor.md."""
+"""`python -m tests.doctor.fault_table`: write the table of faults and findings into benchmarks/results/doctor.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.doctor.checks import CHECKS
 from tests.doctor.test_node import NODE_FAULTS
 from tests.doctor.test_nodes import RANK_FAULTS, WAY_FAULTS
 
-PAGE = Path(__file__).parents[2] / "docs/doctor.md"
+PAGE = Path(__file__).parents[2] / "benchmarks/results/doctor.md"
 BEGIN = "| fault, made for real | check | verdict |\n|---|---|---|\n"
 END = "\n\n"
 "The table ends at the first empty line."

@@ -1,4 +1,4 @@
-"""The documentation shows the faults that the tests make, and what is found."""
+"""benchmarks/results/doctor.md shows the faults that the tests make, and what is found."""
 
 from __future__ import annotations
 
