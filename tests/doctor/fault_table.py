@@ -1,4 +1,4 @@
-"""`python -m tests.doctor.fault_table`: write the table of faults and findings into benchmarks/results/doctor.md."""
+"""`python -m tests.doctor.fault_table`: write the table of faults into benchmarks/results/doctor.md."""
 
 from __future__ import annotations
 
