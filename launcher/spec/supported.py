@@ -27,17 +27,6 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         "tensor above 1 with compile: true is not run by the built-in entrypoint (of a sequence in unequal "
         "parts, torch's cache gave one rank the graph of the other); compile: false runs with it",
     ),
-    (
-        lambda recipe: recipe.tensor > 1 and recipe.optimizer == "adam-mini",
-        "tensor above 1 with optimizer: adam-mini is not run by the built-in entrypoint (its second moment "
-        "is a mean over a row, which ranks hold in parts); optimizer: adamw-8bit needs less memory",
-    ),
-    (
-        lambda recipe: recipe.tensor > 1 and recipe.activations in ("offload", "compress"),
-        "tensor above 1 with activations: offload or compress is not run by the built-in entrypoint (between "
-        "cut layers, blocks keep DTensors, which it neither moves nor compresses); activations: checkpoint "
-        "runs with it",
-    ),
 )
 
 

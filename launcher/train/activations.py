@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +21,7 @@ from launcher.train import selective
 from launcher.train.batch_norm import first_batch_norm, untouched_statistics
 from launcher.train.budget import Budget
 from launcher.train.compression import Compressor, storage_of
+from launcher.train.local_parts import local_part, saved_parts
 from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
@@ -114,17 +114,17 @@ def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:
     @functools.wraps(forward)
     def with_offload(*args: Any, **kwargs: Any) -> Any:
         # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
-        stay = {storage_of(parameter) for parameter in block.parameters()}
+        stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
 
-        def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
-            if storage_of(tensor) in stay:
+        def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+            if storage_of(part) in stay:
                 return None, tensor
             with record_function(ON_HOST), budget.host_side():
-                on_host = torch.empty_like(tensor, device="cpu", pin_memory=pin)
-                on_host.copy_(tensor)
-            return tensor.device, on_host
+                on_host = torch.empty_like(part, device="cpu", pin_memory=pin)
+                on_host.copy_(part)
+            return part.device, on_host
 
-        with saved_tensors_hooks(pack, functools.partial(_unpack, pin=pin)):
+        with saved_parts(pack, functools.partial(_unpack, pin=pin)):
             return forward(*args, **kwargs)
 
     return with_offload

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
+
+from launcher.train.local_parts import local_part, saved_parts
 
 GROUP = 128
 "Values that share a scale."
@@ -102,22 +103,24 @@ class Compressor:
         def with_compression(*args: Any, **kwargs: Any) -> Any:
             stays = _Exact(block, tree_leaves((args, kwargs)))
 
-            def pack(tensor: torch.Tensor) -> Packed | Kept:
-                return Kept(tensor, tensor._version) if stays(tensor) else self._pack(tensor)
+            def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | Kept:
+                if stays(tensor, part):
+                    return Kept(tensor, tensor._version)
+                return self._pack(part, (tensor._version, part._version))
 
-            with saved_tensors_hooks(pack, _unpack):
+            with saved_parts(pack, _unpack):
                 return forward(*args, **kwargs)
 
         return with_compression
 
-    def _pack(self, tensor: torch.Tensor) -> Packed:
+    def _pack(self, tensor: torch.Tensor, versions: tuple[int, int]) -> Packed:
         layout = layout_of(tensor)
         dense = all(
             size == 1 or packed == stride
             for size, packed, stride in zip(layout.shape, layout.strides, tensor.stride(), strict=True)
         )
         place = layout.numel if dense else (layout.shape, tensor.stride())
-        key = (place, tensor.storage_offset(), tensor.dtype, tensor._version)
+        key = (place, tensor.storage_offset(), tensor.dtype, versions)
         known = self._known.setdefault(tensor.untyped_storage(), {})
         codes = known[key]() if key in known else None
         if codes is None:
@@ -138,16 +141,16 @@ class _Exact:
         parameters = list(block.parameters())
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         there = [*parameters, *block.buffers(), *(leaf for leaf in inputs if not leaf.requires_grad)]
-        self._storages = {storage_of(one) for one in there if _is_plain(one)}
+        self._storages = {storage_of(part) for part in map(local_part, there) if _is_plain(part)}
         self._frozen = {(p.shape, p.dtype) for p in parameters if not p.requires_grad}
-        self._small = max((leaf.numel() for leaf in inputs), default=0) / SMALL
+        self._small = max((local_part(leaf).numel() for leaf in inputs), default=0) / SMALL
 
-    def __call__(self, tensor: torch.Tensor) -> bool:
-        if not (_is_plain(tensor) and tensor.is_floating_point() and tensor.itemsize > 1):
+    def __call__(self, tensor: torch.Tensor, part: torch.Tensor) -> bool:
+        if not (_is_plain(part) and part.is_floating_point() and part.itemsize > 1):
             return True
-        if tensor.numel() <= self._small:
+        if part.numel() <= self._small:
             return True
-        return storage_of(tensor) in self._storages or self._is_weight(tensor)
+        return storage_of(part) in self._storages or self._is_weight(tensor)
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         whole = tensor if tensor._base is None else tensor._base

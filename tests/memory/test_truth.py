@@ -79,6 +79,12 @@ PARALLEL: tuple[Case, ...] = (
     case("brain tiny", ranks=2, micro=64, tensor=2, sharding="none", **MIXED),
     case("llama", ranks=4, micro=2, accumulation=2, tensor=2, sharding="ddp", grad_sync="last", **MIXED),
     case("gpt", ranks=4, micro=2, tensor=2, sharding="zero1"),
+    case("llama", ranks=2, micro=4, sharding="none", tensor=2, activations="offload"),
+    case("llama", ranks=4, micro=4, tensor=2, activations="offload", **MIXED),
+    case("llama", ranks=2, micro=4, sharding="none", tensor=2, activations="compress", **MIXED),
+    case("gpt", ranks=4, micro=4, tensor=2, activations="compress", **PURE),
+    case("llama", ranks=2, sharding="none", tensor=2, optimizer="adam-mini", **LATE),
+    case("gpt", ranks=4, micro=1, tensor=2, optimizer="adam-mini"),
 )
 "Tensor parallelism."
 LATER = {"schedule": "zero-bubble"}

@@ -125,9 +125,9 @@ def test_weights_tables_masks_and_statistics_stay_exact(
     block, packed = Mixed(), list[tuple[int, ...]]()
     pack = Compressor._pack
 
-    def spy(compressor: Compressor, tensor: torch.Tensor) -> Packed:
+    def spy(compressor: Compressor, tensor: torch.Tensor, versions: tuple[int, int]) -> Packed:
         packed.append(tuple(tensor.shape))
-        return pack(compressor, tensor)
+        return pack(compressor, tensor, versions)
 
     monkeypatch.setattr(Compressor, "_pack", spy)
     block.forward = Compressor()(block)  # type: ignore[method-assign]

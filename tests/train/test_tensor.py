@@ -31,6 +31,11 @@ NORMED = {"loss": 5e-6, "norm": 5e-5}
 ALONE, TENSOR = {"sharding": "none"}, {"sharding": "none", "tensor": 2}
 FSDP, BOTH = {"sharding": "fsdp"}, {"sharding": "fsdp", "tensor": 2}
 MODELS = ("llama", "gpt", "video", "brain", "qwen3 of transformers")
+COPIED: dict[str, tuple[str, dict[str, Any], float, float]] = {
+    "offload and adam-mini": ("llama", {"activations": "offload", "optimizer": "adam-mini"}, LOSS, NORM),
+    "compress": ("gpt", {"activations": "compress"}, 2e-5, 1e-3),
+}
+"What a block keeps is copied, also where it is in parts. Parts of a row are compressed in other groups."
 MORE = ("tied", "parts", "llama of transformers", "cohere of transformers")
 
 
@@ -67,12 +72,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Any]:
-    return run("trained", folder / "alone", 1, {name: (name, ALONE) for name in MODELS})
+    return run("trained", folder / "alone", 1, cases_of(ALONE))
 
 
 @pytest.fixture(scope="module")
 def shared(folder: Path) -> dict[str, Any]:
-    return run("trained", folder / "shared", 2, {name: (name, TENSOR) for name in MODELS})
+    return run("trained", folder / "shared", 2, cases_of(TENSOR))
+
+
+def cases_of(mesh: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    copied = {label: (name, {**mesh, **fields}) for label, (name, fields, _, _) in COPIED.items()}
+    return {name: (name, mesh) for name in MODELS} | copied
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -83,6 +93,13 @@ def test_two_ranks_that_share_the_layers_train_like_one_process(
     same, distance = far(folder / "alone", folder / "shared", model)
     assert same, "the initial values are the same bits"
     assert distance < MOVED
+
+
+@pytest.mark.parametrize("label", COPIED)
+def test_so_do_they_if_activations_are_copied(
+    label: str, alone: dict[str, Any], shared: dict[str, Any]
+) -> None:
+    check(shared[label], alone[label], *COPIED[label][2:])
 
 
 @pytest.mark.thorough
@@ -130,6 +147,10 @@ RECIPES: dict[str, tuple[dict[str, Any], float, float]] = {
     "selective": ({"activations": "selective"}, LOSS, NORM),
     "every-second": ({"activations": "every-second"}, LOSS, NORM),
     "checkpoint": ({"activations": "checkpoint"}, LOSS, NORM),
+    "offload": ({"activations": "offload"}, LOSS, NORM),
+    "adam-mini": ({"optimizer": "adam-mini"}, LOSS, NORM),
+    "compress": ({"activations": "compress"}, 2e-5, 1e-3),
+    "adam-mini on the host": ({"optimizer": "adam-mini", "offload": "cpu-optimizer"}, LOSS, NORM),
     "loss in parts": ({"loss_chunks": 3}, LOSS, NORM),
     "accumulation": ({"accumulation": 2}, LOSS, NORM),
     "step in backward": ({"optimizer_step": "backward", "train": {"clip_norm": None}}, LOSS, NORM),
@@ -138,7 +159,16 @@ SHARDED: dict[str, tuple[dict[str, Any], float, float]] = {
     "fsdp-keep": ({"sharding": "fsdp-keep"}, LOSS, NORM),
     "offload": ({"offload": "cpu"}, LOSS, NORM),
     "one synchronisation": ({"grad_sync": "last", "accumulation": 2}, LOSS, NORM),
-    **{name: RECIPES[name] for name in ("bf16-mixed", "adamw-8bit", "step in backward", "loss in parts")},
+    "activations on the host": RECIPES["offload"],
+    "offload of everything": (
+        {"offload": "cpu", "activations": "offload", "optimizer": "adam-mini"},
+        LOSS,
+        NORM,
+    ),
+    **{
+        name: RECIPES[name]
+        for name in ("bf16-mixed", "adamw-8bit", "step in backward", "loss in parts", "compress", "adam-mini")
+    },
 }
 
 
@@ -182,6 +212,7 @@ REPLICAS: dict[str, tuple[str, dict[str, Any], float, float]] = {
     "zero1, tied": ("tied", {"sharding": "zero1"}, LOSS, NORM),
     "zero1, whole layers": ("gpt", {"sharding": "zero1"}, LOSS, NORM),
     "zero1, adamw-8bit": ("llama", {"sharding": "zero1", "optimizer": "adamw-8bit"}, 2e-5, 1e-3),
+    "zero1, adam-mini": ("llama", {"sharding": "zero1", "optimizer": "adam-mini"}, LOSS, NORM),
     "zero1, on the host": ("gpt", {"sharding": "zero1", "offload": "cpu-optimizer"}, LOSS, NORM),
     "ddp, bf16-mixed": ("llama", {"sharding": "ddp", "precision": "bf16-mixed"}, 2e-4, 2e-3),
 }
@@ -219,7 +250,7 @@ def test_each_recipe_of_fsdp_does_too(hybrid: bool, tmp_path: Path) -> None:
 
 
 ZERO1 = {"sharding": "zero1", "tensor": 2}
-ALIKE = ("llama", "lion", "gpt")
+ALIKE = ("llama", "lion", "gpt", "mini")
 "Cases whose losses are the same on any mesh: the others draw dropout, or have BatchNorm of other samples."
 
 
@@ -233,6 +264,7 @@ def read(folder: Path, before: Path, ranks: int, mesh: dict[str, Any], names: di
 def test_a_checkpoint_is_resumed_bit_for_bit_and_read_on_any_other_mesh(writer: Any, tmp_path: Path) -> None:
     names = {"llama": ("llama", {}), "brain": ("brain", {}), "lion": ("tied", {"optimizer": "lion"})}
     eight = {"optimizer": "adamw-8bit"}
+    names["mini"] = ("llama", {"optimizer": "adam-mini", "activations": "offload"})
     names |= {"8 bit": ("llama", eight), "blocks": ("wide", eight), "dropout": ("dropout", {})}
     cases = {label: (name, {**writer, **fields}) for label, (name, fields) in names.items()}
     saved = run("saved", tmp_path / "saved", 4, cases)
@@ -294,12 +326,14 @@ def test_an_export_has_whole_tensors_under_the_names_of_the_model(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_handover_is_taken_on_the_same_mesh_and_on_others(tmp_path: Path) -> None:
-    eight = {"optimizer": "adamw-8bit"}
+    eight, mini = {"optimizer": "adamw-8bit"}, {"optimizer": "adam-mini"}
     cases = {
         "same": ("llama", TENSOR, {**TENSOR, "activations": "checkpoint"}),
         "same in 8 bit": ("llama", {**TENSOR, **eight}, {**TENSOR, **eight}),
         "to fsdp": ("tied", TENSOR, FSDP),
         "from fsdp": ("brain", FSDP, TENSOR),
+        "from fsdp with adam-mini": ("llama", {**FSDP, **mini}, {**TENSOR, **mini}),
+        "to fsdp with adam-mini": ("llama", {**TENSOR, **mini}, {**FSDP, **mini}),
         "to fsdp in 8 bit": ("llama", {**TENSOR, **eight}, {**FSDP, **eight}),
     }
     found = run("handed", tmp_path / "handed", 2, cases)

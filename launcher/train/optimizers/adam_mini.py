@@ -6,8 +6,16 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from launcher.train.optimizers.state import KeepsDtypes, local, rows_sharded_like, zeros_sharded_like
+from launcher.train.optimizers.state import (
+    KeepsDtypes,
+    column_cuts,
+    local,
+    rows_sharded_like,
+    zeros_sharded_like,
+)
 
 
 class AdamMini(KeepsDtypes):
@@ -15,8 +23,9 @@ class AdamMini(KeepsDtypes):
 
     The paper does the same, except for query and key, which it partitions by attention head. These cannot be
     identified from outside the model; rows are finer and closer to Adam. The rows of a vector (gain, bias)
-    have one element, so its update is Adam's. FSDP keeps rows whole, so the update does not depend on the
-    number of ranks. The first moment has the parameter's type, the second is fp32.
+    have one element, so its update is Adam's. FSDP keeps rows whole. Where tensor parallelism cuts them, the
+    ranks add up their parts of a row, so the update does not depend on the number of ranks. The first moment
+    has the parameter's type, the second is fp32.
     """
 
     def __init__(
@@ -52,9 +61,18 @@ def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> No
     first.lerp_(gradient, 1 - beta1)
     square = gradient.float().square()
     if square.ndim > 1:
-        square = square.mean(dim=tuple(range(1, square.ndim)), keepdim=True)
+        square = _row_means(square, p)
     second.lerp_(square, 1 - beta2)
 
     root = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
     update = first.div(root).div_(1 - beta1**step)
     shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)
+
+
+def _row_means(square: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each row of `p`, of which `square` is this rank's part: (rows, 1, ...)."""
+    sums = square.sum(dim=tuple(range(1, square.ndim)), keepdim=True)
+    for cut in column_cuts(p):
+        assert isinstance(p, DTensor)
+        dist.all_reduce(sums, group=p.device_mesh.get_group(cut))
+    return sums.div_(p.numel() // p.shape[0])

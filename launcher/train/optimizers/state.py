@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -65,11 +65,23 @@ def sharded_like(
     return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
+def column_cuts(p: torch.Tensor) -> list[int]:
+    """Return the dimensions of the mesh whose ranks have parts of each row of `p`."""
+    if not isinstance(p, DTensor):
+        return []
+    return [at for at, placement in enumerate(p.placements) if getattr(placement, "dim", 0) > 0]
+
+
 def rows_sharded_like(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros of shape `(p.shape[0], *row)`, sharded by rows like `p`."""
+    """Return zeros of shape `(p.shape[0], *row)`, sharded by rows like `p`. Ranks with parts of the same rows
+    of `p` have copies."""
     mine = local(p)
     part = torch.zeros((mine.shape[0], *row), dtype=dtype, device=mine.device)
-    return sharded_like(p, part, (p.shape[0], *row))
+    if not isinstance(p, DTensor):
+        return part
+    cuts = column_cuts(p)
+    placements = [Replicate() if at in cuts else one for at, one in enumerate(p.placements)]
+    return sharded_like(p, part, (p.shape[0], *row), placements)
 
 
 def zeros_sharded_like(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
