@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 # As from a cold file system, which takes long to import what the check of a node asks for.
 COLD = f"""#!/bin/bash
-if [[ $1 == -c && $2 == *launcher* ]]; then sleep 20; fi
+if [[ $1 == -c && $2 == *launcher* ]]; then sleep 600; fi
 exec {sys.executable} "$@"
 """
 
@@ -49,7 +49,7 @@ def in_the_check(run: RunDir) -> bool:
 
 
 def cancelled_in_setup(lab: SlurmLab) -> Told:
-    run = started(lab, lambda run: events(run, "job"), setup=["sleep 20"])
+    run = started(lab, lambda run: events(run, "job"), setup=["sleep 600"])
     lab.slurm("scancel", job_id(run))
     return Told(lab, run, lab.wait(run))
 
@@ -79,7 +79,7 @@ def test_a_job_that_is_cancelled_before_its_supervisors_start_is_cancelled(it: T
 
 def preempted_in_the_check(lab: SlurmLab) -> Told:
     run = started(lab, in_the_check, "scavenge-at-once", **cold(lab))
-    (lab.folder / "cold-python").write_text(COLD.replace("sleep 20", "true"))
+    (lab.folder / "cold-python").write_text(COLD.replace("sleep 600", "true"))
     lab.sbatch("sleep 3", "-p", "urgent", "-w", "n12", "--exclusive", "-t", "1")
     return Told(lab, run, lab.wait(run, "succeeded", "failed"))
 
@@ -112,7 +112,7 @@ def test_what_every_node_lacks_is_missing_in_the_profile(it: Told) -> None:
 
 def crash_in_the_check(lab: SlurmLab) -> Told:
     run = started(lab, in_the_check, "fragile", nodes=2, **cold(lab))
-    (lab.folder / "cold-python").write_text(COLD.replace("sleep 20", "true"))
+    (lab.folder / "cold-python").write_text(COLD.replace("sleep 600", "true"))
     first = lab.slurm("squeue", "-h", "-j", job_id(run), "-o", "%N")
     victim = lab.slurm("scontrol", "show", "hostnames", first).split()[-1]
     lab.cluster.crash_node(victim)
