@@ -104,6 +104,7 @@ class Trainer:
                 mesh = meshes(rank)
             self.model = arranged(model, self.task, rank, budget, mesh)
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
+        self._parameters = [*self.model.named_parameters()]  # under FSDP the shards, as after each pass
         self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
         self.replicas: Replicas | None = None
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
@@ -441,7 +442,7 @@ class Trainer:
         return loss, weight
 
     def _all_gradients(self) -> dict[str, torch.Tensor]:
-        found = ((name, gradient_of(p, self.optimizer)) for name, p in self.model.named_parameters())
+        found = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
         return {name: gradient for name, gradient in found if gradient is not None}
 
     def _outgrown(self, batch: Any, step: int, index: int) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from launcher.train.budget import Budget, MemoryBudget
@@ -28,12 +28,14 @@ class Reading:
     num_ooms: int | None = None
 
     def known(self) -> dict[str, int]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Meter(Protocol):
     capacity: int | None
     "Bytes that this rank may use on its device; None on a CPU without a budget."
+    counts: bool
+    "Whether a reading has the tensors on the device, and their peak."
 
     def read(self) -> Reading:
         """Return a reading and start a new peak."""
@@ -43,6 +45,8 @@ class Meter(Protocol):
 
 
 class CudaMeter:
+    counts = True
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         total = torch.cuda.get_device_properties(device).total_memory
@@ -66,6 +70,8 @@ class CudaMeter:
 
 
 class BudgetMeter:
+    counts = True
+
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.capacity: int | None = budget.limit
@@ -79,6 +85,7 @@ class BudgetMeter:
 
 class HostMeter:
     capacity: int | None = None
+    counts = False
 
     def read(self) -> Reading:
         return Reading(rss=_rss())
@@ -93,8 +100,13 @@ def open_meter(device: torch.device, budget: Budget) -> Meter:
     return BudgetMeter(budget) if isinstance(budget, MemoryBudget) else HostMeter()
 
 
-_PROCESS = psutil.Process()
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _rss() -> int:
-    return int(_PROCESS.memory_info().rss)
+    """Return the host memory of this process, in bytes; see proc_pid_statm(5)."""
+    statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(statm, 256).split()[1]) * _PAGE
+    finally:
+        os.close(statm)

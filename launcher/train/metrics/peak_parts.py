@@ -42,7 +42,7 @@ class PeakParts:
         """Call this after the last backward pass of a step."""
         again, self._begun = self._begun == recipe, recipe
         self._backward = None
-        if again and self._measured != recipe:
+        if again and self._measured != recipe and self._meter.counts:
             self._backward = self._meter.read()
             self._gradients = self._bytes(gradients)
 
