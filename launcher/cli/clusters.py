@@ -85,11 +85,13 @@ def validate(
     names: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Argument(
-            metavar="[NAME|FILE]...", help="all of them if left out", autocompletion=complete_clusters
+            metavar="[NAME|FILE]...",
+            help="profiles to check; all if left out",
+            autocompletion=complete_clusters,
         ),
     ] = None,
 ) -> None:
-    """Check profiles; every error with its file and line."""
+    """Check profiles, and show every error with its file and line."""
     from launcher.cli.output import EXIT_USAGE
     from launcher.render.shipped import clusters_dir
     from launcher.spec.errors import SpecError
@@ -113,26 +115,28 @@ def validate(
 def detect(
     login: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="HOST", help="the login node, as `ssh` takes it; left out, this host"),
+        typer.Option(metavar="HOST", help="ask this login node, named as for `ssh`; this host if left out"),
     ] = None,
     partition: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="of several partitions, this one"),
+        typer.Option(help="use this partition; needed if there are several"),
     ] = None,
     gpu: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TYPE", help="of several GPU types, this one; as Slurm writes it"),
+        typer.Option(
+            metavar="TYPE", help="use this GPU type, as Slurm writes it; needed if there are several"
+        ),
     ] = None,
     host: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
-            metavar="HOST", help="a host without a batch system, as `ssh` takes it; may be repeated"
+            metavar="HOST", help="ask this host without a batch system, named as for `ssh`; may be repeated"
         ),
     ] = None,
 ) -> None:
     """Print a profile of a Slurm cluster, or of hosts, from what they report: `... > clusters/NAME.yaml`.
 
-    What `launcher doctor` has found out there is part of it.
+    It contains what `launcher doctor` has found there.
     """
     import sys
     from functools import partial

@@ -24,7 +24,7 @@ def compare(
     ],
     by: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="sort by a result or a setting, e.g. eval_loss; the best first"),
+        typer.Option(metavar="NAME", help="sort by a result (the best first) or a setting, e.g. eval_loss"),
     ] = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045

@@ -35,24 +35,27 @@ def doctor(
         Optional[Path],  # noqa: UP045
         typer.Option("--job", metavar="JOB", help="also examine whether this job can start there"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="nodes and the ways between them: seconds")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="examine only the nodes and the network between them: seconds")
+    ] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="messages of 8 bytes to 1 GiB, larger files: minutes")
+        bool,
+        typer.Option("--thorough", help="also send messages of up to 1 GiB and write larger files: minutes"),
     ] = False,
     tune: Annotated[
-        bool, typer.Option("--tune", help="also measure settings of NCCL or gloo, and choose the fastest")
+        bool, typer.Option("--tune", help="also measure settings of NCCL or gloo and choose the fastest")
     ] = False,
     write: Annotated[
         bool,
-        typer.Option("--write", help="put the setting that was chosen into network.env of the profile"),
+        typer.Option("--write", help="write the chosen setting into network.env of the profile"),
     ] = False,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="show what changed since nothing was broken on this cluster"),
+        typer.Option("--compare", help="show what has changed since this cluster was last found healthy"),
     ] = False,
     show: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--show", metavar="RUN", help="show the results of an earlier doctor's run"),
+        typer.Option("--show", metavar="RUN", help="show the results of an earlier examination"),
     ] = None,
     set_: Sets = None,
     json: AsJson = False,

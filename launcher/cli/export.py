@@ -11,27 +11,33 @@ from launcher.cli.options import AsJson, RunName
 
 
 def export(
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="a new or empty directory")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="write into this new or empty directory")],
     run: RunName = None,
     step: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--step", help="of this checkpoint; left out, the newest complete one"),
+        typer.Option(
+            "--step", help="export the checkpoint of this step; the newest complete one if left out"
+        ),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="the one with the lowest held-out loss (train.keep_best)")
+        bool,
+        typer.Option("--best", help="export the checkpoint with the lowest held-out loss (train.keep_best)"),
     ] = False,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--dtype", metavar="fp32|bf16", help="convert; left out, as they were trained"),
+        typer.Option("--dtype", metavar="fp32|bf16", help="convert the weights; unchanged if left out"),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="of a training with an adapter: the whole model, adapter merged")
+        bool,
+        typer.Option(
+            "--merge", help="after training with an adapter: write the whole model, with the adapter merged"
+        ),
     ] = False,
     json: AsJson = False,
 ) -> None:
     """Write the weights of a checkpoint as safetensors, with the names of your model.
 
-    Of a training with an adapter, the adapter alone is written, in peft's format.
+    After training with an adapter, only the adapter is written, in peft's format.
     """
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.rundir.find import find_run

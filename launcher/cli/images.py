@@ -24,24 +24,34 @@ def _complete(incomplete: str) -> list[str]:
 
 # typer reads these annotations at run time, also on Python 3.10, so they use Optional instead of `|`.
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="as `launcher images list` shows it", autocompletion=_complete)
+    str,
+    typer.Argument(
+        metavar="NAME", help="name of an image in `launcher images list`", autocompletion=_complete
+    ),
 ]
 BaseOption = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--base", metavar="IMAGE@sha256:...", help="build on this instead of the catalogue's"),
+    typer.Option(
+        "--base", metavar="IMAGE@sha256:...", help="build on this base image instead of the catalogue's"
+    ),
 ]
 Unpinned = Annotated[
-    bool, typer.Option("--unpinned-base", help="a base without a digest will do, whatever its tag means now")
+    bool,
+    typer.Option(
+        "--unpinned-base", help="accept a base image without a digest, whatever its tag refers to now"
+    ),
 ]
 With = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
-        "--with", metavar="TOOL", help="docker, podman, buildah or apptainer; else the first that works"
+        "--with",
+        metavar="TOOL",
+        help="use docker, podman, buildah or apptainer; the first that works if left out",
     ),
 ]
 Tag = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help="what the image is called here; a file for Apptainer"),
+    typer.Option(help="local name of the image; for Apptainer a file"),
 ]
 
 
@@ -87,7 +97,7 @@ def render(
     base: BaseOption = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--out", "-o", metavar="DIR", help="write the files that it is built from there"),
+        typer.Option("--out", "-o", metavar="DIR", help="write the build files into this directory"),
     ] = None,
 ) -> None:
     """Show the Dockerfile or Apptainer definition and the files it copies, exactly as they are built."""
@@ -120,7 +130,7 @@ def build(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="take every package from here, none from an index",
+            help="install packages from this directory only, none from an index",
         ),
     ] = None,
     launcher_wheel: Annotated[
@@ -129,7 +139,7 @@ def build(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="launcher itself; left out, built from the checkout",
+            help="wheel of launcher; built from the checkout if left out",
         ),
     ] = None,
     tool: With = None,
@@ -172,7 +182,10 @@ def verify(name: Name, tool: With = None, tag: Tag = None) -> None:
 @app.command()
 def push(
     name: Name,
-    to: Annotated[str, typer.Option(metavar="REGISTRY/PATH", help="e.g. ghcr.io/my-team/launcher")],
+    to: Annotated[
+        str,
+        typer.Option(metavar="REGISTRY/PATH", help="push to this repository, e.g. ghcr.io/my-team/launcher"),
+    ],
     tool: With = None,
     tag: Tag = None,
 ) -> None:

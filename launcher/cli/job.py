@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="Job files.")
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(help="where to write it")] = Path("job.yaml"),
+    file: Annotated[Path, typer.Argument(help="file to write")] = Path("job.yaml"),
 ) -> None:
     """Write a commented starter job file. An existing file is never overwritten."""
     from launcher.cli.output import fail

@@ -15,16 +15,25 @@ _Int = Optional[int]  # noqa: UP045
 
 def logs(
     run: RunName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="until the run ends")] = False,
-    rank: Annotated[_Text, typer.Option("--rank", metavar="0,3-5", help="only these ranks")] = None,
-    node: Annotated[_Text, typer.Option("--node", metavar="0,2", help="only these nodes")] = None,
-    attempt: Annotated[_Int, typer.Option("--attempt", help="only this attempt")] = None,
-    since: Annotated[_Text, typer.Option("--since", metavar="10m", help="a duration or a UTC time")] = None,
-    grep: Annotated[_Text, typer.Option("--grep", metavar="REGEX", help="only matching lines")] = None,
-    stderr: Annotated[bool, typer.Option("--stderr", help="only standard error")] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="only standard output")] = False,
-    fold: Annotated[bool, typer.Option("--fold/--no-fold", help="fold equal lines of many ranks")] = True,
-    supervisor: Annotated[bool, typer.Option("--supervisor", help="the supervisor's own output")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="follow the logs until the run ends")
+    ] = False,
+    rank: Annotated[_Text, typer.Option("--rank", metavar="0,3-5", help="show only these ranks")] = None,
+    node: Annotated[_Text, typer.Option("--node", metavar="0,2", help="show only these nodes")] = None,
+    attempt: Annotated[_Int, typer.Option("--attempt", help="show only this attempt")] = None,
+    since: Annotated[
+        _Text,
+        typer.Option("--since", metavar="10m", help="show only lines since then: a duration or a UTC time"),
+    ] = None,
+    grep: Annotated[_Text, typer.Option("--grep", metavar="REGEX", help="show only matching lines")] = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="show only standard error")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="show only standard output")] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold/--no-fold", help="show equal lines of several ranks once")
+    ] = True,
+    supervisor: Annotated[
+        bool, typer.Option("--supervisor", help="show the supervisor's own output")
+    ] = False,
 ) -> None:
     """Show the lines of all ranks and attempts, merged by time."""
     from launcher.cli.output import fail, print_harmless
@@ -71,11 +80,14 @@ def logs(
 def why(
     run: RunName = None,
     log: Annotated[
-        _Text, typer.Option("--log", metavar="FILE", help="judge this output of any program; - reads stdin")
+        _Text,
+        typer.Option(
+            "--log", metavar="FILE", help="explain the output of any program instead; - reads standard input"
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show the root cause first: class, rank, phase, exception, what was done, what to do; then the
+    """Show why a run failed: class, rank, phase, exception, what launcher did and what you can do; then the
     history."""
     from launcher.cli.output import fail, print_json
 

@@ -49,8 +49,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Takes a training job and a cluster, makes it fit into GPU memory, submits it, watches it, "
-    "and keeps it running when memory runs out.",
+    help="Fits a PyTorch training job into GPU memory, submits it, watches it, and keeps it running when "
+    "memory runs out.",
 )
 
 

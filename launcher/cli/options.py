@@ -39,9 +39,12 @@ Sets = Annotated[
         help="override any field of the job, or of the profile as cluster.A.B=C; may be repeated",
     ),
 ]
-_SLURM = "Slurm: this time, in place of what the profile says"
-Partition = Annotated[Optional[str], typer.Option(help="partitions, by comma", rich_help_panel=_SLURM)]  # noqa: UP045
-Account = Annotated[Optional[str], typer.Option(help="account", rich_help_panel=_SLURM)]  # noqa: UP045
+_SLURM = "Slurm: override the profile for this submission"
+Partition = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="partitions, separated by commas", rich_help_panel=_SLURM),
+]
+Account = Annotated[Optional[str], typer.Option(help="account to charge", rich_help_panel=_SLURM)]  # noqa: UP045
 Qos = Annotated[Optional[str], typer.Option(help="quality of service", rich_help_panel=_SLURM)]  # noqa: UP045
 Reservation = Annotated[Optional[str], typer.Option(help="reservation", rich_help_panel=_SLURM)]  # noqa: UP045
 Dependency = Annotated[
@@ -50,13 +53,13 @@ Dependency = Annotated[
 ]
 Nodelist = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help="nodes that the job must have, e.g. n[1-2]", rich_help_panel=_SLURM),
+    typer.Option(help="nodes that the job must get, e.g. n[1-2]", rich_help_panel=_SLURM),
 ]
 RunName = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(
         metavar="RUN",
-        help="id of a run, its beginning or end, or a path; the newest of this project if left out",
+        help="id of a run, its beginning or end, or a path; this project's newest run if left out",
         autocompletion=complete_runs,
     ),
 ]
@@ -64,8 +67,7 @@ RunOrSweep = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(
         metavar="RUN",
-        help="id of a run or sweep, its beginning or end, or a path; "
-        "the newest run of this project if left out",
+        help="id of a run or sweep, its beginning or end, or a path; this project's newest run if left out",
         autocompletion=complete_runs,
     ),
 ]

@@ -20,38 +20,46 @@ def plan(
         typer.Option(
             "--cluster",
             "-c",
-            help="cluster profile: a name or a file; with --tokens several, to compare",
+            help="cluster profile: a name or a file; repeat it with --tokens to compare",
             autocompletion=complete_clusters,
         ),
     ] = None,
     set_: Sets = None,
-    explain: Annotated[bool, typer.Option("--explain", help="why this one and not its neighbours")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="show why this recipe was chosen, and each peak of memory")
+    ] = False,
     what_if: Annotated[
-        Strings, typer.Option(metavar="FIELD=VALUE", help="the best recipe with this fixed; may be repeated")
+        Strings,
+        typer.Option(metavar="FIELD=VALUE", help="show the best recipe with this value; may be repeated"),
     ] = None,
     gpu: Annotated[
-        Strings, typer.Option(metavar="NAME", help="compare GPUs, e.g. 'RTX A5000'; may be repeated")
+        Strings,
+        typer.Option(metavar="NAME", help="plan for this GPU as well, e.g. 'RTX A5000'; may be repeated"),
     ] = None,
-    max_micro_batch: Annotated[bool, typer.Option("--max-micro-batch", help="the largest that fits")] = False,
-    min_gpus: Annotated[bool, typer.Option("--min-gpus", help="the fewest GPUs that it fits on")] = False,
+    max_micro_batch: Annotated[
+        bool, typer.Option("--max-micro-batch", help="find the largest micro-batch that fits")
+    ] = False,
+    min_gpus: Annotated[
+        bool, typer.Option("--min-gpus", help="find the fewest GPUs that the job fits on")
+    ] = False,
     tokens: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(metavar="N", help="time and price of so many tokens, e.g. 10e9", min=1),
+        typer.Option(metavar="N", help="show time and price of training on N tokens, e.g. 10e9", min=1),
     ] = None,
     largest: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="ARG=V1,V2,..", help="the largest that fits of an argument of the task"),
+        typer.Option(metavar="ARG=V1,V2,..", help="find the largest value of a task argument that fits"),
     ] = None,
     zero: Annotated[
-        bool, typer.Option("--zero", help="memory without sharding and with each stage of ZeRO")
+        bool, typer.Option("--zero", help="compare memory without sharding and with each stage of ZeRO")
     ] = False,
     html: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="write one self-contained page"),
+        typer.Option(metavar="FILE", help="write one self-contained HTML page"),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show which recipe fits, how much memory it needs when, and how fast it is. Nothing is started."""
+    """Show which recipe fits, how much memory it needs, and how fast it is. Nothing is started."""
     from launcher.api.plans import Questions, answer
     from launcher.cli.output import fail, page_file, print_json
     from launcher.spec.long_work import working

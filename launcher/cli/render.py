@@ -31,10 +31,11 @@ def render(
         typer.Option("--out", "-o", metavar="DIR", help="write a complete run directory instead of printing"),
     ] = None,
     diff: Annotated[
-        bool, typer.Option("--diff", help="how it differs from what is in DIR, or from the shipped templates")
+        bool,
+        typer.Option("--diff", help="show differences from the files in DIR, or from the shipped templates"),
     ] = False,
     image: Annotated[
-        bool, typer.Option("--image", help="the Dockerfile and the Apptainer definition instead")
+        bool, typer.Option("--image", help="show the Dockerfile and the Apptainer definition instead")
     ] = False,
     partition: Partition = None,
     account: Account = None,
@@ -74,7 +75,7 @@ def render(
 @templates_app.command("list")
 def list_(
     diff: Annotated[
-        bool, typer.Option("--diff", help="show how ejected ones differ from the shipped ones")
+        bool, typer.Option("--diff", help="show how ejected templates differ from the shipped ones")
     ] = False,
 ) -> None:
     """List the templates, and which ejected ones in ./templates are used instead."""
@@ -99,7 +100,9 @@ def list_(
 
 
 @templates_app.command()
-def eject(name: Annotated[str, typer.Argument(help="as `launcher templates list` shows it")]) -> None:
+def eject(
+    name: Annotated[str, typer.Argument(help="name of a template in `launcher templates list`")],
+) -> None:
     """Copy a template into ./templates, where your changes take effect. Never overwrites a file."""
     from launcher.render.eject import eject as eject_template
 

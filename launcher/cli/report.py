@@ -15,11 +15,18 @@ def report(
     output: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--output", "-o", metavar="FILE", help="the page; report.html in the run directory if left out"
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="file to write; report.html in the run directory if left out",
         ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="write it again until the run ends")] = False,
-    every: Annotated[int, typer.Option(metavar="SECONDS", help="with --watch, how often", min=1)] = 5,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="write the page again and again until the run ends")
+    ] = False,
+    every: Annotated[
+        int, typer.Option(metavar="SECONDS", help="time between two pages with --watch", min=1)
+    ] = 5,
 ) -> None:
     """Write one self-contained HTML page about a run: curves, memory of every rank, timeline, failures."""
     from launcher.api.pages import watch_report, write_report

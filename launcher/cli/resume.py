@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli.options import AsJson, RunName, complete_clusters
 
-_MORE = "for what is left of the run; all is planned again"
+_MORE = "for the rest of the run, which is planned again"
 
 
 def resume(
@@ -20,7 +20,7 @@ def resume(
     cluster: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--cluster", "-c", help=f"another cluster profile {_MORE}", autocompletion=complete_clusters
+            "--cluster", "-c", help=f"use another cluster profile {_MORE}", autocompletion=complete_clusters
         ),
     ] = None,
     follow: Annotated[

@@ -13,7 +13,7 @@ from launcher.cli.sandbox import sandbox
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
 
-app = typer.Typer(no_args_is_help=True, help="RunPod.")
+app = typer.Typer(no_args_is_help=True, help="RunPod: leaked pods, downloads, and a sandbox.")
 app.command()(sandbox)
 
 
@@ -22,14 +22,15 @@ def leaks(
     pods: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Argument(
-            metavar="POD...", help="ids to end as well, e.g. of runs that another machine started"
+            metavar="POD...",
+            help="with --end: pods to end as well, e.g. of runs that another machine started",
         ),
     ] = None,
-    end: Annotated[bool, typer.Option("--end", help="end those that leaked, and those named")] = False,
+    end: Annotated[bool, typer.Option("--end", help="end the leaked pods and those named")] = False,
     json: AsJson = False,
 ) -> None:
-    """What launcher has rented and nobody needs any more. Exit code 1 when there is something, and it was not
-    ended."""
+    """List pods that launcher has rented and that nothing needs any more. Exits with 1 if there are any that
+    were not ended."""
     from dataclasses import replace
 
     from rich.table import Table
@@ -102,9 +103,9 @@ def leaks(
 @app.command()
 def download(
     run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_runs)],
-    to: Annotated[Path, typer.Argument(metavar="DIR", help="made if missing")],
+    to: Annotated[Path, typer.Argument(metavar="DIR", help="directory to download to; created if missing")],
 ) -> None:
-    """The whole run directory from the network volume, checkpoints as well. No pod has to run."""
+    """Download a run directory with its checkpoints from the network volume. No pod has to run."""
     from launcher.cli.output import fail
     from launcher.rundir.find import find_run
     from launcher.schedulers.of_run import scheduler_of

@@ -12,15 +12,20 @@ _Text = Optional[str]  # noqa: UP045
 
 
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="how many, the newest first; 0 for all")] = 20,
-    state: Annotated[_Text, typer.Option(help="only in this state, e.g. running")] = None,
-    name: Annotated[_Text, typer.Option(help="only of this job")] = None,
-    cluster: Annotated[_Text, typer.Option("--cluster", "-c", help="only of this profile")] = None,
-    tag: Annotated[_Text, typer.Option(help="only with this tag")] = None,
-    since: Annotated[_Text, typer.Option(metavar="7d", help="since: a duration or a UTC time")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", help="show at most so many, the newest first; 0 shows all")
+    ] = 20,
+    state: Annotated[_Text, typer.Option(help="show only runs in this state, e.g. running")] = None,
+    name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,
+    cluster: Annotated[_Text, typer.Option("--cluster", "-c", help="show only runs on this cluster")] = None,
+    tag: Annotated[_Text, typer.Option(help="show only runs with this tag")] = None,
+    since: Annotated[
+        _Text,
+        typer.Option(metavar="7d", help="show only runs submitted since then: a duration or a UTC time"),
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """List every run in the folders in which runs were started, newest first."""
+    """List the runs in all folders where runs were started, newest first."""
     from launcher.api.listing import Filter, listed
     from launcher.cli.output import console, print_json
 
@@ -36,7 +41,7 @@ def list_runs(
 
 
 def status(run: RunOrSweep = None, json: AsJson = False) -> None:
-    """Show the actual state of a run, or of each run of a sweep.
+    """Show the state of a run, or of each run of a sweep.
 
     The exit code is 0 while it runs or if it succeeded, otherwise its verdict's.
     """
@@ -90,16 +95,19 @@ def clean(
     older_than: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--older-than", metavar="TIME", help="every ended run that last changed before, e.g. 7d"
+            "--older-than",
+            metavar="TIME",
+            help="delete every ended run that has not changed for this long, e.g. 7d",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     json: AsJson = False,
 ) -> None:
-    """Delete runs that have ended: logs, checkpoints, everything. Running ones are refused."""
+    """Delete runs that have ended, with logs and checkpoints. Runs that have not ended are refused."""
     from launcher.api.clean import to_delete
     from launcher.cli.output import fail, print_json
     from launcher.schedulers.of_run import remove
+    from launcher.spec.base import counted
 
     if not runs and older_than is None:
         fail("name the runs to delete, or give --older-than 7d")
@@ -109,9 +117,9 @@ def clean(
     paths = [run.path for run in chosen]
     if paths and not yes:
         print("\n".join(str(path) for path in paths))
-        typer.confirm(f"delete {len(paths)} run(s)?", abort=True)
+        typer.confirm(f"delete {counted(len(paths), 'run')}?", abort=True)
     remove(chosen)
     if json:
         print_json({"deleted": [path.name for path in paths]})
     else:
-        print(f"deleted {len(paths)} run(s)")
+        print(f"deleted {counted(len(paths), 'run')}")

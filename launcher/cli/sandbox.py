@@ -14,43 +14,47 @@ def sandbox(
         typer.Option(
             "--folder",
             metavar="DIR",
-            help="where volumes, logs and the bill are kept",
+            help="keep volumes, logs and the bill here",
             show_default="~/.cache/launcher/runpod-sandbox",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="on 127.0.0.1; 0: any free one")] = 8765,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="listen on this port of 127.0.0.1; 0 takes a free one")
+    ] = 8765,
     fault: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--fault",
             metavar="NAME=P[:VALUE][xTIMES]",
-            help="something that goes wrong, e.g. no-capacity=0.3; may be repeated",
+            help="make something go wrong, e.g. no-capacity=0.3; may be repeated",
         ),
     ] = None,
     faults: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="the same as YAML or JSON"),
+        typer.Option(metavar="FILE", help="read faults from a YAML or JSON file"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the dice for faults")] = 0,
-    provisioning: Annotated[float, typer.Option(metavar="SECONDS", help="until a pod has its machine")] = 1.0,
-    pull: Annotated[float, typer.Option(metavar="SECONDS", help="until its image is there")] = 1.0,
+    seed: Annotated[int, typer.Option(help="seed of the random faults")] = 0,
+    provisioning: Annotated[
+        float, typer.Option(metavar="SECONDS", help="time until a pod has its machine")
+    ] = 1.0,
+    pull: Annotated[float, typer.Option(metavar="SECONDS", help="time until a pod's image is pulled")] = 1.0,
     restart: Annotated[
-        float, typer.Option(metavar="SECONDS", help="until a command that returned is started again")
+        float, typer.Option(metavar="SECONDS", help="time until a command that has returned is started again")
     ] = 1.0,
     grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="between SIGTERM and SIGKILL when a pod is ended")
+        float, typer.Option(metavar="SECONDS", help="time between SIGTERM and SIGKILL when a pod is ended")
     ] = 10.0,
-    per_minute: Annotated[int, typer.Option(help="requests before 429")] = 600,
+    per_minute: Annotated[int, typer.Option(help="requests per minute; further ones get status 429")] = 600,
     openapi: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             metavar="FILE",
             envvar="RUNPOD_OPENAPI",
-            help="RunPod's OpenAPI document (/v2/openapi.json): requests are held against it",
+            help="check requests against RunPod's OpenAPI document (/v2/openapi.json)",
         ),
     ] = None,
 ) -> None:
-    """A RunPod of your own on this machine: pods are processes here, nothing is rented, nothing leaves."""
+    """Run a local server that answers as RunPod does: pods are processes here, and nothing is rented."""
     from launcher.cli.output import fail
 
     try:

@@ -14,7 +14,7 @@ def snapshot(
     run: RunName = None,
     rank: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--rank", min=0, help="only this rank; all of them if left out"),
+        typer.Option("--rank", min=0, help="record only this rank; all ranks if left out"),
     ] = None,
     json: AsJson = False,
 ) -> None:

@@ -24,10 +24,10 @@ from launcher.cli.options import (
     Sets,
 )
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and command; do nothing")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show every file and command, and do nothing")]
 
 NoDowngrade = Annotated[
-    bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no smaller recipe")
+    bool, typer.Option("--no-downgrade", help="fail when memory runs out: no probe, no cheaper recipe")
 ]
 
 
@@ -42,23 +42,26 @@ MaxPrice = Annotated[
     typer.Option(
         callback=_above_0,
         metavar="USD",
-        help="per hour of all that is rented; what costs more is not, or ended",
+        help="maximum price per hour of all pods; more expensive offers are skipped",
     ),
 ]
 Budget = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        callback=_above_0, metavar="USD", help="for all that is rented for the run; limits its hours"
+        callback=_above_0, metavar="USD", help="maximum cost of all pods of the run; limits their hours"
     ),
 ]
 MaxHours = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        callback=_above_0, metavar="HOURS", help="after which what is rented ends, whatever the training does"
+        callback=_above_0,
+        metavar="HOURS",
+        help="maximum hours of a pod; then it is ended, whatever the training does",
     ),
 ]
 Unplanned = Annotated[
-    bool, typer.Option("--unplanned", help="rent although it is not known whether the job fits on the card")
+    bool,
+    typer.Option("--unplanned", help="rent although launcher does not know whether the job fits on the GPU"),
 ]
 FORBIDDEN = ("retries.lower=0",)
 "What --no-downgrade overrides in the job."
@@ -79,7 +82,7 @@ class WithCommand(TyperCommand):
 COMMAND = "launcher.command"
 JobOrCommand = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Argument(metavar="JOB | -- COMMAND", help="job file, e.g. job.yaml; or a command behind --"),
+    typer.Argument(metavar="JOB | -- COMMAND", help="job file, e.g. job.yaml; or a command after --"),
 ]
 
 
@@ -120,21 +123,24 @@ def submit(
         typer.Option(
             "--sweep",
             metavar="A=X,Y",
-            help="a run for each value, or each combination when repeated, in one submission; or values "
-            "drawn at random, such as train.lr=loguniform(1e-5,1e-3)",
+            help="submit a run for each value, or for each combination if repeated; or draw values at "
+            "random, such as train.lr=loguniform(1e-5,1e-3)",
         ),
     ] = None,
     samples: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--samples", metavar="N", min=1, help="how many values a sweep draws at random"),
+        typer.Option("--samples", metavar="N", min=1, help="number of values that a sweep draws at random"),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="the seed of the values that a sweep draws")
+        int, typer.Option("--seed", metavar="N", help="seed of the values that a sweep draws")
     ] = 0,
     at_once: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
-            "--at-once", metavar="N", min=1, help="runs of a sweep at the same time; all if left out"
+            "--at-once",
+            metavar="N",
+            min=1,
+            help="run at most so many runs of a sweep at the same time; all if left out",
         ),
     ] = None,
     follow: Annotated[
@@ -152,7 +158,7 @@ def submit(
     nodelist: Nodelist = None,
     json: AsJson = False,
 ) -> None:
-    """Plan a job, show the plan, start it detached."""
+    """Plan a job, show the plan and start the job detached."""
     if not dry_run:
         _ask_ahead(cluster)
     from launcher.api.prepare import Limits, prepared, queue_sets
@@ -226,7 +232,7 @@ def run(
     dependency: Dependency = None,
     nodelist: Nodelist = None,
 ) -> None:
-    """Submit and follow; the exit code is the run's verdict."""
+    """Submit a job and follow its logs. The exit code is that of the run's verdict."""
     submit(
         ctx, job, cluster, set_, dry_run=False, no_downgrade=no_downgrade, follow=True,
         max_price=max_price, budget=budget, max_hours=max_hours, unplanned=unplanned,

@@ -18,12 +18,13 @@ app.command("cancel")(runs.cancel)
 @app.command()
 def resume(
     sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="id or its beginning", autocompletion=complete_runs)
+        str,
+        typer.Argument(metavar="SWEEP", help="id of a sweep or its beginning", autocompletion=complete_runs),
     ],
 ) -> None:
-    """Start the runs again that ended without success, such as after a restart of the machine.
+    """Resume the runs of a sweep that ended without success, such as after a restart of the machine.
 
-    A run that cannot go on does not keep the others from it.
+    If a run cannot be resumed, the others still are.
     """
     from launcher.api.resume import resume as go_on
     from launcher.cli.output import fail

@@ -13,11 +13,14 @@ _Text = Optional[str]  # noqa: UP045
 
 def top(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="how many runs; those that have not ended first")
+        int,
+        typer.Option(
+            "--limit", "-n", min=1, help="show at most so many runs, those that have not ended first"
+        ),
     ] = 50,
-    name: Annotated[_Text, typer.Option(help="only of this job")] = None,
-    cluster: Annotated[_Text, typer.Option("--cluster", "-c", help="only of this profile")] = None,
-    tag: Annotated[_Text, typer.Option(help="only with this tag")] = None,
+    name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,
+    cluster: Annotated[_Text, typer.Option("--cluster", "-c", help="show only runs on this cluster")] = None,
+    tag: Annotated[_Text, typer.Option(help="show only runs with this tag")] = None,
 ) -> None:
     """Watch all runs live: state, loss, speed, time left, memory. Enter shows one; c cancels it."""
     from launcher.cli.output import fail

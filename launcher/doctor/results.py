@@ -15,6 +15,7 @@ from launcher.doctor.page import page
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.spec.base import counted
 
 LIVES = "has not ended"
 CUT_OFF = frozenset({"preempted", "time-limit", "host-oom"})
@@ -69,7 +70,7 @@ class Results:
         """Return the page for a person."""
         per, name = self.expected, self.run.id
         title = (
-            f"doctor: {self.cluster}, {_count(per.nodes, 'node')}, {_count(per.ranks, 'rank')}, "
+            f"doctor: {self.cluster}, {counted(per.nodes, 'node')}, {counted(per.ranks, 'rank')}, "
             f"{per.backend}, {self.options.level}; run {self.run.id}"
             f"{', which ' * bool(self.unfinished)}{self.unfinished}"
         )
@@ -174,7 +175,3 @@ def _of_run(board: Board, expected: Expected, said: str, complete: bool) -> Sequ
         found.append(Measured("ranks", 0, len(told), error=error))
     slowest = max((one.get("connect_seconds", 0.0) for one in told), default=None)
     return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -17,7 +17,7 @@ from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
-from launcher.spec.base import Value, format_bytes
+from launcher.spec.base import Value, counted, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import LauncherError, Problem
 from launcher.spec.job import Job
@@ -272,7 +272,9 @@ class Decider:
             )
         if (learnt := self.evaluate.learnt(recipe)) is not None:
             differs = f", which differ in {', '.join(learnt.differs)}" if learnt.differs else ""
-            found.append(f"corrected by {learnt.factor:.3f}, from {learnt.entries} earlier run(s){differs}")
+            found.append(
+                f"corrected by {learnt.factor:.3f}, from {counted(learnt.entries, 'earlier run')}{differs}"
+            )
         return found
 
     def _refusals(self, choice: Choice) -> list[Problem]:

@@ -105,7 +105,7 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
     ]
     if room.card is not None:
         free = room.card - estimate.needed * (1 + estimate.band)
-        rows.append(("the card has", f"{format_bytes(room.card)}: {format_bytes(free)} to spare"))
+        rows.append(("GPU capacity", f"{format_bytes(room.card)}: {format_bytes(free)} to spare"))
     if estimate.managed:
         where = "on the GPU while there is room, else on the host"
         rows.append(("paged states", f"{format_bytes(estimate.managed)}: {where}"))
@@ -119,8 +119,8 @@ def host_rows(decision: Decision) -> list[tuple[str, str]]:
     estimate, there = decision.chosen.estimate, decision.room.host
     rows = [(name, format_bytes(size)) for name, size in estimate.host.items()]
     rows.append(("needed", format_bytes(estimate.host_per_node)))
-    has = "not known: the profile does not say" if there is None else format_bytes(there)
-    return [*rows, ("the node has", has)]
+    has = "unknown: `node.memory` is not set in the profile" if there is None else format_bytes(there)
+    return [*rows, ("capacity", has)]
 
 
 def time_rows(page: Page) -> list[tuple[str, str]]:

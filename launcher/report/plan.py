@@ -46,7 +46,7 @@ def show_page(console: Console, page: Page) -> None:
         if time := time_rows(page):
             _section(console, "predicted time of a step", grid(time))
         if rungs := ladder_rows(decision):
-            _section(console, "if memory runs out, each against the one above", _table(LADDER, rungs))
+            _section(console, "if memory runs out, each compared with the one above", _table(LADDER, rungs))
         _lines(console, "why", decision.explained)
     for one in page.comparisons:
         columns, rows = comparison_table(page, one)
@@ -62,7 +62,7 @@ def show_page(console: Console, page: Page) -> None:
         _lines(console, "not modelled", decision.chosen.estimate.not_modelled)
     elif page.decision is not None:
         console.print()
-        console.print("--explain: the memory of each moment, the parts of a step, why not another recipe")
+        console.print("--explain shows each peak of memory, the parts of a step, and why not another recipe")
 
 
 def _memory(console: Console, decision: Decision) -> None:

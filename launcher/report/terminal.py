@@ -60,7 +60,7 @@ def recipe_line(recipe: Recipe) -> str:
     if recipe.compile:
         parts.append("compiled")
     if recipe.grad_sync == "last" and recipe.grad_accum > 1:
-        parts.append("gradients meet at the last micro-batch")
+        parts.append("gradients exchanged after the last micro-batch")
     parts.append(f"micro-batch {recipe.micro_batch_size} x accumulation {recipe.grad_accum}")
     return ", ".join(parts)
 
@@ -80,17 +80,17 @@ def ladder_line(plan: Plan) -> str:
 
 def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     """(name, value) in plain text."""
-    from launcher.spec.base import format_bytes
+    from launcher.spec.base import counted, format_bytes
     from launcher.spec.mesh import data_ranks
 
     layout = plan.layout
     own_recipe = job.command is not None and not any(
         "{precision}" in a or "{optimizer}" in a for a in job.command
     )
-    gpus = f"{layout.gpus_per_node} GPUs" if layout.gpus_per_node else "CPU"
+    gpus = counted(layout.gpus_per_node, "GPU") if layout.gpus_per_node else "CPU"
     gpu = cluster.node.gpu
     kind = f" ({gpu.type}, {format_bytes(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
-    nodes = f"{layout.nodes} node(s) x {layout.ranks_per_node} rank(s)"
+    nodes = f"{counted(layout.nodes, 'node')} x {counted(layout.ranks_per_node, 'rank')}"
     foreign = "launcher sets the micro-batch and the accumulation; the rest is the command's own"
     micro, accum = plan.recipe.micro_batch_size, plan.recipe.grad_accum
     ranks = data_ranks(plan.recipe, layout.ranks)

@@ -108,6 +108,11 @@ def format_bytes(size: int | float) -> str:
     return f"{size:.4g} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: `"1 run"`, `"3 runs"`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def format_duration(seconds: int | float) -> str:
     """Format seconds as the two largest units: `"1d 2h"`, `"3m 20s"`, `"4s"`."""
     rest, parts = round(seconds), []

@@ -147,7 +147,7 @@ def test_the_page_in_a_terminal_is_80_characters_wide_and_says_that_nothing_was_
     bars = [line for line in lines if re.match(r"steady state +(forward|backward|optimizer) ", line)]
     assert len(bars) == 3 and all(re.search(r" P+O+\w*x+\.+ ", line) for line in bars)
     text = " ".join(done.stdout.split())
-    assert f"{PARAMETERS:,} parameters" in text and "the card has 23.6 GiB" in text
+    assert f"{PARAMETERS:,} parameters" in text and "GPU capacity 23.6 GiB" in text
     assert "CHANGE NEEDED SAVED SPEED LOST" in text and "not modelled" in text
     assert "not yet validated on a GPU" in " ".join(text.split())
     assert "- optimizer: " in text and "- optimizer: " not in " ".join(
@@ -209,8 +209,8 @@ def test_one_sample_more_than_the_largest_micro_batch_does_not_fit(lab: Lab) -> 
     [answer] = asked["answers"]
     recipe = answer["recipe"]
     assert needs(answer) <= 23.6 * GIB and recipe["micro_batch_size"] > 8
-    fixed = [f"recipe.{name}={value}" for name, value in recipe.items() if name != "micro_batch_size"]
-    micro = recipe["micro_batch_size"] + 1
+    micro = recipe.pop("micro_batch_size") + 1
+    fixed = [f"recipe.{name}={value}" for name, value in recipe.items() if value is not None]
     fixed += [f"recipe.micro_batch_size={micro}", f"batch.global={2 * micro * recipe['grad_accum']}"]
     sets = [text for one in fixed for text in ("--set", one)]
     done = plan(lab, "-c", "two.yaml", *sets)

@@ -83,7 +83,7 @@ def test_a_sweep_is_looked_at_cancelled_and_deleted_as_a_whole(lab: SlurmLab) ->
     folder = lab.folder / "runs" / "sweeps" / sweep
     said(lab, "clean", runs[3].id, "--yes")
     assert sorted(path.name for path in folder.iterdir() if path.is_symlink()) == ["0", "1", "2"]
-    assert "deleted 3 run(s)" in said(lab, "clean", sweep, "--yes")
+    assert "deleted 3 runs" in said(lab, "clean", sweep, "--yes")
     assert not folder.exists() and not any(run.path.exists() for run in runs)
 
 
