@@ -85,7 +85,7 @@ def doctor(
     else:
         options = Options("quick" if quick else "thorough" if thorough else "standard", tune)
         run, warnings = submit_doctor(cluster or "local", nodes, options, set_ or [], job)
-        for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; it can be seen again: "
+        for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; to see it again: "
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)
         results = _examined(run)

@@ -224,12 +224,11 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
         chosen.setdefault("activations", "budget")
     # `last` costs DDP one more copy of the gradients. Elsewhere it would take most of a rank's memory.
     chosen.setdefault("grad_sync", "last" if chosen["sharding"] in REPLICATED else "each")
-    named = ", ".join(fixed) or "nothing"
-    reason = (
-        f"the job fixes {named}; the rest starts at the largest micro-batch "
-        f"({job.batch.global_} / {called} / {accum} accumulated) "
-        "and falls back when memory runs out"
-    )
+    named = f"the job fixes {', '.join(fixed)}; " if fixed else ""
+    start = f"at the largest micro-batch ({job.batch.global_} / {called} / accumulation {accum})"
+    if "micro_batch_size" in fixed:
+        start = "with the job's micro-batch"
+    reason = f"{named}the run starts {start} and falls back when memory runs out"
     return Recipe(**chosen), reason
 
 

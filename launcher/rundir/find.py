@@ -110,7 +110,7 @@ def _newest_of_project() -> RunDir:
     if not runs:
         raise RunNotFoundError("there is no run yet; start one with `launcher run JOB -c CLUSTER`")
     raise RunNotFoundError(
-        f"no run was started in {here}; name one, also of another project: the newest are {_some(runs)}"
+        f"no run was started in {here}; name a run of another project: the newest are {_some(runs)}"
     )
 
 

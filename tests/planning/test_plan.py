@@ -48,7 +48,7 @@ def test_the_global_batch_is_that_of_the_ranks_that_train_on_different_samples()
     asked = job(command=None, task="tasks.py:Task", recipe={"pipeline": 4, "grad_accum": 4})
     plan = make_plan(asked, A6000)
     assert (plan.recipe.micro_batch_size, plan.recipe.grad_accum) == (8, 4), "64 = 8 x 4 x 2"
-    assert "64 / 2 data-parallel ranks / 4 accumulated" in plan.reason
+    assert "64 / 2 data-parallel ranks / accumulation 4" in plan.reason
     asked = job(command=None, task="tasks.py:Task", recipe={"tensor": 3})
     assert "must divide the number of ranks" in refusal(asked, A6000)
     asked = job(command=None, task="tasks.py:Task", recipe={"tensor": 2, "micro_batch_size": 3})
