@@ -130,12 +130,12 @@ def test_a_controller_that_is_silent_is_asked_again_and_gets_the_job_once(lab: S
     process = submit_in_background(lab, written)
     try:
         assert process.stderr is not None
-        said = process.stderr.readline()
+        said = next((line for line in process.stderr if "timed out" in line), "")
     finally:
         lab.cluster.thaw_controller()
     out, err = process.communicate(timeout=240)
     time.sleep(1)
-    assert "timed out" in said and "trying for 20 s" in said
+    assert "trying for 20 s" in said
     assert process.returncode == 0, out + err
     assert jobs_of(lab) == [job_id(lab.newest())]
     assert lab.wait(lab.newest())["state"] == "succeeded"
