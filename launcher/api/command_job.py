@@ -23,7 +23,7 @@ def job_of_command(command: Sequence[str], cluster: str, sets: Sequence[str] = (
     Raises UsageError if the command uses the batch and `sets` give none; SpecError.
     """
     if not command:
-        raise UsageError("there is no command behind `--`")
+        raise UsageError("there is no command after `--`")
     job: dict[str, Any] = {"name": _name(command), "command": list(command), "batch": {"global": 1}}
     if any(text.startswith(("batch.global=", "batch=")) for text in sets):
         return job

@@ -67,7 +67,7 @@ def given(job: JobLike | Given) -> Given:
     if isinstance(job, Mapping):
         return Given(nowhere, job)
     if not isinstance(job, str | Path):
-        raise UsageError(f"{job!r} is no job: give the path of a file, a mapping or a Job")
+        raise UsageError(f"{job!r} is not a job: give the path of a file, a mapping or a Job")
     return Given(Path(job))
 
 
@@ -98,11 +98,11 @@ def as_text(name: str, value: Any) -> str:
     if "=" in name:
         raise SpecError([Problem("set", name, "no field has `=` in its name")])
     if value is None:
-        raise SpecError([Problem("set", name, "None is no value; leave out what is not to be set")])
+        raise SpecError([Problem("set", name, "None is not a value; leave the field out")])
     if isinstance(value, str) and not name.startswith("args."):
         return value
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        message = f"{value!r} is no number, text, list or mapping"
+        message = f"{value!r} is not a number, text, list or mapping"
         raise SpecError([Problem("set", name, message)]) from None

@@ -30,7 +30,7 @@ def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | 
     workdir = Path(str(about["workdir"]))
     recipe = Recipe.model_validate(run.read_recipe(run.attempts()[-1]))
     if not workdir.is_dir():
-        raise UsageError(f"workdir: {workdir} is no directory here; the task is imported from it")
+        raise UsageError(f"workdir: {workdir} is not a directory here; the task is imported from it")
     job = Job.model_validate(about["job"])
     with users_code(f"task {job.task}", workdir):
         frozen = FrozenWeights(job, recipe, str(workdir))

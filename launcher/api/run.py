@@ -146,7 +146,7 @@ class Run:
         for a `grep` that is not a regular expression.
         """
         if stream not in ("both", "out", "err"):
-            raise ValueError(f"stream: {stream!r} is none of both, out, err")
+            raise ValueError(f"stream: {stream!r} is not one of both, out, err")
         from launcher.logs.show import LogOptions, show_logs
         from launcher.schedulers.over_ssh.exchange import Wanted
 

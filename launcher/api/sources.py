@@ -75,7 +75,7 @@ class UsersCode:
     def __init__(self, job: Job, workdir: Path, like: Like) -> None:
         self.job, self.workdir = job, workdir
         if not workdir.is_dir():
-            raise UsageError(f"workdir: {workdir} is no directory here; plan imports the task from it")
+            raise UsageError(f"workdir: {workdir} is not a directory here; plan imports the task from it")
         self.name = f"task {job.task}" if job.task is not None else f"plan.model {job.plan.model}"
         with working(f"importing what {self.name} needs"):
             try:

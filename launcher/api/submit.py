@@ -71,7 +71,7 @@ def submit(
     sets = overrides_of(set)
     limits = Limits(max_price, budget, max_hours)
     if (at_once is not None or samples is not None) and sweep is None:
-        raise UsageError("at_once and samples are of a sweep: give sweep as well")
+        raise UsageError("at_once and samples need a sweep: give sweep, too")
     if sweep is not None:
         return _swept(job, cluster, sets, sweep, at_once, samples, seed, limits)
     scheduler, ready = prepared(job, cluster, sets, limits=limits)

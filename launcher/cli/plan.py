@@ -65,7 +65,7 @@ def plan(
     from launcher.spec.long_work import working
 
     if tokens is not None and not isfinite(tokens):
-        fail(f"--tokens: {tokens} is no number of tokens")
+        fail(f"--tokens: {tokens} is not a number of tokens")
     page = page_file("--html", html) if html is not None else None
     asked = Questions(explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest, zero)
     with working("comparing recipes"):

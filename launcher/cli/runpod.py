@@ -115,6 +115,6 @@ def download(
     found = find_run(run)
     scheduler = scheduler_of(found)
     if not isinstance(scheduler, RunPodScheduler):
-        fail(f"{found.id} is not on RunPod: it lies in {scheduler.where(found)}")
+        fail(f"{found.id} is not on RunPod: it is in {scheduler.where(found)}")
     came = scheduler.copy(found).download(to)
     print(f"{format_bytes(came)} of {found.id} came to {to}")

@@ -94,7 +94,7 @@ def _job(file: Path | None, command: list[str] | None, cluster: str, sets: list[
 
         return job_of_command(command, cluster, sets)
     if file is None or command is not None:
-        fail("give a job file, or a command behind `--`: launcher run -- python train.py")
+        fail("give a job file, or a command after `--`: launcher run -- python train.py")
     return file
 
 
@@ -184,7 +184,7 @@ def submit(
     if at_once is not None or samples is not None:
         from launcher.cli.output import fail
 
-        fail("--at-once and --samples are of a sweep: give --sweep as well")
+        fail("--at-once and --samples need a sweep: give --sweep, too")
     from launcher.api.submit import checked
 
     scheduler, ready = prepared(given, cluster, sets, limits=limits)

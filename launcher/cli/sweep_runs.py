@@ -48,7 +48,7 @@ def cancel_all(sweep: SweepRuns, json: bool) -> None:
     from launcher.api.cancel import cancel_sweep
 
     if not json and (missing := _missing(sweep)):
-        print(f"{missing}; a `submit` that goes on stops")
+        print(f"{missing}; a `submit` that still runs stops")
     done = cancel_sweep(sweep)
     if json:
         print_json({"sweep_id": sweep.id, **asdict(done)})

@@ -48,4 +48,4 @@ def resume(
     if refused:
         raise type(refused[0])("\n".join(map(str, refused)))
     if not ended:
-        print(f"{found.id}: all runs go on or have succeeded")
+        print(f"{found.id}: all runs are running or have succeeded")

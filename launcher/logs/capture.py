@@ -252,7 +252,7 @@ class RankCapture:
         for stream in open_pipes.values():
             stream.finish(time.monotonic())
         for expression in self._collector.given_up:
-            self.note(f"failures: {expression!r} took too long on {STRIKES} lines and was searched no more")
+            self.note(f"failures: {expression!r} took too long on {STRIKES} lines and is no longer searched")
         child.stdout.close()
         child.stderr.close()
         return child.wait()

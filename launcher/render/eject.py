@@ -48,7 +48,7 @@ def eject(name: str, project_dir: Path) -> Path:
         with open(target, "x", encoding="utf-8") as file:
             file.write(source.read_text(encoding="utf-8"))
     except FileExistsError:
-        raise RenderError(f"{target} is there already; --diff shows how it differs") from None
+        raise RenderError(f"{target} exists already; --diff shows how it differs") from None
     return target
 
 

@@ -117,4 +117,4 @@ def notes(target: Target) -> tuple[str, ...]:
     if own is None:
         return ()
     names = [name for name in shipped.template_names() if (own / name).is_file()]
-    return tuple(f"{own / name} wins over the shipped template" for name in names)
+    return tuple(f"{own / name} replaces the shipped template" for name in names)

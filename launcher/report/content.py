@@ -226,8 +226,8 @@ def zero_lines(page: Page) -> list[str]:
         "TOTAL: the model states during a step; IN ALL: the estimate with activations, communication, "
         f"PyTorch's allocator and CUDA, at micro-batch {recipe.micro_batch_size}, activations "
         f"{recipe.activations}, nothing offloaded",
-        f"ZeRO-2 is fsdp-keep: FSDP2 gathers the parameters and keeps its shard of them beside; without it, "
-        f"as the ZeRO paper counts, the total is {format_bytes(keep.in_the_paper)}",
+        f"ZeRO-2 is fsdp-keep: FSDP2 also keeps its shard of the gathered parameters; without it, as the "
+        f"ZeRO paper counts, the total is {format_bytes(keep.in_the_paper)}",
     ]
 
 

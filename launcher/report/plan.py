@@ -56,7 +56,7 @@ def show_page(console: Console, page: Page) -> None:
     if page.zero is not None:
         title, stages = zero_rows(page)
         _section(console, title, _table(ZERO, stages))
-        _lines(console, "of the table", zero_lines(page))
+        _lines(console, "about the table", zero_lines(page))
     _lines(console, "notes", notes(page))
     if decision is not None:
         _lines(console, "not modelled", decision.chosen.estimate.not_modelled)

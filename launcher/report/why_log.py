@@ -24,7 +24,7 @@ def judged_log(lines: Iterable[bytes]) -> Cause | None:
 def why_log(name: str, cause: Cause | None) -> list[str]:
     """Return the class, the decisive line with its place, other findings and why they are not the cause."""
     if cause is None:
-        return [f"{name}: unknown: no line tells of a failure"]
+        return [f"{name}: unknown: no line shows a failure"]
     clue = cause.found.clue
     told = f", of {clue.label.rstrip(':')}" if clue.label else ""
     lines = [f"{name}: {cause.failure} ({cause.confidence}){told}"]

@@ -40,7 +40,7 @@ def open_run(path: Path) -> RunDir:
     """The run in a directory. Raises RunNotFoundError if there is none."""
     run = RunDir(path.absolute())
     if not {"id", "job"} <= set(run.read_about()):
-        raise RunNotFoundError(f"{path} is no run directory: it has no readable run.json of launcher's")
+        raise RunNotFoundError(f"{path} is not a run directory: it has no readable run.json of launcher")
     return run
 
 

@@ -82,6 +82,6 @@ def other_data(marker: Marker, job: Job, samples: int) -> str | None:
     if not found:
         return None
     return (
-        f"{' and '.join(found)}: from here on the order of the samples is another one, and which of them the "
-        "training has seen is not known any more"
+        f"{' and '.join(found)}: from here on the samples come in another order, and which of them the "
+        "training has seen is unknown"
     )

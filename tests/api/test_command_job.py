@@ -68,9 +68,9 @@ def test_it_runs(lab: Lab) -> None:
     assert done.returncode == 0, done.stderr
     assert "got ['--bs', '8', '--set', 'x']" in done.stdout
     wrong: list[tuple[Any, str]] = [
-        (["run"], "give a job file, or a command behind `--`"),
-        (["run", "job.yaml", "--", "python"], "give a job file, or a command behind `--`"),
-        (["submit", "--"], "there is no command behind `--`"),
+        (["run"], "give a job file, or a command after `--`"),
+        (["run", "job.yaml", "--", "python"], "give a job file, or a command after `--`"),
+        (["submit", "--"], "there is no command after `--`"),
     ]
     for arguments, said in wrong:
         done = lab.cli(*arguments)

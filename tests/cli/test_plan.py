@@ -386,7 +386,7 @@ UNKNOWN_HOST = (
         (("-c", "two.yaml", "--set", "task=stack:Asks"), 2, r"stack.py:\d+.*meta device"),
         (("-c", "two.yaml", "--set", "task=stack:Missing"), 2, "Missing"),
         (("-c", "two.yaml", "--set", "plan.params=5"), 2, "belongs to `command:`"),
-        (("-c", "two.yaml", "--set", "workdir=nowhere"), 2, "is no directory here"),
+        (("-c", "two.yaml", "--set", "workdir=nowhere"), 2, "is not a directory here"),
         (("-c", "local", "--set", "resources.gpus_per_node=0", "--min-gpus"), 2, "runs without GPUs"),
         (("-c", "local", "--set", "resources.gpus_per_node=0", "--gpu", "H100"), 2, "asks for no GPUs"),
         ((*UNKNOWN_HOST, "--max-micro-batch"), 2, "node.memory"),

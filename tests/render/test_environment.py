@@ -348,7 +348,7 @@ def test_only_a_template_that_stands_for_a_shipped_one_is_told_of(tmp_path: Path
     what = replace(target(clusters()["local"], "task"), project_dir=tmp_path)
     assert notes(what) == ()
     path = eject.eject("torchrun/start.sh.j2", tmp_path)
-    assert notes(what) == (f"{path} wins over the shipped template",)
+    assert notes(what) == (f"{path} replaces the shipped template",)
 
 
 def test_the_image_of_an_edited_template_differs_from_the_shipped_one(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_the_image_of_an_edited_template_differs_from_the_shipped_one(tmp_path: 
 
 def test_ejecting_overwrites_nothing_and_an_unknown_name_gets_a_suggestion(tmp_path: Path) -> None:
     eject.eject("docker/Dockerfile.j2", tmp_path)
-    with pytest.raises(RenderError, match="is there already"):
+    with pytest.raises(RenderError, match="exists already"):
         eject.eject("docker/Dockerfile.j2", tmp_path)
     with pytest.raises(RenderError, match=r"did you mean 'slurm/job\.sbatch\.j2'"):
         eject.eject("slurm/job.sbach.j2", tmp_path)
@@ -404,6 +404,6 @@ def test_copies_of_templates_that_are_in_the_library_now_are_refused(tmp_path: P
         render_run(slurm)
     batch.rename(batch.with_name("_signals.sh.j2"))
     with pytest.raises(
-        RenderError, match=r"_signals.sh.j2 is read no more: its functions are in slurm/slurm"
+        RenderError, match=r"_signals.sh.j2 is no longer read: its functions are in slurm/slurm"
     ):
         render_run(slurm)

@@ -31,8 +31,8 @@ def why(name: str, job: str, where: str) -> str:
         ("22.05.8-jobs", "92", "its earliest start has not come; that is in 1h ("),
         ("22.05.8-jobs", "93", "(20m asked for, short allows 10m); submit it again with a shorter"),
         ("22.05.8-jobs", "94", "(4 asked for, main gives 3)"),
-        ("22.05.8-jobs", "95", "waits for nodes to become free; Slurm means to start it in 1h ("),
-        ("22.05.8-jobs", "96", "jobs of higher priority are before it; Slurm means to start it in 2h ("),
+        ("22.05.8-jobs", "95", "waits for nodes to become free; Slurm plans to start it in 1h ("),
+        ("22.05.8-jobs", "96", "jobs of higher priority are before it; Slurm plans to start it in 2h ("),
         ("22.05.8-ends", "104", "it was put back into the queue and is held; `scontrol release 104`"),
         ("22.05.8-preempted", "105", "(Slurm says: UnavailableNodes:n1)"),
     ],
@@ -103,4 +103,4 @@ def test_sentences_of_slurm_mean_the_same_with_blanks_and_underscores() -> None:
 
 def test_an_estimate_that_has_passed_is_now() -> None:
     record = JobRecord(id="7", state="PENDING", reason="Resources", start=NOW - timedelta(minutes=3))
-    assert "Slurm means to start it now" in why_pending(record, None, NOW)
+    assert "Slurm plans to start it now" in why_pending(record, None, NOW)

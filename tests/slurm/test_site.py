@@ -158,7 +158,7 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
         ("22.05.8-site", {}, {"cpus_per_node": 9}, "9 asked for, a node of partition main gives 8"),
         ("22.05.8-site", {"constraint": "ib"}, {}, "too few nodes of partition main have ib"),
         ("22.05.8-limits", {"qos": "nix"}, {}, "there is no QOS nix here; yours are high, normal"),
-        ("22.05.8-limits", {"account": "nix"}, {}, "nix is none of yours; yours are lab, root"),
+        ("22.05.8-limits", {"account": "nix"}, {}, "nix is not one of yours; yours are lab, root"),
         ("22.05.8-limits", {"qos": "high"}, {}, "2 GPUs in all, QOS high gives 1 (MaxTRES)"),
         ("22.05.8-limits", {}, {"time": "2h"}, "2h asked for, QOS normal allows 1h"),
         ("other-partitions", {}, {}, "the site has no default partition"),

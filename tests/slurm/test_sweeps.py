@@ -134,5 +134,5 @@ def test_of_runs_that_wait_one_is_cancelled_alone_and_the_others_together(
     for known in (look_up(put, jobs), look_up(without, jobs)):
         assert {getattr(known.get(job_id(run)), "state", "") for run in runs} == {"CANCELLED"}
     assert said(lab, "submit", str(job), "-c", "lab.yaml", "--at-once", "2", code=2).startswith(
-        "launcher: --at-once and --samples are of a sweep"
+        "launcher: --at-once and --samples need a sweep"
     )

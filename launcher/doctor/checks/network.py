@@ -26,9 +26,9 @@ def name(measured: Measured, expected: Expected) -> Opinion:
     cure = "Correct /etc/hosts or DNS on this node, or use addresses: launcher itself needs no names."
     if value["addresses"]:
         cause = (
-            f"{value['name']} resolves to {', '.join(value['addresses'])} here, which is no address of that "
-            "node. Programs that use host names (MPI, Ray, DeepSpeed's launcher) reach another machine, or "
-            "themselves."
+            f"{value['name']} resolves to {', '.join(value['addresses'])} here, which is not an address of "
+            "that node. Programs that use host names (MPI, Ray, DeepSpeed's launcher) reach another machine, "
+            "or themselves."
         )
         return Opinion("poor", "its address", cause, cure)
     slow = " after 5 s" if value["late"] else ""

@@ -133,7 +133,7 @@ def _patterns_of(file: Path) -> list[RegexPattern]:
         try:
             found += GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
         except ValueError as error:
-            raise SnapshotError(f"{file}:{number}: {line!r} is no pattern: {error}") from None
+            raise SnapshotError(f"{file}:{number}: {line!r} is not a pattern: {error}") from None
     return found
 
 

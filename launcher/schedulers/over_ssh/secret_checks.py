@@ -21,7 +21,7 @@ def secret_checks(about: Mapping[str, Any]) -> list[str]:
         if file is not None:
             path = f'"$HOME"/{quote(file[2:])}' if file.startswith("~/") else quote(file)
             wrong = (
-                f"{name}: its file {file} is not there, cannot be read, or is no UTF-8 text of at most "
+                f"{name}: its file {file} is not there, cannot be read, or is not UTF-8 text of at most "
                 f"{LONGEST // 1024} KiB without NUL bytes"
             )
             good = usable(path, LONGEST - len(name) - 2)

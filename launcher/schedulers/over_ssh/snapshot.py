@@ -61,7 +61,7 @@ class Snapshot:
         named = f"{', '.join(self.left_out[:SHOWN])}{_more(self.left_out)}"
         return (
             f"not sent with the code, since their names look like secrets: {named}; hand a secret over by "
-            "`secrets:`, or name a file in `send:` of the job to send it all the same",
+            "`secrets:`, or name a file in `send:` of the job to send it anyway",
         )
 
     @property

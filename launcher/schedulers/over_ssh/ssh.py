@@ -201,7 +201,7 @@ def _broken(host: str, done: subprocess.CompletedProcess[bytes], began: bool) ->
         why = f" ({said})" if said else ""
         return CutError(f"the connection to {host} was lost before the answer came{why}")
     said = said or _last_line(done.stdout) or f"exit code {done.returncode}"
-    return LoginError(f"{host} lets us in but runs no commands: {said}")
+    return LoginError(f"{host} accepts the login but runs no commands: {said}")
 
 
 def _last_line(data: bytes) -> str:

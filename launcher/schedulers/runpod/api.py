@@ -50,7 +50,7 @@ def secure(url: str, name: str) -> str:
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ApiError(f"{name}: {clean(url)} is no address: {error}") from None
+        raise ApiError(f"{name}: {clean(url)} is not an address: {error}") from None
     if parts.scheme == "https" or (
         parts.scheme == "http" and parts.host in ("127.0.0.1", "::1", "localhost")
     ):
@@ -182,7 +182,7 @@ class Client:
                     raise self._refusal(answer, what)
                 data = self._read(answer, what)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotReachedError(f"RunPod is not reached ({what}): {self._said(error)}") from None
+            raise NotReachedError(f"cannot reach RunPod ({what}): {self._said(error)}") from None
         except httpx.HTTPError as error:
             raise LostAnswerError(f"RunPod: {what}: {self._said(error)}", fate=Fate.RETRY) from None
         if not data:
@@ -190,7 +190,7 @@ class Client:
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise self._lost(method, f"RunPod: {what}: the answer is no JSON: {self._shown(data)}") from None
+            raise self._lost(method, f"RunPod: {what}: the answer is not JSON: {self._shown(data)}") from None
 
     def _refusal(self, answer: httpx.Response, what: str) -> ApiError:
         status = answer.status_code
@@ -230,7 +230,9 @@ class Client:
                 text = f"RunPod: {what}: the answer is larger than {LARGEST // 2**20} MiB"
                 raise self._lost(answer.request.method, text)
             if time.monotonic() > deadline:
-                raise LostAnswerError(f"RunPod: {what}: no whole answer in {SLOWEST:.0f} s", fate=Fate.RETRY)
+                raise LostAnswerError(
+                    f"RunPod: {what}: no complete answer in {SLOWEST:.0f} s", fate=Fate.RETRY
+                )
         return bytes(data)
 
     def _lost(self, method: str, message: str) -> ApiError:

@@ -22,10 +22,10 @@ TABLE: dict[int, tuple[Fate, str]] = {
     401: (Fate.STOP, "RunPod does not take the API key: make another one under Settings, API Keys"),
     402: (Fate.STOP, "the balance is too low: add credit"),
     403: (Fate.SKIP, "the account or the API key may not do this"),
-    404: (Fate.STOP, "there is no such thing (any more)"),
+    404: (Fate.STOP, "it does not exist (any more)"),
     408: (Fate.RETRY, ""),
-    409: (Fate.STOP, "it is in no state for this"),
-    422: (Fate.STOP, "the request is wrong: mend the profile or the job"),
+    409: (Fate.STOP, "its state does not allow this"),
+    422: (Fate.STOP, "the request is wrong: correct the profile or the job"),
     429: (Fate.WAIT, "too many requests"),
 }
 "The status codes of `POST /v2/pods`, by RunPod's documents; other requests have no next candidate."
@@ -35,7 +35,7 @@ def fate_of(status: int) -> tuple[Fate, str]:
     if status in TABLE:
         return TABLE[status]
     if status >= 500:
-        return Fate.RETRY, "RunPod has trouble of its own"
+        return Fate.RETRY, "RunPod has an internal error"
     return Fate.STOP, ""
 
 

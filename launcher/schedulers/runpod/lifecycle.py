@@ -225,7 +225,7 @@ def _pod_is_gone(e: Evidence) -> Action:
     if e.pod == "ERROR":
         return Record("failed", "unknown", _not_started(e))
     gone = "has stopped and was ended" if e.pod else "is gone"
-    reason = f"{what} {gone} before its run was over: ended by hand, by its limit, or for want of credit"
+    reason = f"{what} {gone} before its run was over: ended by hand, by its limit, or for lack of credit"
     return Record("lost", "node-failed", reason)
 
 

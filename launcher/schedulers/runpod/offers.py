@@ -293,7 +293,7 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
         return None
     if centre is None:
         return (
-            f"RunPod does not tell where the volume {volume} is (the API key may not ask): name its data "
+            f"RunPod does not say where the volume {volume} is (the API key may not ask): name its data "
             "centre, and only that, in runpod.data_centers"
         )
     if centre not in S3_CENTRES:

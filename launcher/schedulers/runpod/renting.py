@@ -241,7 +241,7 @@ class _Submission:
 
     def _unclear(self, *more: str) -> UnclearError:
         error = self.unanswered[-1][1]
-        first = f"RunPod does not tell whether it has made {self.order.name}: {error}"
+        first = f"RunPod does not say whether it has created {self.order.name}: {error}"
         return UnclearError("\n".join([first, *more]))
 
 

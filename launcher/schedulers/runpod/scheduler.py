@@ -314,7 +314,7 @@ class RunPodScheduler(OneByOne):
             self._poller.status(run, "cancel")
         except SchedulerError as error:
             raise SchedulerError(
-                f"{error}; {run.id} is asked to stop all the same, also when it begins later: "
+                f"{error}; {run.id} is asked to stop anyway, also when it begins later: "
                 f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
             ) from None
 

@@ -197,11 +197,11 @@ def _estimate(record: JobRecord, now: datetime) -> str:
         return ""
     wait = (record.start - now).total_seconds()
     if wait <= 60:
-        return "Slurm means to start it now"
+        return "Slurm plans to start it now"
     within = f"{format_duration(round(wait / 60) * 60)} ({record.start.astimezone():%Y-%m-%d %H:%M})"
     if record.reason == "BeginTime":
         return f"that is in {within}"
-    return f"Slurm means to start it in {within}, or earlier"
+    return f"Slurm plans to start it in {within}, or earlier"
 
 
 def _time(seconds: float) -> str:

@@ -209,7 +209,7 @@ class Request:
         if not own:
             yield "Slurm's accounting knows no account of yours here: ask the site's administrators"
         elif account is not None and account not in accounts:
-            yield f"{field}: {account} is none of yours; yours are {', '.join(accounts)}"
+            yield f"{field}: {account} is not one of yours; yours are {', '.join(accounts)}"
         if slurm.qos is None or not own:
             return
         allowed = {qos for row in own for qos in row.get("QOS", "").split(",") if qos}

@@ -256,7 +256,7 @@ class SlurmScheduler(Scheduler):
         if not refused and not begun(run):
             self.statuses([run])  # record what Slurm says, because it forgets jobs
         elif refused and begun(run):
-            print(f"launcher: {refused}; {run.id} has begun, and stops all the same", file=sys.stderr)
+            print(f"launcher: {refused}; {run.id} has begun, and stops anyway", file=sys.stderr)
         elif refused:
             run.cancel.unlink(missing_ok=True)  # otherwise the next request would count as the second
             with suppress(SchedulerError):  # the next round trip about the run sends it anyway

@@ -48,8 +48,8 @@ def _check_own_templates(target: Target) -> None:
     for name in sorted(shipped.IN_LIBRARY):
         if (own / name).is_file():
             raise RenderError(
-                f"{own / name} is read no more: its functions are in {shipped.LIBRARY} now. Eject that, take "
-                "your changes over into the copy, and delete the file"
+                f"{own / name} is no longer read: its functions are in {shipped.LIBRARY} now. Eject that, "
+                "copy your changes into it, and delete the file"
             )
 
 

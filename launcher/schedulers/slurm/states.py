@@ -35,9 +35,11 @@ SLURM_STATES: dict[str, Meaning] = {
     "SIGNALING": Meaning("running", None, "runs, and a signal is being sent to it"),
     "UPDATE_DB": Meaning("running", None, "runs, and accounting is being told"),
     "SUSPENDED": Meaning(
-        "running", None, "is suspended: it keeps its nodes' memory, and its processes stand"
+        "running", None, "is suspended: it keeps its nodes' memory, and its processes are stopped"
     ),
-    "STOPPED": Meaning("running", None, "is stopped by SIGSTOP: it keeps its nodes, and its processes stand"),
+    "STOPPED": Meaning(
+        "running", None, "is stopped by SIGSTOP: it keeps its nodes, and its processes are stopped"
+    ),
     "COMPLETING": Meaning("stopping", None, "is ending: some of its processes are still there"),
     "STAGE_OUT": Meaning("stopping", None, "has ended, and its files are being copied out"),
     "COMPLETED": Meaning("succeeded", "succeeded", "ended well"),

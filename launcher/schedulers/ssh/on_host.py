@@ -275,7 +275,7 @@ def _wait_for(file: Path) -> None:
     deadline = time.monotonic() + SEEN_SECONDS
     while not file.exists():
         if time.monotonic() > deadline:
-            raise RefusedError(f"{file} is not to be seen here")
+            raise RefusedError(f"{file} cannot be seen here")
         time.sleep(0.2)
         with contextlib.suppress(OSError):  # makes a network file system ask its server again
             os.listdir(file.parent.parent)

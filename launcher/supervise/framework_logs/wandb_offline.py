@@ -75,7 +75,7 @@ class WandbReader:
             if len(head) < _HEADER_BYTES:
                 return
             if not head.startswith(HEADER):
-                raise ValueError(f"{self._path} is no log of W&B")
+                raise ValueError(f"{self._path} is not a log of W&B")
             at, record = self._at, b""
             while True:
                 left = BLOCK - at % BLOCK

@@ -202,5 +202,5 @@ def test_a_repository_in_a_folder_without_git_is_listed_by_git(tmp_path: Path) -
 def test_a_line_that_is_no_pattern_is_named(tmp_path: Path) -> None:
     work = _write(tmp_path / "w", "a.py")
     (work / ".launcherignore").write_text("*.bin\n!\n")
-    with pytest.raises(SnapshotError, match=r"\.launcherignore:2: '!' is no pattern"):
+    with pytest.raises(SnapshotError, match=r"\.launcherignore:2: '!' is not a pattern"):
         code_files(work)

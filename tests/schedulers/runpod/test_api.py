@@ -60,11 +60,11 @@ def problem(status: int, detail: str = "why", **headers: str) -> Reply:
         (401, Fate.STOP, "API key"),
         (402, Fate.STOP, "add credit"),
         (403, Fate.SKIP, "may not"),
-        (404, Fate.STOP, "no such thing"),
-        (409, Fate.STOP, "no state"),
-        (422, Fate.STOP, "mend"),
-        (500, Fate.RETRY, "trouble"),
-        (503, Fate.RETRY, "trouble"),
+        (404, Fate.STOP, "it does not exist"),
+        (409, Fate.STOP, "does not allow"),
+        (422, Fate.STOP, "correct the profile"),
+        (500, Fate.RETRY, "internal error"),
+        (503, Fate.RETRY, "internal error"),
     ],
 )
 def test_each_documented_error_has_its_fate_and_a_creation_is_asked_once(serve, status, fate, word) -> None:
@@ -116,8 +116,8 @@ def test_a_pod_that_is_gone_is_deleted_without_complaint(serve) -> None:
     [
         (Reply(raw=b"x" * (api.LARGEST + 1)), "larger than 16 MiB"),
         (Reply(302, None, {"Location": "http://127.0.0.1:9/elsewhere"}), "sends us elsewhere"),
-        (Reply(raw=b"<html>\x1b[2J"), "is no JSON: <html> [2J"),
-        (Reply(raw=b"[" * 100_000), "is no JSON"),
+        (Reply(raw=b"<html>\x1b[2J"), "is not JSON: <html> [2J"),
+        (Reply(raw=b"[" * 100_000), "is not JSON"),
     ],
 )
 def test_an_answer_that_is_none_is_one_clear_error(serve, reply: Reply, words: str) -> None:
@@ -183,7 +183,7 @@ def test_nobody_there_is_said_so_after_a_few_tries(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RUNPOD_API_KEY", KEY)
     monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.001")
     monkeypatch.setenv("LAUNCHER_RUNPOD_API", f"http://127.0.0.1:{port}/v2")
-    with pytest.raises(ApiError, match="RunPod is not reached"):
+    with pytest.raises(ApiError, match="cannot reach RunPod"):
         Client().post("/pods", {})
 
 

@@ -161,7 +161,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         at(POD, *GONE, asked=NOW - 61),
         Record(
             "lost", "node-failed",
-            "pod p1 is gone before its run was over: ended by hand, by its limit, or for want of credit",
+            "pod p1 is gone before its run was over: ended by hand, by its limit, or for lack of credit",
         ),
     ),
     "an interruptible pod that is gone was taken away": (

@@ -123,7 +123,7 @@ def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None
         lost_response={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"},
         server_error={"p": 1, "on": "GET /v2/pods$"},
     )
-    with pytest.raises(UnclearError, match="does not tell whether it has made launcher-tiny") as caught:
+    with pytest.raises(UnclearError, match="does not say whether it has created launcher-tiny") as caught:
         lab.submit(ready)
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)

@@ -45,7 +45,7 @@ def test_a_request_that_slurm_did_not_answer_is_taken_back_over_there_unless_the
         assert not run.cancel.exists() and not there.cancel.exists()
     there.event("job", handle="slurm:c:7")
     slurm.cancel(run)
-    assert "demo-1 has begun, and stops all the same" in capsys.readouterr().err
+    assert "demo-1 has begun, and stops anyway" in capsys.readouterr().err
     assert there.cancel.exists()
     assert (tmp_path / "asked").read_text() == "--state=PENDING 7\n" * 3
 

@@ -230,7 +230,7 @@ def test_a_cancel_that_slurm_refuses_is_heeded_by_a_run_that_has_begun_and_else_
     if has_begun:
         run.event("job", handle="slurm:c:7")
         scheduler.cancel(run)
-        assert "scancel: no; run has begun, and stops all the same" in capsys.readouterr().err
+        assert "scancel: no; run has begun, and stops anyway" in capsys.readouterr().err
         assert run.cancel.exists()
         return
     for _ in range(2):
