@@ -40,9 +40,7 @@ class Part(NamedTuple):
 
 
 WHOLE = Part()
-ONE_STAGE: dict[str, Any] = {"pipeline": 1, "virtual_stages": 1, "stages": None}
-"Fields of a recipe without a pipeline."
-UNCUT: dict[str, Any] = {"tensor": 1, **ONE_STAGE}
+UNCUT: dict[str, Any] = {"tensor": 1, "pipeline": 1, "virtual_stages": 1, "stages": None}
 "Fields of a recipe in which each rank computes the whole model."
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.drill import BUDGET, DRILLS
-from launcher.spec.mesh import ONE_STAGE, UNCUT, data_ranks, model_parallel
+from launcher.spec.mesh import UNCUT, data_ranks, model_parallel
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -34,6 +34,8 @@ class Setting:
     "`retries.lower_micro_batch` of the job."
     adapter: bool = False
     "Whether the job trains an adapter."
+    packed: bool = False
+    "Whether its frozen weights are stored in 4 bits (`qlora`)."
     clips: bool = False
     "Whether the built-in entrypoint limits the norm of the gradient (`train.clip_norm`)."
     counts_allocations: bool = False
@@ -224,10 +226,10 @@ RULES = (
         lambda r, s: UNCUT,
     ),
     Rule(
-        "tensor-no-adapter",
-        lambda r, s: r.tensor > 1 and s.adapter,
-        "tensor parallelism cuts the layers of the task's plan, but not the matrices that an adapter adds",
-        "launcher.train.tensor_parallel",
+        "tensor-no-qlora",
+        lambda r, s: r.tensor > 1 and s.packed,
+        "a weight that is packed in 4 bits with its scales is not cut by tensor parallelism",
+        "launcher.train.nf4",
         lambda r, s: {"tensor": 1},
     ),
     Rule(
@@ -259,14 +261,6 @@ RULES = (
         "compute them together with those of the activations",
         "launcher.train.pipeline.weights",
         lambda r, s: {"schedule": "1f1b"},
-    ),
-    Rule(
-        "pipeline-no-adapter",
-        lambda r, s: r.pipeline > 1 and s.adapter,
-        "a checkpoint of an adapter holds a fingerprint of all frozen weights, of which a stage has a part; "
-        "the frozen weights of an adapter fit with fsdp, or quantised with qlora",
-        "launcher.train.frozen",
-        lambda r, s: ONE_STAGE,
     ),
     Rule(
         "hybrid-needs-nodes",

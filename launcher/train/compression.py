@@ -157,7 +157,9 @@ class _Exact:
         if isinstance(whole, nn.Parameter):
             return True
         if whole.grad_fn is not None and whole.grad_fn.name() == "ToCopyBackward0":
-            source = whole.grad_fn.next_functions[0][0]
+            source: Any = whole.grad_fn.next_functions[0][0]
+            if source is not None and source.name() == "_ToTorchTensorBackward":  # of a rank's part
+                source = source.next_functions[0][0]
             return isinstance(getattr(source, "variable", None), nn.Parameter)
         # The copy of a frozen weight has no history, so its shape must tell.
         others = {shape for shape, dtype in self._frozen if dtype != tensor.dtype}

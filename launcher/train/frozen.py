@@ -2,39 +2,72 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.adapter import hidden, linear_layers
 from launcher.train.nf4 import Packing
-from launcher.train.optimizers.state import local
+from launcher.train.optimizers.state import column_cuts, local, slices_of
 from launcher.train.precision import cast, compute_type
+from launcher.train.rank import Rank
 from launcher.train.rng import seed_all
 from launcher.train.seeds import derive_seed
 from launcher.train.task import load_task
 
+MARK = "frozen_rows"
+"Name of the fingerprint in the marker of a checkpoint."
 
-def fingerprint(model: nn.Module) -> str | None:
+
+@torch.no_grad()
+def fingerprint(model: nn.Module, rank: Rank | None = None) -> str | None:
     """Return a hash of the first row of each frozen parameter outside linear layers: embeddings, norms.
 
-    The first rank finds the same value under any sharding and precision; on the others it has no meaning.
+    It is the same under any sharding and precision and on any mesh: a sum, to which each rank adds the rows
+    or parts of rows that it has. With `rank`, every rank must call this; without it, the model is whole.
     None means that there is no such parameter.
     """
-    rows = [
-        bytes(local(parameter.detach())[0].to(torch.bfloat16).cpu().contiguous().view(-1).view(torch.uint8))
-        for module in model.modules()
+    found = [
+        _hash_of_part(f"{path}.{name}", parameter)
+        for path, module in model.named_modules()
         if not isinstance(module, nn.Linear)
-        for parameter in module.parameters(recurse=False)
-        if not parameter.requires_grad and parameter.ndim and len(local(parameter))
+        for name, parameter in module.named_parameters(recurse=False)
+        if not parameter.requires_grad and parameter.ndim and _adds(parameter, rank)
     ]
-    return hashlib.sha256(b"".join(rows)).hexdigest() if rows else None
+    if rank is not None and rank.world > 1:
+        everyones: list[list[int]] = [[] for _ in range(rank.world)]
+        dist.all_gather_object(everyones, found)
+        found = [one for each in everyones for one in each]
+    return f"{sum(found) % 2**64:016x}" if found else None
+
+
+def _adds(parameter: torch.Tensor, rank: Rank | None) -> bool:
+    """Return whether this rank's part of the first row is in no other rank's."""
+    if rank is None:
+        return True
+    at = rank.coordinates
+    return at.data == 0 and (at.tensor == 0 or bool(column_cuts(parameter)))
+
+
+def _hash_of_part(name: str, parameter: torch.Tensor) -> int:
+    """Return a multilinear hash of what this rank has of the first row, in bf16: its bits times random
+    factors, modulo 2^64."""
+    rows, *columns = slices_of(parameter)
+    mine = (slice(None), *columns)
+    part = local(parameter.detach())
+    if rows.start > 0 or not part.numel():
+        return 0
+    bits = part[:1].to(torch.bfloat16).cpu().view(torch.int16).long()
+    generator = torch.Generator().manual_seed(derive_seed("frozen", name))
+    factors = torch.randint(2**62, (1, *parameter.shape[1:]), generator=generator)
+    # Bits of 0 must count, too.
+    return int(((bits + 2**16) * factors[mine]).sum())
 
 
 class FrozenWeights:

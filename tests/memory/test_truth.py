@@ -85,6 +85,9 @@ PARALLEL: tuple[Case, ...] = (
     case("gpt", ranks=4, micro=4, tensor=2, activations="compress", **PURE),
     case("llama", ranks=2, sharding="none", tensor=2, optimizer="adam-mini", **LATE),
     case("gpt", ranks=4, micro=1, tensor=2, optimizer="adam-mini"),
+    case("llama lora", ranks=2, micro=2, sharding="none", tensor=2),
+    case("llama lora", ranks=4, micro=2, tensor=2, activations="checkpoint", **MIXED),
+    case("llama lora", ranks=2, micro=2, sharding="none", tensor=2, activations="compress", **MIXED),
 )
 "Tensor parallelism."
 LATER = {"schedule": "zero-bubble"}
@@ -106,6 +109,11 @@ STAGES: tuple[Case, ...] = (
     case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, activations="checkpoint", **LATER),
     case("llama", ranks=4, micro=2, accumulation=4, pipeline=2, grad_sync="last", **LATER, **MIXED),
     case("gpt", ranks=4, micro=2, accumulation=4, pipeline=2, sharding="zero1", **LATER, **MIXED),
+    case("llama lora", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2),
+    case("llama lora", ranks=4, micro=2, accumulation=4, pipeline=2, activations="checkpoint", **MIXED),
+    case("llama lora", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2),
+    case("llama lora", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, **LATER),
+    case("llama qlora", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, **MIXED),
 )
 "Pipeline parallelism, also of stages that share their layers."
 COMPILED: tuple[Case, ...] = tuple(

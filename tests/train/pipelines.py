@@ -38,6 +38,9 @@ TASKS: dict[str, dict[str, Any]] = {
     "brain": {"task": "launcher.tasks.brain:BrainAutoencoder", "model": {"batch_norm": True}},
     "transformers": {"task": "launcher.tasks.huggingface:CausalLM"},
 }
+ADAPTED = {"lora": "llama", "gpt lora": "gpt", "lora of transformers": "transformers", "qlora": "llama"}
+for name, task in ADAPTED.items():
+    TASKS[name] = {**TASKS[task], "adapter": {"kind": "qlora" if name == "qlora" else "lora", "rank": 4}}
 
 
 def trainer(
@@ -48,7 +51,7 @@ def trainer(
         **{"sharding": "none", "micro": 2, "accumulation": GLOBAL_BATCH // 2 // data_ranks, **recipe_fields}
     )
     about = dict(TASKS[task])
-    if task == "transformers":
+    if "transformers" in task:
         about["args"] = {"path": os.environ["CONFIG"], "context": 16}
     train = {"lr": 1e-3, "clip_norm": clip_norm, "eval_every": STEPS}
     asked = job(**about, batch={"global": GLOBAL_BATCH}, steps=STEPS, train=train)

@@ -22,10 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.adapter import Adapter
 from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks
 from launcher.tasks.gpt import PydocGPT
 from launcher.train import model
+from launcher.train.adapter import with_adapter
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.copies import COMPARED
@@ -58,6 +60,22 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "video": {"task": "launcher.tasks.video:VideoLanguageModel", "args": {"max_frames": 5}},
     "brain": {"task": BRAIN, **NORMED},
+    "lora": {"task": LLAMA, "args": {"context": 31}, "adapter": {"kind": "lora", "rank": 4}},
+    "lora dropout": {
+        "task": LLAMA,
+        "args": {"context": 16},
+        "adapter": {"kind": "lora", "rank": 4, "dropout": 0.3},
+    },
+    "gpt lora": {
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 2, "dim": 32, "heads": 2, "context": 32},
+        "adapter": {"kind": "lora", "rank": 4, "targets": ["qkv", "out", "mlp.0", "mlp.2", "head"]},
+    },
+    "lora of transformers": {
+        "task": HUGGING_FACE,
+        "args": {"path": "qwen3", "context": 24},
+        "adapter": {"kind": "lora", "rank": 4},
+    },
     "parts": {"task": BRAIN, "args": {"parts": 4}, **NORMED},
     "llama of transformers": {"task": HUGGING_FACE, "args": {"path": "llama", "context": 24}},
     "qwen3 of transformers": {"task": HUGGING_FACE, "args": {"path": "qwen3", "context": 24}},
@@ -225,7 +243,9 @@ def handed(rank: Rank, out: Path) -> Any:
 def whole_state(made: Trainer) -> dict[str, torch.Tensor]:
     found = whole(made)
     for name, p in made.model.named_parameters():
-        found |= {f"{name} {key}": full(value).clone() for key, value in made.optimizer.state[p].items()}
+        found |= {
+            f"{name} {key}": full(value).clone() for key, value in made.optimizer.state.get(p, {}).items()
+        }
     return found
 
 
@@ -309,6 +329,49 @@ def refused(rank: Rank, out: Path) -> Any:
     found["same masks"] = {name: masks[0][name] == masks[1][name] for name in ("1", "3")}
     found["same state"] = len({tuple(state) for state in everywhere(torch.get_rng_state().tolist())}) == 1
     return found
+
+
+class Adapted(Cut):
+    """Two layers that cut, of which the second follows the first, and one that adds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter = Adapter(kind="lora", dropout=0.5, targets=("0", "2", "3"))
+
+    def model(self) -> nn.Module:
+        return Joined(nn.Linear(64, 64), nn.Identity(), nn.Linear(64, 64), nn.Linear(64, 64))
+
+    def blocks(self, model: nn.Module) -> Any:
+        return [model]
+
+    def parallel_plan(self, model: nn.Module) -> Any:
+        return {"0": ColwiseParallel(), "2": ColwiseParallel(), "3": RowwiseParallel()}
+
+
+class Joined(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, _, other, last = self
+        return last(one(x) + other(x))
+
+
+def dropped(rank: Rank, out: Path) -> Any:
+    """Where what an adapter drops is the same on two ranks."""
+    mesh = init_device_mesh("cpu", (rank.world,), mesh_dim_names=("tensor",))
+    torch.manual_seed(0)
+    task, masks = Adapted(), dict[str, Any]()
+    made = with_adapter(task.model(), task, recipe("none"))
+    parallelize(made, task, styles_of(made, task, rank.world), mesh)
+    for name in ("0", "2", "3"):
+        dropout = made.get_submodule(name).lora_dropout["default"]
+        dropout.register_forward_hook(
+            lambda _, __, y, name=name: masks.update({name: (y.to_local() == 0).tolist()})
+        )
+    made(torch.ones(1, 64))
+    masks = everywhere(masks)
+    return {
+        "same masks": {name: masks[0][name] == masks[1][name] for name in masks[0]},
+        "same state": len({tuple(state) for state in everywhere(torch.get_rng_state().tolist())}) == 1,
+    }
 
 
 class Tempered(PydocGPT):
@@ -417,7 +480,19 @@ def late(rank: Rank, out: Path) -> Any:
 
 MODES = {
     one.__name__: one
-    for one in (trained, saved, restored, handed, drifting, partly, overflowing, faint, late, refused)
+    for one in (
+        trained,
+        saved,
+        restored,
+        handed,
+        drifting,
+        dropped,
+        partly,
+        overflowing,
+        faint,
+        late,
+        refused,
+    )
 }
 
 

@@ -19,8 +19,12 @@ from tests.train.runs import job, prepare, recipe, start
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
 
 
+FSDP = {"sharding": "fsdp"}
+TENSOR, PIPELINE = ({"sharding": "none", "accumulation": 2, name: 2} for name in ("tensor", "pipeline"))
+
+
 def trained(folder: Path, kind: str, *, tied: bool = False, pretrained: bool = True, **fields: Any) -> RunDir:
-    """A run of three steps on two ranks under FSDP, over a model of transformers."""
+    """A run of three steps on two ranks, over a model of transformers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -39,7 +43,7 @@ def trained(folder: Path, kind: str, *, tied: bool = False, pretrained: bool = T
         steps=3,
     )
     run = prepare(folder / "run", asked)
-    ended = start(run, recipe("fsdp", **fields))
+    ended = start(run, recipe(**{**FSDP, **fields}))
     assert set(ended.codes.values()) == {0}, ended.output
     return run
 
@@ -62,13 +66,15 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("tied", "mesh"), [(False, FSDP), (True, FSDP), (False, TENSOR), (True, TENSOR), (False, PIPELINE)]
+)
 def test_peft_and_transformers_load_the_adapter_and_the_merged_model_equals_it(
-    tmp_path: Path, tied: bool
+    tmp_path: Path, tied: bool, mesh: dict[str, Any]
 ) -> None:
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
-    run = trained(tmp_path, "lora", tied=tied)
+    run = trained(tmp_path, "lora", tied=tied, **mesh)
     assert "wrote adapter_model.safetensors" in exported(run, tmp_path / "adapter")
     names = sorted(path.name for path in (tmp_path / "adapter").iterdir())
     assert names == ["adapter_config.json", "adapter_model.safetensors"]

@@ -42,9 +42,18 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "brain": ("brain", {}),
     "gpt, zero-bubble": ("gpt", ZERO_BUBBLE),
     "llama, zero-bubble, fsdp": ("llama", {"activations": "checkpoint", **ZERO_BUBBLE, **FSDP}),
+    "lora": ("lora", {}),
 }
 TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, gpipe": ("gpt", {"schedule": "gpipe"}),
+    "lora, interleaved": ("gpt lora", {**INTERLEAVED, **FSDP}),
+    "lora, zero-bubble": ("lora", {"precision": "bf16-mixed", **ZERO_BUBBLE}),
+    "lora of transformers": ("lora of transformers", {"activations": "checkpoint", **ZERO_BUBBLE, **FSDP}),
+    "lora, on the host": ("lora", {"activations": "offload", "offload": "cpu-optimizer"}),
+    "lora, compressed": ("gpt lora", {"activations": "compress", "optimizer": "adam-mini"}),
+    "qlora": ("qlora", {}),
+    "qlora, fsdp": ("qlora", {"precision": "bf16-mixed", "activations": "checkpoint", **FSDP}),
+    "qlora, zero-bubble": ("qlora", {"optimizer": "adamw-8bit", **ZERO_BUBBLE}),
     "video": ("video", {}),
     "llama, fsdp, last": ("llama", {"grad_sync": "last", **FSDP}),
     "transformers": ("transformers", {}),
@@ -116,6 +125,8 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2, zero1, on the host": ("gpt", {"sharding": "zero1", "offload": "cpu-optimizer"}),
     "2 x 2, ddp, gpipe": ("gpt", {"sharding": "ddp", "schedule": "gpipe", "loss_chunks": 3}),
     "2 x 2, ddp, bf16-mixed": ("gpt", {"sharding": "ddp", "precision": "bf16-mixed"}),
+    "2 x 2, lora, zero1": ("gpt lora", {"sharding": "zero1"}),
+    "2 x 2, qlora": ("qlora", {"activations": "checkpoint", **FSDP}),
     "2 x 2, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "optimizer": "adamw-8bit", **INTERLEAVED}),
 }
 
@@ -128,11 +139,14 @@ BOTH: dict[str, tuple[str, dict[str, Any]]] = {
 BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers": ("transformers", {"schedule": "gpipe", **TENSOR}),
     "video": ("video", TENSOR),
+    "lora": ("lora", TENSOR),
+    "gpt lora": ("gpt lora", {**ZERO_BUBBLE, **TENSOR}),
     "brain": ("brain", {"micro": 8, "accumulation": 1, **TENSOR}),
     **{
         f"llama, {', '.join(map(str, fields.values()))}": ("llama", {**fields, **TENSOR})
         for fields in (
             {"activations": "checkpoint", "loss_chunks": 3},
+            {"activations": "offload", "optimizer": "adam-mini"},
             {"activations": "selective"},
             {"optimizer": "lion"},
             {"offload": "cpu-optimizer"},
@@ -150,6 +164,7 @@ EIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, zero1": ("llama", {"sharding": "zero1", **TENSOR}),
     "gpt, ddp": ("gpt", {"sharding": "ddp", **TENSOR}),
     "llama": ("llama", {"grad_sync": "last", "schedule": "gpipe", **TENSOR, **FSDP}),
+    "lora": ("lora", {**TENSOR, **FSDP}),
     "llama, kept": ("llama", {"sharding": "fsdp-keep", "activations": "checkpoint", **TENSOR}),
     "transformers": ("transformers", {"loss_chunks": 2, **TENSOR, **FSDP}),
     "video, offloaded": ("video", {"offload": "cpu", **TENSOR, **FSDP}),
@@ -414,6 +429,37 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(undisturbed: RunDir
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
     export(run.checkpoints / "step-00000005", tmp_path / "exported")
     assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        (staged(), 2),
+        (recipe("none", micro=4, accumulation=2, tensor=2), 2),
+        (recipe("fsdp", micro=4, tensor=2), 4),
+    ],
+    ids=["pipeline", "tensor", "both"],
+)
+def test_an_adapter_loses_no_step_and_its_checkpoint_is_read_by_one_rank_and_back(
+    tmp_path: Path, mesh: Recipe, ranks: int
+) -> None:
+    adapter = {"kind": "lora", "rank": 4}
+    asked = gpt(adapter={**adapter, "dropout": 0.2}, train=SAVING)
+    runs = [prepare(tmp_path / name, asked) for name in ("run", "undisturbed")]
+    assert set(start(runs[1], mesh, ranks=ranks).codes.values()) == {0}
+    _restarts_after(runs[0], mesh, ranks, "rank=1,step=3,phase=backward", 1)
+    assert losses(runs[0]) == losses(runs[1])
+
+    run = prepare(tmp_path / "exact", gpt(adapter=adapter, train=SAVING))
+    assert set(start(run, mesh, ranks=ranks).codes.values()) == {0}
+    before = losses(run)
+    for attempt, (then, count) in enumerate(((recipe("none", micro=8), 1), (mesh, ranks)), start=1):
+        shutil.rmtree(run.checkpoints / "step-00000005")
+        assert set(start(run, then, ranks=count).codes.values()) == {0}
+        expected = {step: before[step] for step in (4, 5)}
+        assert losses(run, attempt=attempt) == pytest.approx(expected, rel=ORDER)
+    assert losses(run, attempt=2) == expected
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
-from launcher.train.frozen import fingerprint
+from launcher.train.frozen import MARK, fingerprint
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import make_states, without_states
 from launcher.train.rank import Rank
@@ -103,10 +103,6 @@ class Checkpoints:
         self.evaluated: tuple[int, float | None] = (0, None)
         "The last step, and its held-out loss if it was evaluated."
         self.made_with = made_with(rank.job, rank.recipe, samples)
-        if rank.job.adapter is not None:
-            found = [fingerprint(model)]
-            dist.broadcast_object_list(found)
-            self.made_with["frozen"] = found[0]
         self.before: dict[str, Any] = {}
         "The marker of the checkpoint that this attempt starts from, or `made_with` of the handover."
         asked = rank.job.train.async_checkpoints
@@ -117,6 +113,8 @@ class Checkpoints:
         "Runs the steps after a save in the background."
         self._stager: DefaultStager | None = None
         self.rank_state = RankState(model, rank.device, task)
+        if rank.job.adapter is not None:
+            self.made_with[MARK] = fingerprint(self.rank_state.model, rank)
 
     def save(self, step: int) -> Saved | None:
         """Save a checkpoint. Every rank calls this while no save is in progress. None means that the save
@@ -213,8 +211,8 @@ class Checkpoints:
     def _made_with(self, path: Path) -> dict[str, Any]:
         marker = read_marker(path)
         reason = why_not_from(marker, self.rank.job, self.rank.recipe)
-        frozen = self.made_with.get("frozen")
-        if reason is None and marker.get("frozen", frozen) != frozen:
+        frozen = self.made_with.get(MARK)
+        if reason is None and marker.get(MARK, frozen) != frozen:
             reason = "its adapter was trained over other frozen weights than the task's model has now"
         if reason is not None:
             raise OtherTrainingError(f"{path.name} cannot be resumed from: {reason}")

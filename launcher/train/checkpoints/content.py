@@ -19,7 +19,7 @@ from launcher.train.adapter import peft_name
 from launcher.train.checkpoints.folder import CheckpointError, read_marker
 from launcher.train.checkpoints.parts import PartsReader
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
-from launcher.train.frozen import FrozenWeights
+from launcher.train.frozen import MARK, FrozenWeights
 
 _PREFIX = "model."
 _A, _B = ".lora_A.", ".lora_B."
@@ -100,7 +100,7 @@ class Merged:
     def __init__(self, checkpoint: Path, frozen: FrozenWeights, dtype: torch.dtype | None = None) -> None:
         """Raises CheckpointError if the adapter was trained over other weights."""
         marker = read_marker(checkpoint)
-        if marker.get("frozen") != frozen.fingerprint:
+        if marker.get(MARK, frozen.fingerprint) != frozen.fingerprint:
             raise CheckpointError(
                 "the adapter was trained over other weights than the task's model has now: their files have "
                 "changed, or the weights are random and were drawn on another kind of device. Export the "

@@ -1,0 +1,116 @@
+"""Adapters under tensor parallelism: the matrices of LoRA are cut with the layer that they are added to.
+
+Over a layer that is cut by rows (outputs), A is whole and B is cut by rows. Over one that is cut by columns
+(inputs), A is cut by columns and B is whole: the ranks' results are summed together with the layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.nn import functional
+
+from launcher.train.adapter import NAME
+from launcher.train.rank import SetupError
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+Forward = Callable[..., torch.Tensor]
+
+
+class WithAdapter(ParallelStyle):
+    """Cuts peft's layer around a linear layer, as `style` cuts the linear layer. What the style does to
+    inputs and outputs, such as gathering or adding them up, is done once for both."""
+
+    def __init__(self, style: ParallelStyle, name: str) -> None:
+        """`name`: of the layer, for messages."""
+        super().__init__()
+        self.style, self.name = style, name
+
+    def _apply(self, layer: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Raises SetupError if the style does not cut the layer's weight."""
+        base: Any = layer.base_layer
+        before = {kind: dict(getattr(base, kind)) for kind in _HOOKS}
+        self.style.src_data_rank = self.src_data_rank
+        self.style._apply(base, mesh)
+        for kind, kept in before.items():
+            hooks = getattr(base, kind)
+            for key in [key for key in hooks if key not in kept]:
+                getattr(layer, kind)[key] = hooks.pop(key)
+        [placement] = base.weight.placements if isinstance(base.weight, DTensor) else [Replicate()]
+        if placement.is_replicate():
+            raise SetupError(
+                f"parallel_plan() does not cut {self.name} ({type(self.style).__name__}), so its adapter "
+                "cannot be cut: leave the layer out of adapter.targets, or use tensor: 1"
+            )
+        a, b = _matrices(layer)
+        by_rows = placement == Shard(0)
+        _cut(a, mesh, Replicate() if by_rows else placement)
+        _cut(b, mesh, placement if by_rows else Replicate())
+        a.forward = partial(_first, a)  # type: ignore[method-assign]
+        if not by_rows:
+            b.forward = partial(_of_sums, b)  # type: ignore[method-assign]
+        for dropout in dropouts_of(layer):
+            dropout.forward = partial(_of_parts, dropout.forward)  # type: ignore[method-assign]
+        return layer
+
+
+def has_adapter(layer: nn.Module) -> bool:
+    """Return whether this is peft's layer around a linear layer."""
+    return hasattr(layer, "base_layer") and hasattr(layer, "lora_A")
+
+
+def dropouts_of(layer: nn.Module) -> Iterator[nn.Dropout]:
+    """Yield what drops inputs of an adapter."""
+    if has_adapter(layer):
+        yield from (one for one in layer.lora_dropout.values() if isinstance(one, nn.Dropout))  # type: ignore[operator]
+
+
+def drops_parts(layer: nn.Module) -> bool:
+    """Return whether each rank has other inputs of the adapter than the others."""
+    a, _ = _matrices(layer)
+    return isinstance(a.weight, DTensor) and not a.weight.placements[0].is_replicate()
+
+
+def _matrices(layer: Any) -> tuple[nn.Linear, nn.Linear]:
+    return layer.lora_A[NAME], layer.lora_B[NAME]
+
+
+def _cut(matrix: nn.Linear, mesh: DeviceMesh, placement: Placement) -> None:
+    weight = distribute_tensor(matrix.weight.detach(), mesh, [placement], src_data_rank=None)
+    matrix.weight = nn.Parameter(weight)
+
+
+def _first(a: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """A of an input that may be a plain tensor, whole on each rank."""
+    assert isinstance(a.weight, DTensor)
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, a.weight.device_mesh, [Replicate()], run_check=False)
+    return functional.linear(x, a.weight)
+
+
+def _of_sums(b: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """B of sums of which each rank has a part: the result is such sums again, and nothing is exchanged."""
+    assert isinstance(x, DTensor) and isinstance(b.weight, DTensor)
+    part = x.to_local(grad_placements=[Replicate()])
+    result = functional.linear(part, b.weight.to_local(grad_placements=[Partial()]))
+    return DTensor.from_local(result, x.device_mesh, [Partial()], run_check=False)
+
+
+def _of_parts(drop: Forward, x: torch.Tensor) -> torch.Tensor:
+    """Drop inputs with torch's random numbers of this rank instead of DTensor's."""
+    if not isinstance(x, DTensor):
+        return drop(x)
+    return DTensor.from_local(drop(x.to_local()), x.device_mesh, x.placements, run_check=False)
