@@ -5,8 +5,8 @@ from __future__ import annotations
 from launcher.rundir.find import SweepRuns
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled
-from launcher.schedulers.of_run import cancel_all, scheduler_of
-from launcher.schedulers.one_by_one import stop_submission
+from launcher.schedulers.lookup import cancel_all, scheduler_of
+from launcher.schedulers.sweeps_without_queue import stop_submission
 from launcher.spec.events import Finished
 
 

@@ -10,7 +10,7 @@ from launcher.rundir.find import SweepRuns, find, runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.local import LocalScheduler
-from launcher.schedulers.of_run import scheduler_of, statuses
+from launcher.schedulers.lookup import scheduler_of, statuses
 from launcher.spec.base import parse_seconds
 from launcher.spec.errors import UsageError
 
@@ -18,7 +18,7 @@ from launcher.spec.errors import UsageError
 def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDir]:
     """Find the runs and sweeps of these names, and ended runs that last changed before `older_than` (`7d`).
 
-    `of_run.remove` deletes them. Raises RunNotFoundError, UsageError, and SchedulerError for a run that has
+    `lookup.remove` deletes them. Raises RunNotFoundError, UsageError, and SchedulerError for a run that has
     not ended.
     """
     chosen: list[RunDir] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from launcher.report.comparison import Comparison, comparison_of
 from launcher.rundir.find import RunNotFoundError, SweepRuns, find, runs_in
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.of_run import states_of
+from launcher.schedulers.lookup import states_of
 
 
 def chosen(names: Sequence[str]) -> list[RunDir]:

@@ -23,7 +23,7 @@ from launcher.rundir.files import read_record, replace_text
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Request, SchedulerError
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.spec.errors import UsageError
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.load import load_cluster

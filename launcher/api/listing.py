@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
-from launcher.schedulers.of_run import states_of
+from launcher.schedulers.lookup import states_of
 from launcher.spec.errors import UsageError
 from launcher.spec.records import STATES, RunRecord
 

@@ -10,7 +10,7 @@ from launcher.report.run_report import report_of
 from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.over_ssh.exchange import Wanted
 
 

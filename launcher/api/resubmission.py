@@ -14,7 +14,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import why_not_on
 from launcher.rundir.model_properties import found_in_model
 from launcher.schedulers.base import Prepared, Request, SchedulerError
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.registry import scheduler_class
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

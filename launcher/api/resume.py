@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, Scheduler, SchedulerError, Status
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.registry import of_cluster
 
 

@@ -13,7 +13,7 @@ from launcher.api.job_source import Values, overrides_of
 from launcher.rundir.find import find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
-from launcher.schedulers.of_run import scheduler_of, states_of, statuses
+from launcher.schedulers.lookup import scheduler_of, states_of, statuses
 from launcher.spec.events import CheckpointSaved
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Runs(Sequence[Run]):
 
         Raises SchedulerError if all have ended.
         """
-        from launcher.schedulers.of_run import cancel_all
+        from launcher.schedulers.lookup import cancel_all
 
         cancel_all([run.directory for run in self._runs], "these runs")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.spec.errors import RefusedError, UsageError
 
 

@@ -72,7 +72,7 @@ def doctor(
     from launcher.doctor.compare import changes, lines
     from launcher.doctor.options import Options
     from launcher.rundir.find import find_run
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
 
     if quick and (thorough or tune):
         fail(f"give --quick or --{'thorough' if thorough else 'tune'}, not both")
@@ -114,7 +114,7 @@ def _examined(run: RunDir) -> Results:
     import sys
 
     from launcher.api.doctor import wait_for_results, wait_for_start
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
     from launcher.spec.long_work import working
 
     try:

@@ -41,7 +41,7 @@ def export(
     """
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.rundir.find import find_run
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
     from launcher.spec.base import format_bytes
     from launcher.spec.long_work import working
 

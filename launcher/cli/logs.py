@@ -41,7 +41,7 @@ def logs(
     from launcher.logs.show import LogOptions, show_logs
     from launcher.rundir.find import find_run
     from launcher.schedulers.base import Streaming
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
     from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.spec.long_work import be_silent
 
@@ -99,7 +99,7 @@ def why(
     from launcher.report.why import verdicts
     from launcher.report.why import why as explain
     from launcher.rundir.find import find_run
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
 
     found = find_run(run, by_job=True)
     now = scheduler_of(found).status(found)

@@ -38,7 +38,7 @@ def leaks(
     from launcher.cli.output import console, fail, print_json
     from launcher.rundir.find import runs_in
     from launcher.schedulers.base import SchedulerError
-    from launcher.schedulers.of_run import statuses
+    from launcher.schedulers.lookup import statuses
     from launcher.schedulers.registry import of_record
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.errors import UnendedError
@@ -108,7 +108,7 @@ def download(
     """Download a run directory with its checkpoints from the network volume. No pod has to run."""
     from launcher.cli.output import fail
     from launcher.rundir.find import find_run
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
     from launcher.spec.base import format_bytes
 

@@ -51,7 +51,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     from launcher.report.listing import row_of, show_status
     from launcher.report.why import why
     from launcher.rundir.find import SweepRuns, find
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
 
     found = find(run, by_job=True)
     if isinstance(found, SweepRuns):
@@ -106,7 +106,7 @@ def clean(
     """Delete runs that have ended, with logs and checkpoints. Runs that have not ended are refused."""
     from launcher.api.clean import to_delete
     from launcher.cli.output import fail, print_json
-    from launcher.schedulers.of_run import remove
+    from launcher.schedulers.lookup import remove
     from launcher.spec.base import counted
 
     if not runs and older_than is None:

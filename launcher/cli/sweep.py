@@ -25,7 +25,7 @@ def submit_sweep(
     from launcher.api.sweep import checked_sweep, prepared_sweep
     from launcher.cli.output import EXIT_DETACHED, console, fail
     from launcher.report.terminal import show_plan, show_prepared
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
 
     scheduler, sweep = prepared_sweep(job, cluster_name, sets, sweeps, at_once, samples, seed, limits)
     first = sweep.runs[0]

@@ -14,7 +14,7 @@ def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
 
     The exit code is 0 until all have ended, and then that of the first that did not succeed.
     """
-    from launcher.schedulers.of_run import states_of
+    from launcher.schedulers.lookup import states_of
 
     states_by_run = states_of(sweep.runs)
     found = list(states_by_run.values())

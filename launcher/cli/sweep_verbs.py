@@ -30,7 +30,7 @@ def resume(
     from launcher.cli.output import fail
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.base import SchedulerError
-    from launcher.schedulers.of_run import states_of
+    from launcher.schedulers.lookup import states_of
 
     found = find(sweep)
     if not isinstance(found, SweepRuns):

@@ -4,9 +4,9 @@
 before the ranks:
 
 1. Each node measures itself: `on_node.measure_node`, with the functions of `measure/`.
-2. Node 0 (`lead.py`) gives orders to all nodes, itself included: files in the run directory (`board.py`).
-   Every node carries them out (`on_node.py`) and answers there. Ranks of a test are processes of
-   `measure/group.py`. What is ordered next depends on the answers; `settings.py` has what a search tries.
+2. Node 0 (`coordinator.py`) gives orders to all nodes, itself included: files in the run directory
+   (`orders.py`). Every node carries them out (`on_node.py`) and answers there. Ranks of a test are processes
+   of `measure/group.py`. What is ordered next depends on the answers; `settings.py` has what a search tries.
 3. `pulse.py` tells node 0 which nodes have died meanwhile.
 
 The answers are the results. `results.py` reads them, `interpret.py` and `outcome.py` turn them into measured

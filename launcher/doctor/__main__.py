@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from launcher.doctor.board import Board
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.host import SOFTWARE
+from launcher.doctor.coordinator import Coordinator
 from launcher.doctor.examine import examine
-from launcher.doctor.lead import Lead
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.listener import Listener
 from launcher.doctor.measure.network import identity
 from launcher.doctor.on_node import OnNode, measure_node
+from launcher.doctor.orders import Orders
 from launcher.doctor.page import page
 from launcher.doctor.place import Place
 from launcher.doctor.pulse import pulse, watched
@@ -54,14 +54,14 @@ def main() -> int:
     if before and place.options is not None:
         return 0  # the doctor's own run examines the sick nodes as well
     with Leftovers() as leftovers:
-        board = Board(place.attempt.path / "doctor", place.node, place.expected.nodes)
+        orders = Orders(place.attempt.path / "doctor", place.node, place.expected.nodes)
         if place.options is None:
-            return _checked(place, leftovers, None if before else board)
-        _lead_or_follow(place, leftovers, board)
+            return _checked(place, leftovers, None if before else orders)
+        _lead_or_follow(place, leftovers, orders)
     return 0
 
 
-def _lead_or_follow(place: Place, leftovers: Leftovers, board: Board) -> None:
+def _lead_or_follow(place: Place, leftovers: Leftovers, orders: Orders) -> None:
     """Do the part of this node in the doctor's own run."""
     with Group() as group, ExitStack() as stack:
         assert place.options is not None
@@ -70,28 +70,28 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, board: Board) -> None:
         on_node = OnNode(place, group, leftovers)
         answer: dict[str, Any] = {}
         if place.expected.nodes > 1:
-            listener = stack.enter_context(Listener(place.port, board.take if place.leads else None))
+            listener = stack.enter_context(Listener(place.port, orders.take if place.leads else None))
             answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
             if place.leads:
-                watch = stack.enter_context(watched(board))
+                watch = stack.enter_context(watched(orders))
                 on_node.lost = lambda: watch.lost
             else:
-                stack.enter_context(pulse(board, answer["identity"]))
+                stack.enter_context(pulse(orders, answer["identity"]))
         answer["values"] = [value.as_json() for value in measure_node(place, leftovers)]
-        on_node.answer(board, NODE, answer)
+        on_node.answer(orders, NODE, answer)
         if place.leads:
-            Lead(on_node, board).examine(board.wait_for_answers(NODE, START_SECONDS, on_node.lost))
+            Coordinator(on_node, orders).examine(orders.wait_for_answers(NODE, START_SECONDS, on_node.lost))
         else:
-            on_node.follow(board)
+            on_node.follow(orders)
 
 
-def _checked(place: Place, leftovers: Leftovers, board: Board | None) -> int:
-    """Examine the node of an ordinary job, and write the values if there is a board. Return the exit code."""
+def _checked(place: Place, leftovers: Leftovers, orders: Orders | None) -> int:
+    """Examine the node of an ordinary job; write the values if `orders` is given. Return the exit code."""
     faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True)
     values = measure_node(place, leftovers)
-    if board is not None:
+    if orders is not None:
         with suppress(OSError):  # a folder that cannot be written is one of the values
-            board.answer(NODE, {"values": [value.as_json() for value in values]})
+            orders.answer(NODE, {"values": [value.as_json() for value in values]})
     return _told(values, place)
 
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.doctor.board import Board
 from launcher.doctor.interpret import END, NOTE, TESTS, TRAIN, TRAININGS, tests_of
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.adapters import measure_adapters
@@ -29,6 +28,7 @@ from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.measure.network import measure_ways, partners, send_answer
 from launcher.doctor.measure.shared_files import SEEN_SECONDS, Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
+from launcher.doctor.orders import Orders
 from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
 
@@ -95,17 +95,17 @@ class OnNode:
         except Exception as error:
             return {"error": f"{type(error).__name__}: {reason_of(error)}"}
 
-    def follow(self, board: Board) -> None:
+    def follow(self, orders: Orders) -> None:
         """Carry out orders until node 0 gives the last one, or none for long."""
         number = 1
-        while (order := board.wait_for_order(number, ORDER_SECONDS)) is not None and order["do"] != END:
-            self.answer(board, number, self.carry_out(order))
+        while (order := orders.wait_for_order(number, ORDER_SECONDS)) is not None and order["do"] != END:
+            self.answer(orders, number, self.carry_out(order))
             number += 1
 
-    def answer(self, board: Board, number: int, answer: Mapping[str, Any]) -> None:
+    def answer(self, orders: Orders, number: int, answer: Mapping[str, Any]) -> None:
         """Write an answer, or send it to node 0 if it cannot be written. Raises OSError."""
         try:
-            board.answer(number, answer)
+            orders.answer(number, answer)
         except OSError as error:
             if self.place.leads:
                 raise

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
-from launcher.doctor.board import Board
 from launcher.doctor.measure.network import responds
+from launcher.doctor.orders import Orders
 
 BEAT_SECONDS = 1.0
 BEATS_PER_SECOND = 50
@@ -24,23 +24,23 @@ LOST_BEATS = 15
 
 
 @contextmanager
-def pulse(board: Board, identity: Mapping[str, Any]) -> Iterator[None]:
+def pulse(orders: Orders, identity: Mapping[str, Any]) -> Iterator[None]:
     """Show that this node is alive. `identity`: how other nodes reach it, as `responds` takes it."""
     numbers = count()
 
     def beat() -> None:
         with suppress(OSError):  # a node without a pulse has the time limit of each order
-            board.beat({"number": next(numbers), "identity": identity})
+            orders.beat({"number": next(numbers), "identity": identity})
 
-    with _at_every_beat(board.nodes, beat):
+    with _at_every_beat(orders.nodes, beat):
         yield
 
 
 class Watch:
     """The pulses of the other nodes, as node 0 sees them."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
         self._last: dict[int, Mapping[str, Any]] = {}
         self._silent: dict[int, int] = {}
         "Beats since the last new pulse. They are counted here, so that a pause of node 0 does not count."
@@ -49,7 +49,7 @@ class Watch:
 
     def look(self) -> None:
         """Read every pulse. It is to be called at every beat."""
-        for node, pulse in self._board.pulses().items():
+        for node, pulse in self._orders.pulses().items():
             silent = pulse == self._last.get(node)
             self._last[node], self._silent[node] = pulse, self._silent.get(node, 0) + 1 if silent else 0
         if late := {node for node, beats in self._silent.items() if beats >= LOST_BEATS} - self.lost:
@@ -61,10 +61,10 @@ class Watch:
 
 
 @contextmanager
-def watched(board: Board) -> Iterator[Watch]:
+def watched(orders: Orders) -> Iterator[Watch]:
     """Watch the pulses of the other nodes."""
-    watch = Watch(board)
-    with _at_every_beat(board.nodes, watch.look):
+    watch = Watch(orders)
+    with _at_every_beat(orders.nodes, watch.look):
         yield watch
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from launcher.doctor.board import Board
 from launcher.doctor.examine import examine, worst
 from launcher.doctor.interpret import END, values_of
 from launcher.doctor.options import Options
+from launcher.doctor.orders import Orders
 from launcher.doctor.page import page
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
 from launcher.rundir.files import read_record
@@ -106,17 +106,17 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
         return None
     expected = Expected.of(about, plan, options.job)
     attempt = next(reversed(run.attempts()), run.attempt(0))  # a run that was cut off may be resumed
-    board = Board(attempt.path / "doctor", 0, expected.nodes)
-    end, history = _end_of(run, attempt), board.history()
+    orders = Orders(attempt.path / "doctor", 0, expected.nodes)
+    end, history = _end_of(run, attempt), orders.history()
     over = bool(history) and history[-1][0].get("do") == END
-    unfinished = _why_unfinished(end, over, len(board.answers(0)) == expected.nodes) if ended else LIVES
-    if damaged := board.damaged() if ended else []:
+    unfinished = _why_unfinished(end, over, len(orders.answers(0)) == expected.nodes) if ended else LIVES
+    if damaged := orders.damaged() if ended else []:
         others = f" and {len(damaged) - 1} other files" if len(damaged) > 1 else ""
         unfinished = f"has files that cannot be read: {damaged[0]}{others}"
     if ended and unfinished and not over and history and history[-1][0]:
         history[-1] = (history[-1][0], {})  # what ended the run may have spoiled the answers, too
     values = [
-        *_of_run(board, expected, end.reason, not unfinished),
+        *_of_run(orders, expected, end.reason, not unfinished),
         *values_of(history, expected.nodes),
     ]
     name = str(about.get("cluster", {}).get("name", ""))
@@ -158,18 +158,18 @@ def _why_unfinished(end: _End, over: bool, all_answered: bool) -> str:
     return ""
 
 
-def _of_run(board: Board, expected: Expected, said: str, complete: bool) -> Sequence[Measured]:
+def _of_run(orders: Orders, expected: Expected, said: str, complete: bool) -> Sequence[Measured]:
     """Values of the run as a whole: which nodes answered, and how its ranks connected.
 
     What is missing is a finding only if the run is complete. `said`: why it ended without success.
     """
-    answers = board.answers(0)
+    answers = orders.answers(0)
     found = [
         Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=said)
         for node in range(expected.nodes)
         if complete or node in answers
     ]
-    told = [read_record(file) for file in sorted(board.folder.glob("rank-*.json"))]
+    told = [read_record(file) for file in sorted(orders.folder.glob("rank-*.json"))]
     if complete:
         error = said if len(told) < expected.ranks else ""
         found.append(Measured("ranks", 0, len(told), error=error))

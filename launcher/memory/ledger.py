@@ -23,7 +23,7 @@ from launcher.rundir.time import now
 from launcher.rundir.versions import version_of
 from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
-from launcher.spec.drill import BUDGET, parse_budget
+from launcher.spec.fire_drill import BUDGET, parse_budget
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 

@@ -12,8 +12,8 @@ from launcher.rundir.downgrades import changes_within, ran_out, recipe_in_force
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
-from launcher.spec.drill import DRILLS
 from launcher.spec.events import Event
+from launcher.spec.fire_drill import DRILLS
 from launcher.spec.forms import fits
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe

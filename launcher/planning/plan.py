@@ -9,8 +9,8 @@ from launcher.spec import optimizers
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.command import environment_name, seen_as
-from launcher.spec.drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.errors import Problem, RefusedError, SpecError
+from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks, model_parallel
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe

@@ -24,9 +24,9 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.one_by_one import OneByOne, remove_here
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
 from launcher.schedulers.store import Folder
+from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Resubmitted, Starting, Submitted
 from launcher.spec.long_work import working
 from launcher.spec.variables import RESERVED_PREFIX

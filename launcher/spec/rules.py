@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.spec.drill import BUDGET, DRILLS
+from launcher.spec.fire_drill import BUDGET, DRILLS
 from launcher.spec.mesh import UNCUT, data_ranks, model_parallel
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe

@@ -24,13 +24,13 @@ from launcher.spec.events import Finished
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
-from launcher.supervise.earlier import close_attempts
 from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
 from launcher.supervise.journal import Journal
 from launcher.supervise.last_page import write_last_page
 from launcher.supervise.nodes import NodesError
 from launcher.supervise.secrets import SecretError, read_secrets
 from launcher.supervise.supervisor import RunUnreadableError, Supervisor, run_dir_of
+from launcher.supervise.takeover import close_attempts
 
 EXPECTED = (RunUnreadableError, AlreadySupervisedError, SecretError, NodesError)
 "Errors that are printed without a traceback."

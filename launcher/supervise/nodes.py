@@ -13,8 +13,8 @@ from typing import Any
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.supervise.attempt import Ended, NodePlace
-from launcher.supervise.awake import AwakeClock
 from launcher.supervise.host import disk_full
+from launcher.supervise.paused_clock import AwakeClock
 
 HEARTBEAT_SECONDS = 2.0
 HEARTBEATS_PER_SECOND = 50

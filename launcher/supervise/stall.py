@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from launcher.rundir.layout import AttemptDir
-from launcher.supervise.awake import AwakeClock
+from launcher.supervise.paused_clock import AwakeClock
 
 LOOK_SECONDS = 1.0
 "Interval between two checks of the logs' sizes."

@@ -50,7 +50,6 @@ from launcher.supervise.attempt import (
     torchrun_tail,
 )
 from launcher.supervise.check import CHECK_SECONDS, why_unfit
-from launcher.supervise.earlier import KILLED, close_attempts, first_recipe
 from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
 from launcher.supervise.ignored_micro_batch import judged_since_start
 from launcher.supervise.journal import Journal
@@ -76,6 +75,7 @@ from launcher.supervise.policy import (
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
 from launcher.supervise.stall import Stall
+from launcher.supervise.takeover import KILLED, close_attempts, first_recipe
 from launcher.supervise.turn import VISIBLE, Turn, TurnError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from launcher.report.listing import Row, row_of
 from launcher.rundir.find import known_roots, runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING, Status
-from launcher.schedulers.of_run import states_of
+from launcher.schedulers.lookup import states_of
 
 
 @dataclass(frozen=True)

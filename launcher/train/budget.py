@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from launcher.spec.drill import BUDGET, DRILLS, parse_budget
+from launcher.spec.fire_drill import BUDGET, DRILLS, parse_budget
 from launcher.train.drill import Drills
 from launcher.train.rank import SetupError
 from launcher.train.where import Where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from launcher.spec.drill import DRILLS, Drill, parse_drills
+from launcher.spec.fire_drill import DRILLS, Drill, parse_drills
 from launcher.train.rank import Rank, SetupError
 from launcher.train.where import Where
 

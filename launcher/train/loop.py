@@ -41,13 +41,14 @@ from launcher.train.coupling import check_coupling
 from launcher.train.data import to_device
 from launcher.train.failure import fail
 from launcher.train.feed import Feed, open_feed
+from launcher.train.gradient_norm import divide_and_clip
 from launcher.train.guard import Guard
+from launcher.train.learning_rate import learning_rate, set_learning_rate
 from launcher.train.logged import open_logged
 from launcher.train.mesh import meshes
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.offload import gradient_of
-from launcher.train.optimizer import divide_and_clip, learning_rate, set_learning_rate
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.state import put_back, settings
 from launcher.train.pipeline.stage import Stages

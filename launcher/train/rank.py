@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import HashStore
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec import variables
-from launcher.spec.drill import counts_allocations
 from launcher.spec.errors import RefusedError
+from launcher.spec.fire_drill import counts_allocations
 from launcher.spec.job import Job
 from launcher.spec.mesh import Mesh, mesh_of
 from launcher.spec.recipe import Recipe

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from launcher.train.copies import Copies
-from launcher.train.optimizer import share_of_square
+from launcher.train.gradient_norm import share_of_square
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor.board import Board
 from launcher.doctor.examine import examine
 from launcher.doctor.interpret import END, TESTS
 from launcher.doctor.leftovers import Leftovers
@@ -24,6 +23,7 @@ from launcher.doctor.measure.folders import measure_folders
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.options import Options
+from launcher.doctor.orders import Orders
 from launcher.doctor.rank_test import RankTest, Told
 from launcher.doctor.results import results_of
 from launcher.doctor.values import Expected, Measured
@@ -151,12 +151,12 @@ def examined(folder: Path, failure: str | None, *, over: bool) -> RunDir:
     about = {"id": run.id, "job": {"command": Options().command}, "cluster": {"name": "local"}}
     run.run.write_text(json.dumps(about))
     run.plan.write_text(json.dumps({"layout": {"nodes": 1, "ranks_per_node": 1}}))
-    board = Board(run.attempt(0).path / "doctor", 0, 1)
-    board.answer(0, ALL_GOOD)
-    board.order(1, FAILED)
-    board.answer(1, {"told": [[asdict(Told(0, True, error="ended by SIGKILL"))]]})
+    orders = Orders(run.attempt(0).path / "doctor", 0, 1)
+    orders.answer(0, ALL_GOOD)
+    orders.give(1, FAILED)
+    orders.answer(1, {"told": [[asdict(Told(0, True, error="ended by SIGKILL"))]]})
     if over:
-        board.order(2, {"do": END})
+        orders.give(2, {"do": END})
     if failure is not None:
         verdict = Verdict(failure=failure, reason="why it ended")
         replace_json(run.attempt(0).verdict, {**verdict.model_dump(), "then": ""})
@@ -201,7 +201,7 @@ def test_what_was_not_examined_has_no_verdict(
     assert {one.check for one in found.findings if one.verdict == "broken"} == broken
     assert found.verdict == ("broken" if broken else None) and found.cut_off is bool(unfinished)
     if failure is None:
-        Board(run.attempt(1).path / "doctor", 0, 1).answer(0, ALL_GOOD)
+        Orders(run.attempt(1).path / "doctor", 0, 1).answer(0, ALL_GOOD)
         resumed = results_of(run, ended=False)
         assert resumed is not None and "joined" not in {one.check for one in resumed.findings}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor.board import Board
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.examine import examine
 from launcher.doctor.interpret import values_of
+from launcher.doctor.orders import Orders
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_SICK
@@ -43,7 +43,7 @@ class Node:
 
     @property
     def values(self) -> list[Measured]:
-        return values_of(Board(self.run.attempt(0).path / "doctor", 0, 1).history())
+        return values_of(Orders(self.run.attempt(0).path / "doctor", 0, 1).history())
 
     @property
     def findings(self) -> dict[str, Finding]:

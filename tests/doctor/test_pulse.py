@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.doctor import pulse as pulse_module
-from launcher.doctor.board import Board
 from launcher.doctor.measure.listener import Listener
+from launcher.doctor.orders import Orders
 from launcher.doctor.pulse import Watch, pulse
 from launcher.supervise.ports import free_port
 from tests.lab import wait_for
@@ -23,7 +23,7 @@ class Other:
         self.listener = Listener(free_port())
         self._pulse = ExitStack()
         identity = {"address": "127.0.0.1", "ports": self.listener.ports}
-        self._pulse.enter_context(pulse(Board(folder, 1, 2), identity))
+        self._pulse.enter_context(pulse(Orders(folder, 1, 2), identity))
 
     def end_pulse(self) -> None:
         self._pulse.close()
@@ -36,21 +36,21 @@ class Other:
 def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
     monkeypatch.setattr(pulse_module, "BEAT_SECONDS", 0.01)
     node = Other(tmp_path)
-    wait_for(lambda: Board(tmp_path, 0, 2).pulses(), "first pulse")
+    wait_for(lambda: Orders(tmp_path, 0, 2).pulses(), "first pulse")
     yield node
     node.end_pulse()
     node.end_listener()
 
 
 def test_a_node_without_any_sign_of_life_is_lost(tmp_path: Path, other: Other) -> None:
-    watch = Watch(Board(tmp_path, 0, 2))
+    watch = Watch(Orders(tmp_path, 0, 2))
     other.end_pulse()
     other.end_listener()
     wait_for(lambda: watch.look() or watch.lost == {1}, "lost node")  # type: ignore[func-returns-value]
 
 
 def test_a_node_whose_pulse_is_late_answers_over_the_network(tmp_path: Path, other: Other) -> None:
-    watch = Watch(Board(tmp_path, 0, 2))
+    watch = Watch(Orders(tmp_path, 0, 2))
     other.end_pulse()
     for _ in range(3 * pulse_module.LOST_BEATS):
         watch.look()
@@ -58,11 +58,11 @@ def test_a_node_whose_pulse_is_late_answers_over_the_network(tmp_path: Path, oth
 
 
 def test_a_node_that_cannot_be_reached_has_its_pulse(tmp_path: Path, other: Other) -> None:
-    watch = Watch(Board(tmp_path, 0, 2))
+    watch = Watch(Orders(tmp_path, 0, 2))
     other.end_listener()
     for number in range(2 * pulse_module.LOST_BEATS):
-        before = Board(tmp_path, 0, 2).pulses()
+        before = Orders(tmp_path, 0, 2).pulses()
         if not number % 10:
-            wait_for(lambda before=before: Board(tmp_path, 0, 2).pulses() != before, "next pulse")
+            wait_for(lambda before=before: Orders(tmp_path, 0, 2).pulses() != before, "next pulse")
         watch.look()
     assert watch.lost == set()

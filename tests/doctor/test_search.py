@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from launcher.api.doctor import changed_profile, found_earlier, write_profile
-from launcher.doctor.board import Board
 from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.options import Options
+from launcher.doctor.orders import Orders
 from launcher.doctor.outcome import Outcome
 from launcher.doctor.profile_change import changed, own_file
 from launcher.doctor.results import Results, results_of
@@ -188,12 +188,12 @@ def results_with(folder: Path, **cluster: Any) -> Results:
     about = {"id": run.id, "job": {"command": Options().command}, "cluster": cluster}
     run.run.write_text(json.dumps({**about, "created": "2026-11-25T12:00:00.000000Z"}))
     run.plan.write_text(json.dumps({"layout": {"nodes": 1, "ranks_per_node": 4, "gpus_per_node": 4}}))
-    board = Board(run.attempt(0).path / "doctor", 0, 1)
+    orders = Orders(run.attempt(0).path / "doctor", 0, 1)
     names = [Measured("gpu-name", 0, "NVIDIA A100-SXM4-40GB", f"GPU {index}") for index in range(4)]
     names += [Measured("gpu-memory", 0, 42_298_834_944, f"GPU {index}") for index in range(4)]
     chosen = {"env": {"NCCL_SHM_DISABLE": "1"}, "explains": "", "before": "all-reduce hangs", "after": ""}
     values = [*names, Measured("chosen", 0, chosen)]
-    board.answer(0, {"values": [one.as_json() for one in values]})
+    orders.answer(0, {"values": [one.as_json() for one in values]})
     found = results_of(run)
     assert found is not None
     return found

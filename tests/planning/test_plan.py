@@ -10,7 +10,7 @@ from launcher.planning.batches import ladder
 from launcher.planning.lower import lower
 from launcher.planning.plan import PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
-from launcher.spec.drill import BUDGET, DRILLS
+from launcher.spec.fire_drill import BUDGET, DRILLS
 from launcher.spec.job import Job
 from launcher.spec.recipe import APPROXIMATE, Recipe
 from launcher.spec.rules import Setting

@@ -174,7 +174,7 @@ import os, sys
 from pathlib import Path
 import launcher.schedulers.local  # read before this process may read less
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.of_run import statuses
+from launcher.schedulers.lookup import statuses
 if os.getuid() == 0:
     os.setuid(65534)
 [status] = statuses([RunDir(Path(sys.argv[1]))])

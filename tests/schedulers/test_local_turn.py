@@ -16,7 +16,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled
 from launcher.schedulers.local import LocalScheduler
-from launcher.schedulers.of_run import cancel_all
+from launcher.schedulers.lookup import cancel_all
 from launcher.supervise.gpus import FOLDER
 from launcher.supervise.sweep_queue import SweepQueue
 from tests.lab import PATIENCE, Lab, wait_for

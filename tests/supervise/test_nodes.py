@@ -9,8 +9,8 @@ import pytest
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.supervise import awake
 from launcher.supervise import nodes as module
+from launcher.supervise import paused_clock
 from launcher.supervise.attempt import Ended, NodePlace
 from launcher.supervise.nodes import Nodes, NodesError
 
@@ -138,7 +138,7 @@ def test_nodes_that_were_suspended_together_have_not_lost_each_other(
     four: list[Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(awake.time, "monotonic", lambda: now)
+    monkeypatch.setattr(paused_clock.time, "monotonic", lambda: now)
     attempt = opened(four)
     first, second = (
         Nodes(four[0].run, NodePlace(rank, 2, "10.0.0.1", 61007), replace_json, lambda: False)
@@ -146,7 +146,7 @@ def test_nodes_that_were_suspended_together_have_not_lost_each_other(
     )
     second.beat(attempt)
     assert not first._lost(attempt, 1)
-    monkeypatch.setattr(awake, "LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr(paused_clock, "LONGEST_SECONDS", 0.2)
     now += 3600.0
     assert not first._lost(attempt, 1)
     for _ in range(4):

@@ -16,7 +16,7 @@ from textual.widgets import DataTable, RichLog, Static, TabbedContent
 
 from launcher.api.listing import Filter
 from launcher.rundir.find import default_root
-from launcher.schedulers import of_run
+from launcher.schedulers import lookup
 from launcher.spec.plain import plain
 from launcher.top.board import Board
 from launcher.top.drawing import short_number
@@ -146,7 +146,7 @@ def test_only_living_runs_are_asked_about_again(runs: Path, monkeypatch: pytest.
     asked: list[list[str]] = []
     monkeypatch.setattr(
         "launcher.top.board.states_of",
-        lambda these: asked.append([run.id for run in these]) or of_run.states_of(these),
+        lambda these: asked.append([run.id for run in these]) or lookup.states_of(these),
     )
     board.look()
     living.release()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.spec.drill import BUDGET
+from launcher.spec.fire_drill import BUDGET
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import MemoryBudget, open_budget
 from launcher.train.drill import Drills, parse_drills

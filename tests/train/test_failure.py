@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher.spec.job import Training
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.failure import classify
-from launcher.train.optimizer import learning_rate
+from launcher.train.learning_rate import learning_rate
 from launcher.train.rank import RendezvousError, SetupError
 from launcher.train.where import Where
 

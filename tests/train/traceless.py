@@ -17,7 +17,7 @@ from torch import nn
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.spec.drill import parse_drills
+from launcher.spec.fire_drill import parse_drills
 from launcher.train import Task
 from launcher.train.budget import MemoryBudget
 from launcher.train.drill import Drills

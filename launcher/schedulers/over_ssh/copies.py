@@ -12,7 +12,7 @@ from launcher.rundir.files import replace_text
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
-from launcher.schedulers.copied import copies, for_us_alone, write_copy
+from launcher.schedulers.copies import copies, for_us_alone, write_copy
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError

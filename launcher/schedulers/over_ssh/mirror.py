@@ -24,7 +24,7 @@ from launcher.rundir.contents import DELETED, GROWING, SENT, expression
 from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.copied import for_us_alone, is_below, is_state, keep_checkpoints
+from launcher.schedulers.copies import for_us_alone, is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
 from launcher.schedulers.over_ssh.login import CutError, Login

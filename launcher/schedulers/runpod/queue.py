@@ -16,10 +16,10 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, SchedulerError
-from launcher.schedulers.looked_after import is_looked_after
-from launcher.schedulers.one_by_one import runs_of, task_of
 from launcher.schedulers.runpod.evidence import queues_in
 from launcher.schedulers.runpod.settings import pace
+from launcher.schedulers.sweep_process import is_looked_after
+from launcher.schedulers.sweeps_without_queue import runs_of, task_of
 from launcher.spec.events import Waiting
 from launcher.supervise.turn import sweep_folder
 
@@ -63,7 +63,7 @@ def is_attended(run: RunDir) -> bool:
 
 def attend(folder: Path) -> None:
     """Look at the runs of a sweep until all have ended."""
-    from launcher.schedulers.of_run import scheduler_of
+    from launcher.schedulers.lookup import scheduler_of
 
     while runs := runs_of(folder):
         living = [_look(run, scheduler_of(run)) for run in runs if _lives(run)]

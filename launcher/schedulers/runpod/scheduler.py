@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
-from launcher.schedulers.copied import copies, write_copy
-from launcher.schedulers.looked_after import looking_after
-from launcher.schedulers.one_by_one import OneByOne, remove_here, submitted
+from launcher.schedulers.copies import copies, write_copy
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
@@ -27,6 +25,8 @@ from launcher.schedulers.runpod.lifecycle import may_appear_until
 from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
 from launcher.schedulers.runpod.queue import put_in_line
 from launcher.schedulers.runpod.settings import has_api_key, pace
+from launcher.schedulers.sweep_process import looking_after
+from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submitted
 from launcher.spec.events import Finished
 from launcher.spec.long_work import working
 from launcher.supervise.turn import sweep_folder

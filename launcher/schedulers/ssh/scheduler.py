@@ -23,8 +23,6 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.looked_after import look_after
-from launcher.schedulers.one_by_one import OneByOne, remove_here
 from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
@@ -48,6 +46,8 @@ from launcher.schedulers.ssh.moves import Living, to_move
 from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import judged, locks_script, words
+from launcher.schedulers.sweep_process import look_after
+from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Refused, Submitting
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pathlib import Path
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.of_run import scheduler_of
-from launcher.schedulers.one_by_one import runs_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.ssh.scheduler import SshHosts
+from launcher.schedulers.sweeps_without_queue import runs_of
 
 LOOK_SECONDS = 10.0
 "Pause between two looks at all runs of a sweep."

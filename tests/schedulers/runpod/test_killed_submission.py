@@ -18,7 +18,7 @@ from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab
 

@@ -28,8 +28,8 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.find import find_run
 from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, UnclearError
-from launcher.schedulers.of_run import scheduler_of
-from launcher.schedulers.of_run import statuses as statuses_of
+from launcher.schedulers.lookup import scheduler_of
+from launcher.schedulers.lookup import statuses as statuses_of
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.lifecycle import why_leaked
 from launcher.schedulers.runpod.poller import evidence_of

@@ -17,9 +17,9 @@ from launcher.cli.main import app
 from launcher.rundir.find import SweepRuns, find
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, SchedulerError, Status
-from launcher.schedulers.one_by_one import runs_of
 from launcher.schedulers.runpod.queue import is_attended
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
+from launcher.schedulers.sweeps_without_queue import runs_of
 from launcher.supervise.turn import sweep_folder
 from launcher.top.board import Board
 from tests.lab import wait_for

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from launcher.doctor.board import Board
 from launcher.doctor.options import Options
+from launcher.doctor.orders import Orders
 from launcher.doctor.values import Measured
 from launcher.rundir.layout import RunDir
 from launcher.spec.load import load_cluster
@@ -81,7 +81,7 @@ def test_a_profile_of_hosts_is_detected_with_what_the_doctor_found_there(lab: Ap
         "before": "all-reduce hangs",
         "after": "",
     }
-    Board(run.attempt(0).path / "doctor", 0, 2).answer(
+    Orders(run.attempt(0).path / "doctor", 0, 2).answer(
         0, {"values": [Measured("chosen", 0, chosen).as_json()]}
     )
     hosts = [text for name in NAMES for text in ("--host", name)]

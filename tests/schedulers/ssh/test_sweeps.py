@@ -154,7 +154,7 @@ FAILS = """
 import sys
 from pathlib import Path
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.of_run import scheduler_of
+from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.ssh.hosts import HostError
 from launcher.schedulers.ssh.scheduler import SshHosts
 start = SshHosts._start

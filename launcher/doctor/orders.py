@@ -33,14 +33,14 @@ minute that a file does not exist (nfs(5), acdirmin)."""
 
 
 @dataclass(frozen=True)
-class Board:
+class Orders:
     """The folder of orders and answers of one attempt, `attempts/000/doctor/`, seen from one node."""
 
     folder: Path
     node: int
     nodes: int
 
-    def order(self, number: int, order: Mapping[str, Any]) -> None:
+    def give(self, number: int, order: Mapping[str, Any]) -> None:
         """Node 0: give an order. Raises OSError."""
         replace_json(self._order(number), order)
 

@@ -1,4 +1,4 @@
-"""The learning rate, and the division and clipping of gradients."""
+"""The norm of the whole gradient over all ranks, and clipping by it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from launcher.spec.job import Training
 from launcher.train.optimizers.state import local, parts
-
-FLOOR = 0.1  # the last step's learning rate, as a part of the peak
-
-
-def learning_rate(step: int, steps: int, training: Training) -> float:
-    """Return the learning rate of `step`, counted from 1: linear warm-up, then cosine decay to a tenth.
-
-    It is a pure function of the step, so there is no scheduler state to save.
-    """
-    if step <= training.warmup_steps:
-        return training.lr * step / training.warmup_steps
-    progress = (step - training.warmup_steps) / max(1, steps - training.warmup_steps)
-    return training.lr * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * min(1.0, progress))) / 2)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
 
 
 def divide_and_clip(

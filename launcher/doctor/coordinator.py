@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from launcher.doctor.board import Board
 from launcher.doctor.checks.collectives import LARGE, least_bandwidth, rate
 from launcher.doctor.checks.search import WORDS
 from launcher.doctor.examine import examine, worst
@@ -18,6 +17,7 @@ from launcher.doctor.measure.group import IMPORT_SECONDS
 from launcher.doctor.measure.network import common_adapters, common_interfaces, partners
 from launcher.doctor.measure.shared_files import SEEN_SECONDS
 from launcher.doctor.on_node import LOOK, MARK, REACH, OnNode
+from launcher.doctor.orders import Orders
 from launcher.doctor.outcome import BUS, STOPPED, Outcome, rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import NO_SETTING, Setting, Where, candidates, fastest, gain
@@ -60,11 +60,11 @@ class NodeGoneError(Exception):
     """A node does not answer any more."""
 
 
-class Lead:
+class Coordinator:
     """Node 0 of a doctor's run."""
 
-    def __init__(self, on_node: OnNode, board: Board) -> None:
-        self.on_node, self.board = on_node, board
+    def __init__(self, on_node: OnNode, orders: Orders) -> None:
+        self.on_node, self.orders = on_node, orders
         self.place, self.expected = on_node.place, on_node.place.expected
         self.options = on_node.place.options
         assert self.options is not None
@@ -96,7 +96,7 @@ class Lead:
         if died := sorted(self._gone.keys() - (silent - set(self.on_node.lost()))):
             said = {node: f"It was asked for {self._gone[node]} and did not answer." for node in died}
             self._note(*(Measured("alive", node, None, error=text) for node, text in said.items()))
-        self.board.order(self._number + 1, {"do": END})
+        self.orders.give(self._number + 1, {"do": END})
 
     def _reach(self, words: str = "") -> None:
         """Have every node measure its ways to the others. `words` go into the subject of each value."""
@@ -125,9 +125,9 @@ class Lead:
         `seconds`: how much later than this node another one may answer. `what` is asked for, in words.
         """
         self._number += 1
-        self.board.order(self._number, order)
-        self.board.answer(self._number, self.on_node.carry_out(order))
-        answers = self.board.wait_for_answers(self._number, seconds, self._lost)
+        self.orders.give(self._number, order)
+        self.orders.answer(self._number, self.on_node.carry_out(order))
+        answers = self.orders.wait_for_answers(self._number, seconds, self._lost)
         for node in set(range(self.expected.nodes)) - answers.keys():
             self._gone.setdefault(node, what)
         return answers
@@ -267,8 +267,8 @@ class Lead:
     def _note(self, *values: Measured) -> None:
         """Add conclusions to the measured values. Other nodes have nothing to do for it: none is awaited."""
         self._number += 1
-        self.board.order(self._number, {"do": NOTE, "values": [one.as_json() for one in values]})
-        self.board.answer(self._number, {})
+        self.orders.give(self._number, {"do": NOTE, "values": [one.as_json() for one in values]})
+        self.orders.answer(self._number, {})
 
     def _tiny_model(self) -> None:
         """Train a tiny model as TRAININGS says, all at the same time, with the setting that was chosen."""
