@@ -20,8 +20,16 @@ AXES: dict[str, tuple[Any, ...]] = {
     "activations": ("keep", "selective", "every-second", "checkpoint", "half", "offload", "compress"),
     "loss_chunks": (1, 3),
     "grad_sync": ("each", "last"),
+    "mesh": ("data", "tensor", "pipeline", "zero-bubble"),
 }
 "torch.compile is left out: a minute of compiling for each recipe says nothing about the others."
+
+MESHES: dict[str, dict[str, Any]] = {
+    "data": {},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2, "schedule": "1f1b"},
+    "zero-bubble": {"pipeline": 2, "schedule": "zero-bubble"},
+}
 
 ON_GPU = {
     "precision": (*AXES["precision"], "float8"),
@@ -77,8 +85,9 @@ def setting(ranks: int, *, gpu: bool = False) -> Setting:
 def recipe(ranks: int, **fields: Any) -> dict[str, Any]:
     half = fields.get("activations") == "half"
     more = {"activations": "checkpoint", "checkpoint_ratio": 0.5} if half else {}
-    micro = 8 // ranks // 2
-    complete = {**fields, **more, "micro_batch_size": micro, "grad_accum": 2}
+    mesh = MESHES[fields.pop("mesh", "data")]
+    micro = 8 // (ranks // 2 if mesh else ranks) // 2
+    complete = {**fields, **more, **mesh, "micro_batch_size": micro, "grad_accum": 2}
     complete["grad_scaler"] = fields["precision"] == "fp16-mixed"
     return complete
 
@@ -86,10 +95,13 @@ def recipe(ranks: int, **fields: Any) -> dict[str, Any]:
 def valid(ranks: int, *, gpu: bool = False) -> Iterator[dict[str, Any]]:
     """Every recipe that no rule refuses."""
     axes = {**AXES, **(ON_GPU if gpu else {})}
-    if ranks == 4:  # the rest is no other than with two
-        axes["sharding"] = ("hybrid",)
     for values in itertools.product(*axes.values()):
-        candidate = recipe(ranks, **dict(zip(axes, values, strict=True)))
+        fields = dict(zip(axes, values, strict=True))
+        if ranks == 1 and fields["mesh"] != "data":
+            continue
+        if ranks == 4 and (fields["sharding"] == "hybrid") != (fields["mesh"] == "data"):
+            continue  # the rest is no other than with two
+        candidate = recipe(ranks, **fields)
         checked = Recipe.model_validate(candidate)
         if not broken_rules(checked, setting(ranks, gpu=gpu)) and not unsupported(checked):
             yield candidate
