@@ -245,16 +245,15 @@ def _environment() -> dict[str, str]:
 
 
 def _with_detected_gpus(cluster: Cluster) -> Cluster:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return cluster
-    rows = [line.rsplit(",", 1) for line in answer.splitlines() if "," in line]
-    if not rows:
-        return cluster
-    smallest = min(int(float(mib)) for _, mib in rows)
     from launcher.spec.cluster import Gpu
+    from launcher.supervise.gpus import CardsError, installed
 
-    gpu = Gpu(type=rows[0][0].strip(), count=len(rows), memory=smallest * 2**20)
+    try:
+        cards = installed()
+    except CardsError:
+        return cluster
+    sizes = [total for _, total in cards if total is not None]
+    if not sizes:
+        return cluster
+    gpu = Gpu(type=cards[0][0], count=len(cards), memory=min(sizes) * 2**20)
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})

@@ -158,17 +158,20 @@ def _number(text: str) -> int | None:
 def _ask(query: str) -> list[str]:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except FileNotFoundError:
         raise UnknownCardsError("there is no nvidia-smi, so which GPUs are free is not known") from None
-    except subprocess.TimeoutExpired:
-        raise BusyError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
     except OSError as error:
         raise CardsError(f"nvidia-smi: {error.strerror}") from None
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise BusyError(f"nvidia-smi: {said[0] if said else f'exit code {done.returncode}'}")
-    return [line.strip() for line in done.stdout.splitlines() if ", " in line]
+    try:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()  # not waited for: a process that waits for a GPU's driver may never end
+        raise BusyError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
+    if process.returncode:
+        said = (out + err).strip().splitlines()
+        raise BusyError(f"nvidia-smi: {said[0] if said else f'exit code {process.returncode}'}")
+    return [line.strip() for line in out.splitlines() if ", " in line]
 
 
 def _lock(cards: Sequence[Card]) -> tuple[dict[int, str], dict[int, int]]:
