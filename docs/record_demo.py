@@ -34,13 +34,15 @@ def main() -> int:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """The demo without most of its step lines and without the listing of its files."""
+    """Return the first two parts of the demo, without most of their steps and without C++ frames."""
     kept: list[str] = []
     for line in lines:
-        if "3. Where everything lies" in line:
+        if line.startswith("3. "):
             while kept and set(kept[-1].strip()) <= {"="}:
                 kept.pop()
             break
+        if re.search(r" ! (frame #|Exception raised from|<omitting)", line):
+            continue
         step = re.search(r"step (\d+)/(\d+)", line)
         if step and int(step[1]) > 20 and int(step[1]) % 100 and step[1] != step[2]:
             continue

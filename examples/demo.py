@@ -31,7 +31,7 @@ def main() -> int:
     title("3. The same again, with the probe: each rank finds out before the first step")
     run(HERE / "demo-oom.yaml", "--set", "train.probe=auto")
 
-    title("4. Where everything lies")
+    title("4. Where the files are")
     launcher("list", "--limit", "2")
     for path in sorted(second.rglob("*")):
         name = path.relative_to(second)
