@@ -44,7 +44,6 @@ class Layout(Value):
             micro_batch_fixed=job.recipe.micro_batch_size is not None,
             lower_micro_batch=job.retries.lower_micro_batch,
             adapter=job.adapter is not None,
-            packed=job.adapter is not None and job.adapter.kind == "qlora",
             clips=job.task is not None and job.train.clip_norm is not None,
             counts_allocations=job.task is not None and counts_allocations(job.env, self.gpus_per_node),
         )

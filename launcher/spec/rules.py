@@ -34,8 +34,6 @@ class Setting:
     "`retries.lower_micro_batch` of the job."
     adapter: bool = False
     "Whether the job trains an adapter."
-    packed: bool = False
-    "Whether its frozen weights are stored in 4 bits (`qlora`)."
     clips: bool = False
     "Whether the built-in entrypoint limits the norm of the gradient (`train.clip_norm`)."
     counts_allocations: bool = False
@@ -224,13 +222,6 @@ RULES = (
         "model itself",
         "launcher.train.mesh",
         lambda r, s: UNCUT,
-    ),
-    Rule(
-        "tensor-no-qlora",
-        lambda r, s: r.tensor > 1 and s.packed,
-        "a weight that is packed in 4 bits with its scales is not cut by tensor parallelism",
-        "launcher.train.nf4",
-        lambda r, s: {"tensor": 1},
     ),
     Rule(
         "stages-are-pipeline",

@@ -6,7 +6,7 @@ Over a layer that is cut by rows (outputs), A is whole and B is cut by rows. Ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from launcher.train.adapter import NAME
+from launcher.train.nf4 import BLOCK, NF4Linear
+from launcher.train.optimizers.state import slices_of
 from launcher.train.rank import SetupError
 
 _HOOKS = (
@@ -30,29 +32,69 @@ _HOOKS = (
 Forward = Callable[..., torch.Tensor]
 
 
+def adapted(layer: nn.Module, style: ParallelStyle, name: str) -> ParallelStyle:
+    """Return `style` for a layer that may be packed in 4 bits, may have an adapter, or both. `name`: of the
+    layer, for messages."""
+    if isinstance(linear_of(layer), NF4Linear):
+        style = Packed(style, name)
+    return WithAdapter(style, name) if has_adapter(layer) else style
+
+
+def linear_of(layer: nn.Module) -> nn.Module:
+    """Return the linear layer inside peft's layer, or the layer itself."""
+    return layer.base_layer if has_adapter(layer) else layer  # type: ignore[return-value]
+
+
+class Packed(ParallelStyle):
+    """Cuts a linear layer that is packed in 4 bits, as `style` cuts one that is not."""
+
+    def __init__(self, style: ParallelStyle, name: str) -> None:
+        super().__init__()
+        self.style, self.name = style, name
+
+    def _apply(self, layer: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Raises SetupError if a part would not consist of whole blocks."""
+        assert isinstance(layer, NF4Linear)
+        plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        plain.bias = layer.bias
+        self.style.src_data_rank = self.src_data_rank
+        self.style._apply(plain, mesh)
+        _move_hooks(plain, layer)
+        if not isinstance(weight := plain.weight, DTensor):
+            return layer
+        [placement], (rows, columns) = weight.placements, slices_of(weight)
+        if not placement.is_replicate() and not layer.cut(placement, rows, columns):
+            raise SetupError(
+                f"tensor: {mesh.size()}: {self.name} of shape ({layer.out_features}, {layer.in_features}) is "
+                f"packed in blocks of {BLOCK} values, and its parts would not be whole blocks: choose tensor "
+                "so that they are, or kind: lora"
+            )
+        layer.bias = plain.bias
+        return layer
+
+
 class WithAdapter(ParallelStyle):
     """Cuts peft's layer around a linear layer, as `style` cuts the linear layer. What the style does to
     inputs and outputs, such as gathering or adding them up, is done once for both."""
 
     def __init__(self, style: ParallelStyle, name: str) -> None:
-        """`name`: of the layer, for messages."""
         super().__init__()
         self.style, self.name = style, name
 
     def _apply(self, layer: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Raises SetupError if the style does not cut the layer's weight."""
-        base: Any = layer.base_layer
-        before = {kind: dict(getattr(base, kind)) for kind in _HOOKS}
+        base = linear_of(layer)
+        assert isinstance(base, nn.Linear)
+        before = {key for kind in _HOOKS for key in getattr(base, kind)}
         self.style.src_data_rank = self.src_data_rank
         self.style._apply(base, mesh)
-        for kind, kept in before.items():
-            hooks = getattr(base, kind)
-            for key in [key for key in hooks if key not in kept]:
-                getattr(layer, kind)[key] = hooks.pop(key)
-        [placement] = base.weight.placements if isinstance(base.weight, DTensor) else [Replicate()]
+        _move_hooks(base, layer, but=before)
+        placement = base.placement if isinstance(base, NF4Linear) else Replicate()
+        if isinstance(base.weight, DTensor):
+            [placement] = base.weight.placements
         if placement.is_replicate():
             raise SetupError(
-                f"parallel_plan() does not cut {self.name} ({type(self.style).__name__}), so its adapter "
+                f"parallel_plan() names {self.name} but does not cut it, so its adapter "
                 "cannot be cut: leave the layer out of adapter.targets, or use tensor: 1"
             )
         a, b = _matrices(layer)
@@ -82,6 +124,13 @@ def drops_parts(layer: nn.Module) -> bool:
     """Return whether each rank has other inputs of the adapter than the others."""
     a, _ = _matrices(layer)
     return isinstance(a.weight, DTensor) and not a.weight.placements[0].is_replicate()
+
+
+def _move_hooks(layer: nn.Module, to: nn.Module, but: Collection[int] = ()) -> None:
+    for kind in _HOOKS:
+        hooks = getattr(layer, kind)
+        for key in [key for key in hooks if key not in but]:
+            getattr(to, kind)[key] = hooks.pop(key)
 
 
 def _matrices(layer: Any) -> tuple[nn.Linear, nn.Linear]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
 from launcher.train.optimizers.local_shards import bitsandbytes
@@ -78,12 +79,80 @@ class Packing:
         codes, scales = data[: self.codes], data[self.codes : self.codes + self.scales]
         numbers = data[self.numbers_at :].view(torch.float32)
         outer, mean, table = torch.split(numbers, [self.outer_scales, 1, TABLE])
-        operators = torch.ops.bitsandbytes
-        inner = operators.dequantize_blockwise(scales, outer, table, SCALES_BLOCK, torch.float32) + mean
-        decoded: torch.Tensor = operators.dequantize_4bit(
+        inner = self._decoded(scales, outer, table) + mean
+        decoded: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit(
             codes.unsqueeze(1), inner, BLOCK, "nf4", list(self.shape), self.dtype
         )
         return decoded
+
+    def _decoded(self, scales: torch.Tensor, outer: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return the scales without their mean."""
+        found: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+            scales, outer, table, SCALES_BLOCK, torch.float32
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class PackedPart(Packing):
+    """Where each part of some rows or columns of a packed weight begins: whole blocks with their scales, and
+    the numbers that decode the scales of the whole weight, so that a part decodes to the same values."""
+
+    whole: Packing
+    rows: slice
+    columns: slice
+
+    @staticmethod
+    def of(whole: Packing, rows: slice, columns: slice) -> PackedPart | None:
+        """Return the packing of a part, or None if it does not consist of whole blocks."""
+        part = PackedPart(
+            (rows.stop - rows.start, columns.stop - columns.start), whole.dtype, whole, rows, columns
+        )
+        across = whole.shape[1]
+        ends = [rows.start * across, rows.stop * across]
+        if part._cuts_rows:
+            ends = [across, columns.start, columns.stop]
+        return None if any(end % BLOCK for end in ends) or not math.prod(part.shape) else part
+
+    @property
+    def _cuts_rows(self) -> bool:
+        return self.shape[1] < self.whole.shape[1]
+
+    @cached_property
+    def outer_scales(self) -> int:
+        return self.whole.outer_scales
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return this part of the whole `weight` in 4 bits."""
+        return self.cut(self.whole.pack(weight))
+
+    @torch.no_grad()
+    def cut(self, packed: torch.Tensor) -> torch.Tensor:
+        """Return this part of the whole packed weight."""
+        data, whole = packed.view(torch.uint8), self.whole
+        codes = self._taken(data[: whole.codes], 2)
+        scales = self._taken(data[whole.codes : whole.codes + whole.scales], BLOCK)
+        gap = data.new_zeros(self.numbers_at - self.codes - self.scales)
+        return torch.cat([codes, scales, gap, data[whole.numbers_at :]]).view(self.dtype)
+
+    def _taken(self, values: torch.Tensor, weights: int) -> torch.Tensor:
+        """Return those of the whole weight's values, of which one is for several `weights`, that are here."""
+        rows, across = self.whole.shape
+        if self._cuts_rows:
+            columns = slice(self.columns.start // weights, self.columns.stop // weights)
+            return values.view(rows, across // weights)[self.rows, columns].flatten()
+        return values[self.rows.start * across // weights : self.rows.stop * across // weights]
+
+    def _decoded(self, scales: torch.Tensor, outer: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        across = self.whole.shape[1]
+        if self._cuts_rows:
+            first = torch.arange(self.rows.start, self.rows.stop, device=scales.device) * (across // BLOCK)
+            within = torch.arange(self.columns.start, self.columns.stop, BLOCK, device=scales.device) // BLOCK
+            places = (first[:, None] + within).flatten()
+        else:
+            start = self.rows.start * across // BLOCK
+            places = torch.arange(start, start + self.scales, device=scales.device)
+        return table[scales.int()] * outer[places // SCALES_BLOCK]
 
 
 class NF4Linear(nn.Linear):
@@ -95,7 +164,10 @@ class NF4Linear(nn.Linear):
         nn.Module.__init__(self)
         bitsandbytes()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.packing: Packing
         self.packing = packing = Packing((self.out_features, self.in_features), dtype)
+        self.placement: Placement = Replicate()
+        "How tensor parallelism cuts the weight."
         on_meta = linear.weight.is_meta
         packed = (
             torch.empty(packing.elements, dtype=dtype, device="meta")
@@ -108,12 +180,40 @@ class NF4Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        y: torch.Tensor = _Product.apply(x.to(self.packing.dtype), self.weight, self.packing)  # type: ignore[no-untyped-call]
+        y = self._product(x.to(self.packing.dtype))
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, DTensor):
+            # Each rank has some of the outputs, or a part of all sums.
+            by_rows, shape = self.placement == Shard(0), torch.Size((*x.shape[:-1], self.out_features))
+            part = x.to_local(grad_placements=[Partial()] if by_rows else x.placements)
+            return DTensor.from_local(
+                self._product(part),
+                x.device_mesh,
+                [Shard(x.ndim - 1) if by_rows else Partial()],
+                run_check=False,
+                shape=shape,
+                stride=torch.empty(shape, device="meta").stride(),
+            )
+        y: torch.Tensor = _Product.apply(x, self.weight, self.packing)  # type: ignore[no-untyped-call]
+        return y
+
+    def cut(self, placement: Placement, rows: slice, columns: slice) -> bool:
+        """Keep this part of the weight. Return False if it does not consist of whole blocks."""
+        part = PackedPart.of(self.packing, rows, columns)
+        if part is None:
+            return False
+        packed = (
+            self.weight.new_empty(part.elements) if self.weight.is_meta else part.cut(self.weight.detach())
+        )
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.packing, self.placement = part, placement
+        return True
 
     @torch.no_grad()
     def fill(self, weight: torch.Tensor) -> None:
-        """Pack `weight`, the whole one, and copy this rank's part."""
+        """Pack `weight`, the whole one, and copy what this rank has of it."""
         local(self.weight).copy_(self.packing.pack(weight)[slices_of(self.weight)])
 
 

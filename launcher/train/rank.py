@@ -112,7 +112,6 @@ class Rank(Place):
             micro_batch_fixed=self.job.recipe.micro_batch_size is not None,
             lower_micro_batch=self.job.retries.lower_micro_batch,
             adapter=self.job.adapter is not None,
-            packed=self.job.adapter is not None and self.job.adapter.kind == "qlora",
             clips=self.job.train.clip_norm is not None,
             counts_allocations=counts_allocations(self.job.env, gpus_per_node),
         )

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from launcher.train.cut_adapter import WithAdapter, has_adapter
+from launcher.train.cut_adapter import adapted, linear_of
 from launcher.train.optimizers.state import local, offset_of
 from launcher.train.own_numbers import LAST, draw_own_numbers
 from launcher.train.rank import SetupError
@@ -171,10 +171,7 @@ def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle
     of_modules = {model.get_submodule(name): style for name, style in styles.items()}
     _check_inputs(model, of_modules, mesh.size())
     ties, frozen = _tied(model), [name for name, p in model.named_parameters() if not p.requires_grad]
-    around = {
-        name: WithAdapter(style, name) if has_adapter(model.get_submodule(name)) else style
-        for name, style in styles.items()
-    }
+    around = {name: adapted(model.get_submodule(name), style, name) for name, style in styles.items()}
     parallelize_module(model, mesh, around, src_data_rank=None)
     for name in frozen:  # some of torch's styles forget it
         model.get_parameter(name).requires_grad_(False)
@@ -193,7 +190,7 @@ def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle
 def _check_inputs(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], ranks: int) -> None:
     """Raise SetupError for a layer whose inputs would come in unequal parts, which torch cannot multiply."""
     for name, module in model.named_modules():
-        style, layer = styles.get(module), module.base_layer if has_adapter(module) else module
+        style, layer = styles.get(module), linear_of(module)
         if not (isinstance(layer, nn.Linear) and isinstance(style, RowwiseParallel)):
             continue
         if style.input_layouts == LAST and layer.in_features % ranks:

@@ -81,6 +81,11 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": "launcher.tasks.llama:LanguageModel",
         "args": {"model": {**LLAMA, "layers": 4, "vocabulary": 256}, "context": 512},
     },
+    "llama wide qlora": {
+        "task": "launcher.tasks.llama:LanguageModel",
+        "args": {"model": {**LLAMA, "dim": 384}, "context": 128},
+        "adapter": {"kind": "qlora", "rank": 8},
+    },
     "llama tied": {
         "task": "launcher.tasks.llama:LanguageModel",
         "args": {"model": {**LLAMA, "tied": True}, "context": 128},

@@ -86,6 +86,8 @@ PARALLEL: tuple[Case, ...] = (
     case("llama", ranks=2, sharding="none", tensor=2, optimizer="adam-mini", **LATE),
     case("gpt", ranks=4, micro=1, tensor=2, optimizer="adam-mini"),
     case("llama lora", ranks=2, micro=2, sharding="none", tensor=2),
+    case("llama wide qlora", ranks=2, micro=1, sharding="none", tensor=2, **MIXED),
+    case("llama wide qlora", ranks=4, micro=1, tensor=2, activations="checkpoint", precision="bf16"),
     case("llama lora", ranks=4, micro=2, tensor=2, activations="checkpoint", **MIXED),
     case("llama lora", ranks=2, micro=2, sharding="none", tensor=2, activations="compress", **MIXED),
 )

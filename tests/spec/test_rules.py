@@ -60,7 +60,7 @@ def test_a_usual_recipe_breaks_nothing():
             TASK,
             "virtual-stages-interleave",
         ),
-        ({"tensor": 2}, Setting(8, 1, 8, entrypoint=True, adapter=True, packed=True), "tensor-no-qlora"),
+        ({"precision": "float8"}, Setting(8, 1, 8, entrypoint=True, adapter=True), "float8-no-adapter"),
         (
             {"pipeline": 2, "optimizer_step": "backward", "grad_accum": 1},
             TASK,
@@ -172,7 +172,7 @@ SETTINGS = [
     Setting(1, 1, 1, nvme_dir=True, entrypoint=True),
     Setting(2, 1, 0, nvme_dir=True),
     Setting(2, 1, 2, entrypoint=True, counts_allocations=True),
-    Setting(2, 1, 2, entrypoint=True, adapter=True, packed=True, clips=True),
+    Setting(2, 1, 2, entrypoint=True, adapter=True, clips=True),
     Setting(4, 2, 2, nvme_dir=True, batch_norm=True, entrypoint=True),
 ]
 

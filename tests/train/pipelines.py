@@ -17,6 +17,7 @@ from launcher.rundir.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.nf4 import NF4Linear
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.sharding import fsdp_roots
 from launcher.train.where import Where
@@ -38,9 +39,17 @@ TASKS: dict[str, dict[str, Any]] = {
     "brain": {"task": "launcher.tasks.brain:BrainAutoencoder", "model": {"batch_norm": True}},
     "transformers": {"task": "launcher.tasks.huggingface:CausalLM"},
 }
-ADAPTED = {"lora": "llama", "gpt lora": "gpt", "lora of transformers": "transformers", "qlora": "llama"}
-for name, task in ADAPTED.items():
-    TASKS[name] = {**TASKS[task], "adapter": {"kind": "qlora" if name == "qlora" else "lora", "rank": 4}}
+LORA: dict[str, Any] = {"kind": "lora", "rank": 4}
+TASKS |= {
+    "lora": {**TASKS["llama"], "adapter": LORA},
+    "gpt lora": {**TASKS["gpt"], "adapter": LORA},
+    "lora of transformers": {**TASKS["transformers"], "adapter": LORA},
+    "qlora": {
+        **TASKS["llama"],
+        "args": {"context": 16, "model": {"layers": 3, "dim": 128, "hidden": 256}},
+        "adapter": {**LORA, "kind": "qlora"},
+    },
+}
 
 
 def trainer(
@@ -69,9 +78,11 @@ def steps_of(made: Trainer) -> dict[str, Any]:
     evaluated = made.evaluate()
     for root in fsdp_roots(made.model):
         root.reshard()  # an evaluation leaves what it gathered, in the type of the computation
-    own = {
+    packed = {f"{name}.weight" for name, one in made.model.named_modules() if isinstance(one, NF4Linear)}
+    own = {  # weights packed in 4 bits are no values to compare
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
         for name, p in made.model.named_parameters()
+        if name not in packed
     }
     everyones: list[Any] = [own] * made.rank.world
     if made.rank.world > 1:

@@ -34,6 +34,7 @@ from launcher.train.copies import COMPARED
 from launcher.train.failure import leave
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
+from launcher.train.nf4 import NF4Linear
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
 from launcher.train.task import Task, TaskError
@@ -61,6 +62,16 @@ JOBS: dict[str, dict[str, Any]] = {
     "video": {"task": "launcher.tasks.video:VideoLanguageModel", "args": {"max_frames": 5}},
     "brain": {"task": BRAIN, **NORMED},
     "lora": {"task": LLAMA, "args": {"context": 31}, "adapter": {"kind": "lora", "rank": 4}},
+    "qlora": {
+        "task": LLAMA,
+        "args": {"context": 31, "model": {"dim": 128, "hidden": 256}},
+        "adapter": {"kind": "qlora", "rank": 4},
+    },
+    "gpt qlora": {
+        "task": "launcher.tasks.gpt:PydocGPT",
+        "args": {"layers": 2, "dim": 128, "heads": 2, "context": 32},
+        "adapter": {"kind": "qlora", "rank": 4, "targets": ["qkv", "mlp.2"]},
+    },
     "lora dropout": {
         "task": LLAMA,
         "args": {"context": 16},
@@ -160,8 +171,11 @@ def trained(rank: Rank, out: Path) -> Any:
 
 @torch.no_grad()
 def whole(made: Trainer) -> dict[str, torch.Tensor]:
+    """Without weights that are packed in 4 bits: each rank has its own, which are no parts of a tensor."""
     state = made.model.state_dict()
-    return {name.removeprefix("module."): full(value).clone() for name, value in state.items()}
+    packed = {f"{name}.weight" for name, one in made.model.named_modules() if isinstance(one, NF4Linear)}
+    kept = {name: value for name, value in state.items() if name not in packed}
+    return {name.removeprefix("module."): full(value).clone() for name, value in kept.items()}
 
 
 def full(value: torch.Tensor) -> torch.Tensor:
@@ -309,11 +323,13 @@ def refused(rank: Rank, out: Path) -> Any:
     mesh = init_device_mesh("cpu", (rank.world,), mesh_dim_names=("tensor",))
     heads = {"task": LLAMA, "args": {"model": {"heads": 4, "kv_heads": 1}}}
     JOBS["heads"] = heads
+    JOBS["narrow qlora"] = {"task": LLAMA, "adapter": {"kind": "qlora"}}
     JOBS["odd"] = {"task": LLAMA, "args": {"model": {"hidden": 191}}}
     found: dict[str, Any] = {
         "no plan": words(lambda: styles_of(Planless().model(), Planless(), rank.world)),
         "other names": words(lambda: styles_of(Misnamed().model(), Misnamed(), rank.world)),
         "heads": words(lambda: trainer(rank, "heads", sharding="none", tensor=2)),
+        "packed": words(lambda: trainer(rank, "narrow qlora", sharding="none", tensor=2)),
         "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
         "compile": words(lambda: trainer(rank, "gpt", sharding="none", tensor=2, compile=True)),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from launcher.cli.main import app
 from launcher.rundir.layout import RunDir
-from launcher.train.nf4 import NF4Linear, Packing
+from launcher.train.nf4 import NF4Linear, PackedPart, Packing
 from tests.train.runs import job, prepare, recipe, start
 
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
@@ -27,7 +27,7 @@ def trained(folder: Path, kind: str, *, tied: bool = False, pretrained: bool = T
     """A run of three steps on two ranks, over a model of transformers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=tied,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -108,10 +108,11 @@ def test_an_adapter_on_a_tied_output_layer_unties_the_merged_model(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", [FSDP, TENSOR])
+def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path, mesh: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
-    run = trained(tmp_path, "qlora", adapter={"targets": ["q_proj", "down_proj"]})
+    run = trained(tmp_path, "qlora", adapter={"targets": ["q_proj", "down_proj"]}, **mesh)
     exported(run, tmp_path / "adapter")
     exported(run, tmp_path / "merged", "--merge")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -152,3 +153,28 @@ def test_packed_weights_are_those_of_bitsandbytes() -> None:
             codes, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
             packing = Packing(shape, dtype)
             assert torch.equal(packing.unpack(packing.pack(weight)), functional.dequantize_4bit(codes, state))
+
+
+def test_a_part_of_packed_weights_has_the_values_of_the_whole() -> None:
+    pytest.importorskip("bitsandbytes")
+    for shape, rows, columns in (
+        ((300, 256), slice(0, 150), slice(0, 256)),
+        ((300, 256), slice(200, 300), slice(0, 256)),
+        ((1000, 192), slice(0, 1000), slice(64, 192)),
+        ((1000, 640), slice(0, 1000), slice(320, 640)),
+        ((64, 33), slice(0, 64), slice(0, 33)),
+        ((256, 33), slice(64, 128), slice(0, 33)),
+    ):
+        for dtype in (torch.float32, torch.bfloat16):
+            whole, weight = (
+                Packing(shape, dtype),
+                torch.randn(shape, generator=torch.Generator().manual_seed(2)),
+            )
+            part = PackedPart.of(whole, rows, columns)
+            assert part is not None
+            packed = part.pack(weight)
+            assert packed.numel() == part.elements
+            assert torch.equal(part.unpack(packed), whole.unpack(whole.pack(weight))[rows, columns])
+    assert PackedPart.of(Packing((64, 96), torch.float32), slice(0, 64), slice(0, 48)) is None
+    assert PackedPart.of(Packing((65, 33), torch.float32), slice(33, 65), slice(0, 33)) is None
+    assert PackedPart.of(Packing((1, 64), torch.float32), slice(1, 1), slice(0, 64)) is None

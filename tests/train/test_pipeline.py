@@ -26,6 +26,8 @@ SUPERVISED = {"LAUNCHER_SUPERVISED": "1"}
 STEPS = 5
 ORDER = 1e-6
 "Relative difference of losses and norms whose sums have another order, in fp32."
+NORM_OVER_4_BITS = 2e-6
+"The same, of the norm of an adapter over packed weights. Measured 1.2e-6."
 ADAM = 5e-5
 """Difference of parameters after five steps of 1e-3. Where a gradient is as small as its rounding, Adam makes
 a step of full size of it. Measured 1.2e-5."""
@@ -141,6 +143,7 @@ BOTH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "video": ("video", TENSOR),
     "lora": ("lora", TENSOR),
     "gpt lora": ("gpt lora", {**ZERO_BUBBLE, **TENSOR}),
+    "qlora": ("qlora", {"activations": "checkpoint", **TENSOR}),
     "brain": ("brain", {"micro": 8, "accumulation": 1, **TENSOR}),
     **{
         f"llama, {', '.join(map(str, fields.values()))}": ("llama", {**fields, **TENSOR})
@@ -262,7 +265,8 @@ def test_hybrid_in_each_stage_trains_like_one_rank(tmp_path: Path) -> None:
 
 def _close(name: str, staged: dict[str, Any], one: dict[str, Any]) -> None:
     for what in ("losses", "norms", "weights", "evaluated"):
-        assert staged[what] == pytest.approx(one[what], rel=ORDER), (name, what)
+        rel = NORM_OVER_4_BITS if "qlora" in name and what == "norms" else ORDER
+        assert staged[what] == pytest.approx(one[what], rel=rel), (name, what)
     assert staged["parameters"].keys() == one["parameters"].keys(), name
     for part, value in one["parameters"].items():
         assert (staged["parameters"][part] - value).abs().max() < ADAM, (name, part)

@@ -35,6 +35,7 @@ FURTHER: dict[str, tuple[str, dict[str, Any], float, float]] = {
     "offload and adam-mini": ("llama", {"activations": "offload", "optimizer": "adam-mini"}, LOSS, NORM),
     "compress": ("gpt", {"activations": "compress"}, 2e-5, 1e-3),
     "lora": ("lora", {}, LOSS, NORM),
+    "qlora": ("qlora", {}, LOSS, NORM),
 }
 "Parts of a row are compressed in other groups than the row."
 MORE = (
@@ -227,12 +228,15 @@ WITH_ADAPTER = (
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
 @pytest.mark.parametrize(("ranks", "mesh"), [(2, TENSOR), (4, BOTH), (4, {"sharding": "zero1", "tensor": 2})])
-def test_so_does_each_recipe_of_an_adapter(ranks: int, mesh: dict[str, Any], tmp_path: Path) -> None:
+def test_so_does_each_recipe_of_an_adapter(
+    kind: str, ranks: int, mesh: dict[str, Any], tmp_path: Path
+) -> None:
     names = [name for name in WITH_ADAPTER if "zero1" not in mesh.values() or name != "step in backward"]
     made = {name: RECIPES[name] for name in names}
     found, expected = (
-        run("trained", tmp_path / str(count), count, {n: ("lora", {**on, **made[n][0]}) for n in names})
+        run("trained", tmp_path / str(count), count, {n: (kind, {**on, **made[n][0]}) for n in names})
         for count, on in ((ranks, mesh), (1, ALONE))
     )
     for name, (_, loss, norm) in made.items():
@@ -288,7 +292,7 @@ def test_each_recipe_of_fsdp_does_too(hybrid: bool, tmp_path: Path) -> None:
 
 
 ZERO1 = {"sharding": "zero1", "tensor": 2}
-ALIKE = ("llama", "lion", "gpt", "mini", "lora")
+ALIKE = ("llama", "lion", "gpt", "mini", "lora", "qlora")
 "Cases whose losses are the same on any mesh: the others draw dropout, or have BatchNorm of other samples."
 
 
@@ -302,7 +306,7 @@ def read(folder: Path, before: Path, ranks: int, mesh: dict[str, Any], names: di
 def test_a_checkpoint_is_resumed_bit_for_bit_and_read_on_any_other_mesh(writer: Any, tmp_path: Path) -> None:
     names = {"llama": ("llama", {}), "brain": ("brain", {}), "lion": ("tied", {"optimizer": "lion"})}
     eight = {"optimizer": "adamw-8bit"}
-    names |= {"lora": ("lora", {}), "lora dropout": ("lora dropout", {})}
+    names |= {name: (name, {}) for name in ("lora", "lora dropout", "qlora")}
     names["mini"] = ("llama", {"optimizer": "adam-mini", "activations": "offload"})
     names |= {"8 bit": ("llama", eight), "blocks": ("wide", eight), "dropout": ("dropout", {})}
     cases = {label: (name, {**writer, **fields}) for label, (name, fields) in names.items()}
@@ -373,6 +377,7 @@ def test_a_handover_is_taken_on_the_same_mesh_and_on_others(tmp_path: Path) -> N
         "from fsdp": ("brain", FSDP, TENSOR),
         "lora": ("lora dropout", TENSOR, TENSOR),
         "lora to fsdp": ("lora", TENSOR, FSDP),
+        "qlora to fsdp": ("qlora", TENSOR, FSDP),
         "from fsdp with adam-mini": ("llama", {**FSDP, **mini}, {**TENSOR, **mini}),
         "to fsdp with adam-mini": ("llama", {**TENSOR, **mini}, {**FSDP, **mini}),
         "to fsdp in 8 bit": ("llama", {**TENSOR, **eight}, {**FSDP, **eight}),
@@ -476,6 +481,7 @@ def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cu
     assert "a projection to 1 attention heads" in found["heads"]
     assert "decoder.blocks.0.feed_forward.down has 191 inputs, which 2 ranks cannot share" in found["inputs"]
     assert "model.layers.0.mlp.experts of Qwen3MoeForCausalLM has the style moe_tp_exp" in found["experts"]
+    assert "attention.out of shape (64, 64) is packed in blocks of 64 values" in found["packed"]
     assert "gave one rank the graph of the other" in found["compile"]
     assert found["same masks"] == {"1": False, "3": True}
     assert found["same state"]
