@@ -22,11 +22,6 @@ WHY_NOT: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         lambda recipe: recipe.compile and recipe.activations == "compress",
         f"compile: true with activations: compress {_COMPILED}, and compress with compile: false",
     ),
-    (
-        lambda recipe: recipe.tensor > 1 and recipe.compile,
-        "tensor above 1 with compile: true is not run by the built-in entrypoint (of a sequence in unequal "
-        "parts, torch's cache gave one rank the graph of the other); compile: false runs with it",
-    ),
 )
 
 

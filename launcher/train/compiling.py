@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from torch._functorch import config as functorch_config
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
 from launcher.train.budget import Budget, MemoryBudget
+from launcher.train.own_numbers import OwnNumbers, own_numbers_pass
 from launcher.train.rank import SetupError
 
 Forward = Callable[..., Any]
+GRAPHS = 64
+"Graphs of a block that ranks share, for different shapes and in training and evaluation."
 
 
 def apply_compile(
@@ -28,10 +32,11 @@ def apply_compile(
     device: torch.device,
     budget: Budget,
     compiled: Callable[[Forward], Forward] | None = None,
+    numbers: OwnNumbers | None = None,
 ) -> None:
     """Compile each block. Call it after apply_activations, so that the graph includes recomputation.
 
-    `compiled`: replaces torch.compile in a trace, which runs no code.
+    `compiled`: replaces torch.compile in a trace, which runs no code. `numbers`: with tensor parallelism.
 
     Raises SetupError.
     """
@@ -49,8 +54,63 @@ def apply_compile(
         raise SetupError(
             "compile: true compiles block by block, but blocks() of the task returns none; use compile: false"
         )
+    if compiled is None:
+        compiled = torch.compile if numbers is None else _cut(numbers)
     for block in outer:
-        block.forward = _within_budget((compiled or torch.compile)(block.forward), recipe)
+        block.forward = _within_budget(compiled(block.forward), recipe)
+        if numbers is not None:
+            block.register_forward_pre_hook(numbers.new_seed)
+
+
+def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
+    """Return torch.compile for blocks that the ranks of a group share. Raises SetupError.
+
+    torch's cache tells the graphs of ranks with unequal parts of a sequence apart only by a tag, and compiled
+    code holds the name of a group.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # imports for a second
+
+    if numbers.adapter_drops:
+        raise SetupError(
+            "compile: true with tensor above 1: in compiled code, ranks cannot draw own random numbers for "
+            "the dropout of an adapter; set adapter.dropout to 0, or use compile: false"
+        )
+    tag, mesh = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", ""), numbers.mesh
+    place = f"rank {mesh.get_local_rank()} of group {mesh.get_group().group_name}"
+    torch.compiler.config.cache_key_tag = f"{tag} {place}"
+    options: dict[str, Any] = {"joint_custom_pre_pass": own_numbers_pass()}
+    _settings()
+
+    def compiled(forward: Forward) -> Forward:
+        captured = torch.compile(forward, fullgraph=True, options=options)
+
+        @functools.wraps(forward)
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return captured(*args, **kwargs)
+            except TorchDynamoException as error:
+                raise SetupError(
+                    "compile: true with tensor above 1: a block is not captured as one graph "
+                    f"({' '.join(str(error).splitlines()[:2])}); use compile: false"
+                ) from error
+
+        return whole
+
+    return compiled
+
+
+@functools.cache
+def _settings() -> ExitStack:
+    """Return what holds for every graph of this process from now on."""
+    from torch._dynamo import config as dynamo_config
+
+    from launcher.train.saved_meshes import saved_meshes
+
+    stack = ExitStack()
+    stack.enter_context(saved_meshes())
+    # torch would run a block in parts if there are more graphs, and here end the step.
+    stack.enter_context(dynamo_config.patch(recompile_limit=GRAPHS))
+    return stack
 
 
 def _within_budget(forward: Forward, recipe: Recipe) -> Forward:

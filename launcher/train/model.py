@@ -19,6 +19,7 @@ from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
+from launcher.train.own_numbers import OwnNumbers
 from launcher.train.pipeline.cut import cut, is_elsewhere
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
@@ -59,11 +60,11 @@ def arranged(
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)
     # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
-    take_part(model, task, rank, mesh)
+    numbers = take_part(model, task, rank, mesh)
     there = set(model.modules())
     blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
     apply_activations(blocks, recipe, device, budget)
-    apply_compile(blocks, recipe, device, budget, compiled)
+    apply_compile(blocks, recipe, device, budget, compiled, numbers)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
     if task.adapter is not None and not on_meta:
@@ -82,14 +83,16 @@ def arranged(
     return model
 
 
-def take_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> None:
-    """Leave in the model what this rank computes: its part of each layer, and the blocks of its stage."""
+def take_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> OwnNumbers | None:
+    """Leave in the model what this rank computes: its part of each layer, and the blocks of its stage. Return
+    the random numbers of ranks that share layers."""
     styles = styles_of(model, task, mesh.tensor.size()) if mesh.tensor is not None else {}
     if rank.recipe.pipeline > 1:
         cut(model, task, rank)
-    if mesh.tensor is not None:
-        here = {name: style for name, style in styles.items() if not is_elsewhere(model, f"{name}.weight")}
-        parallelize(model, task, here, mesh.tensor)
+    if mesh.tensor is None:
+        return None
+    here = {name: style for name, style in styles.items() if not is_elsewhere(model, f"{name}.weight")}
+    return parallelize(model, task, here, mesh.tensor)
 
 
 def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:

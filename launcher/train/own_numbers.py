@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
@@ -13,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from launcher.train.cut_adapter import dropouts_of, drops_parts
 from launcher.train.optimizers.state import local
+from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
 
 LAST = (Shard(-1),)
@@ -23,20 +26,48 @@ class OwnNumbers:
     adds them up: a dropout of attention weights must differ between heads, on whichever rank they are.
 
     The seed of a rank's own numbers comes from the common ones. A recomputation starts with the same common
-    state, so it draws the same numbers.
+    state, so it draws the same numbers. In compiled code, whose random numbers come from seeds that it draws
+    at once, a mark says where own numbers begin and end, and `give_own_numbers` replaces it.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._number, self._cuda = mesh.get_local_rank(), mesh.device_type == "cuda"
+    def __init__(self, mesh: DeviceMesh, *, traced: bool) -> None:
+        self.mesh, self._cuda = mesh, mesh.device_type == "cuda"
         self._common: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._own: tuple[torch.Tensor, torch.Tensor | None] | None = None
         "Of a rank that draws common numbers for a while."
+        self._traced = traced
+        "Tensors have no values, and nothing is drawn."
+        self.adapter_drops = False
+        "An adapter has a dropout, whose input is a DTensor, which no mark takes."
+        self._seed = torch.zeros((), dtype=torch.int64)
+        "Of the compiled block that runs."
+
+    def new_seed(self, *_: object) -> None:
+        """Draw the seed of the next compiled block."""
+        if not self._traced:
+            self._seed = torch.tensor(self._draw())
+
+    def _draw(self) -> int:
+        return derive_seed("tensor", int(torch.randint(2**62, ())), self.mesh.get_local_rank())
 
     def begin(self, *_: object) -> None:
-        if self._common is None:
-            seed = int(torch.randint(2**62, ()))
+        if self._common is None and not self._traced:
+            seed = self._draw()
             self._common = self._state()
-            torch.manual_seed(derive_seed("tensor", seed, self._number))
+            torch.manual_seed(seed)
+
+    def begin_after(self, _: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor | None:
+        if torch.compiler.is_compiling():
+            marked: torch.Tensor = mark(output, self._seed)
+            return marked
+        self.begin()
+        return None
+
+    def end_before(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if torch.compiler.is_compiling():
+            return mark(args[0], None), *args[1:]
+        self.end()
+        return None
 
     def end(self, *_: object) -> None:
         if self._common is None:
@@ -66,18 +97,20 @@ class OwnNumbers:
             torch.cuda.set_rng_state(on_gpu)
 
 
-def draw_own_numbers(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], mesh: DeviceMesh) -> None:
+def draw_own_numbers(
+    model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], mesh: DeviceMesh
+) -> OwnNumbers:
     """Let the model's ranks draw own numbers where `styles` cut activations. Its forward begins and ends with
     the common numbers. A model whose tensors have no values, which is traced, draws none."""
-    if any(is_fake(local(parameter)) for parameter in model.parameters()):
-        return
-    numbers = OwnNumbers(mesh)
+    numbers = OwnNumbers(mesh, traced=any(is_fake(local(parameter)) for parameter in model.parameters()))
     for module, style in styles.items():
         if isinstance(style, ColwiseParallel) and style.use_local_output and style.output_layouts == LAST:
-            module.register_forward_hook(numbers.begin)
+            module.register_forward_hook(numbers.begin_after)
         elif isinstance(style, RowwiseParallel) and style.input_layouts == LAST:
-            module.register_forward_pre_hook(numbers.end)
+            # Before the style's own hook, which makes a DTensor of the input.
+            module.register_forward_pre_hook(numbers.end_before, prepend=True)
         for dropout in dropouts_of(module):
+            numbers.adapter_drops = True
             # Several layers have the same input, and an adapter may follow a layer that has cut activations.
             first, then = (
                 (numbers.begin, numbers.end) if drops_parts(module) else (numbers.pause, numbers.go_on)
@@ -85,3 +118,98 @@ def draw_own_numbers(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle]
             dropout.register_forward_pre_hook(first)
             dropout.register_forward_hook(then)
     model.register_forward_hook(numbers.end)
+    return numbers
+
+
+@torch.library.custom_op("launcher::own_numbers", mutates_args=())
+def mark(x: torch.Tensor, seed: torch.Tensor | None) -> torch.Tensor:
+    """Return x. In a graph, own numbers begin here, or with no seed end."""
+    return x.clone()
+
+
+@torch.library.custom_op("launcher::random_state", mutates_args=())
+def random_state(seed: torch.Tensor, number: int, device: str) -> torch.Tensor:
+    """Return the state of a generator of `device` for one of the operators that draw with this seed."""
+    generator = torch.Generator(device)
+    generator.manual_seed(derive_seed("operator", int(seed), number))
+    return generator.get_state()
+
+
+@mark.register_fake
+def _(x: torch.Tensor, seed: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@random_state.register_fake
+def _(seed: torch.Tensor, number: int, device: str) -> torch.Tensor:
+    return torch.empty(torch.Generator(device).get_state().shape, dtype=torch.uint8, device="cpu")
+
+
+mark.register_autograd(lambda _, gradient: (gradient, None))
+
+
+UNBALANCED = (
+    "a layer of a block cuts activations, which a layer of another block adds up: return both as one block "
+    "from blocks()"
+)
+
+
+def give_own_numbers(graph: fx.Graph) -> None:
+    """Let operators between marks draw from states of their own, and remove the marks.
+
+    A pass over the graph that AOTAutograd makes of a block, in the order of its forward pass. The states are
+    functions of the block's seed. Whatever the compiler does to the order of operators, and whether it
+    recomputes them, the numbers are the same, and the common ones are those of all ranks.
+    """
+    seed: fx.Node | None = None
+    drawn = 0
+    for node in list(graph.nodes):
+        if node.target is torch.ops.launcher.own_numbers.default:
+            x, begins = node.args
+            seed = begins and (seed or begins)  # several layers may cut before one adds up
+            node.replace_all_uses_with(x)
+            graph.erase_node(node)
+        elif seed is not None and _draws(node):
+            _with_own_state(graph, node, seed, drawn)
+            drawn += 1
+    if seed is not None:
+        raise SetupError(UNBALANCED)
+
+
+@functools.cache
+def own_numbers_pass() -> Callable[[fx.Graph], None]:
+    """Return `give_own_numbers` as a pass of inductor, whose cache knows it by its source."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files  # imports for a second
+
+    class OwnNumbersPass(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            give_own_numbers(graph)
+
+        def uuid(self) -> object:
+            return get_hash_for_files((__file__,))
+
+    return OwnNumbersPass()
+
+
+def _draws(node: fx.Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    given = dict(zip((one.name for one in schema.arguments), node.args, strict=False)) | node.kwargs
+    return bool(given.get("dropout_p", 1.0))  # fused attention without dropout draws nothing
+
+
+def _with_own_state(graph: fx.Graph, node: fx.Node, seed: fx.Node, number: int) -> None:
+    drawn = node.meta["val"]
+    first = drawn[0] if isinstance(drawn, tuple | list) else drawn
+    operator, device = torch.ops.launcher.random_state.default, first.device.type
+    arguments: tuple[Any, ...]
+    with graph.inserting_before(node):
+        state = graph.call_function(operator, (seed, number, device))
+        arguments = state, node.target, *node.args
+        run = graph.call_function(torch.ops.higher_order.run_with_rng_state, arguments, node.kwargs)
+    with first.fake_mode:
+        state.meta = {**node.meta, "val": operator(seed.meta["val"], number, device)}
+    run.meta = node.meta
+    node.replace_all_uses_with(run)
+    graph.erase_node(node)

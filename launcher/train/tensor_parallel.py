@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from launcher.train.cut_adapter import adapted, linear_of
 from launcher.train.optimizers.state import local, offset_of
-from launcher.train.own_numbers import LAST, draw_own_numbers
+from launcher.train.own_numbers import LAST, OwnNumbers, draw_own_numbers
 from launcher.train.rank import SetupError
 from launcher.train.task import Task
 
@@ -162,8 +162,10 @@ def styles_of(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelSty
     return {name: style for name in names for pattern, style in plan.items() if matches(name, pattern)}
 
 
-def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
-    """Cut the model's layers over the ranks of `mesh`, as `styles_of` says.
+def parallelize(
+    model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
+) -> OwnNumbers:
+    """Cut the model's layers over the ranks of `mesh`, as `styles_of` says. Return their random numbers.
 
     Each rank has the same whole layers, or those on the meta device, and keeps its part: nothing is sent.
     Raises SetupError for layers that cannot be cut.
@@ -175,7 +177,7 @@ def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle
     parallelize_module(model, mesh, around, src_data_rank=None)
     for name in frozen:  # some of torch's styles forget it
         model.get_parameter(name).requires_grad_(False)
-    draw_own_numbers(model, of_modules, mesh)
+    numbers = draw_own_numbers(model, of_modules, mesh)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for first, *others in ties:
         for other in others:
@@ -185,6 +187,7 @@ def parallelize(model: nn.Module, task: Task, styles: Mapping[str, ParallelStyle
                     "are the same weight: leave both out"
                 )
     _free_the_rest(model)
+    return numbers
 
 
 def _check_inputs(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], ranks: int) -> None:

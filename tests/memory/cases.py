@@ -116,6 +116,13 @@ class Case:
         return self.ranks // 2 if self.recipe.sharding == "hybrid" else self.ranks
 
     @property
+    def processes(self) -> tuple[int, int]:
+        """How many ranks are real, and how many of them on a node. Of compiled blocks that ranks share, one
+        is: the profiler would also see what gloo holds, which no mode can leave out there."""
+        alone = self.recipe.compile and self.recipe.tensor > 1
+        return (1, 1) if alone else (self.ranks, self.per_node)
+
+    @property
     def name(self) -> str:
         """What makes it another case than the model's plain one."""
         r = self.recipe
@@ -272,8 +279,8 @@ def truths(cases: Sequence[Case], profile: Iterable[Case] = ()) -> list[dict[str
     and of one size of nodes run in one set of processes. `profile`: those that PyTorch's profiler looks at,
     too."""
     found: dict[Case, dict[str, Any]] = {}
-    for ranks, per_node in sorted({(one.ranks, one.per_node) for one in cases}):
-        those = [one for one in cases if (one.ranks, one.per_node) == (ranks, per_node)]
+    for ranks, per_node in sorted({one.processes for one in cases}):
+        those = [one for one in cases if one.processes == (ranks, per_node)]
         with tempfile.TemporaryDirectory() as path:
             folder = Path(path)
             write_configs(folder)
@@ -283,6 +290,7 @@ def truths(cases: Sequence[Case], profile: Iterable[Case] = ()) -> list[dict[str
                     "recipe": one.recipe.model_dump(),
                     "profile": one in profile,
                     "number": number,
+                    "ranks": one.ranks,
                 }
                 for number, one in enumerate(those)
             ]

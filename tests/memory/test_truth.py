@@ -132,10 +132,21 @@ COMPILED: tuple[Case, ...] = tuple(
     )
 )
 "Measured by the profiler: no mode sees what compiled code allocates."
+COMPILED_PARTS: tuple[Case, ...] = tuple(
+    case(model, micro=8, compile=True, tensor=2, **fields)
+    for model, fields in (
+        ("llama wide", {"ranks": 2, "sharding": "none"}),
+        ("llama wide", {"ranks": 2, "sharding": "none", "activations": "checkpoint"}),
+        ("llama wide", {"ranks": 4, **MIXED}),
+        ("gpt dropout", {"ranks": 2, "sharding": "none"}),
+        ("gpt dropout", {"ranks": 2, "sharding": "none", "activations": "checkpoint"}),
+    )
+)
+"""With tensor parallelism. What is kept outside of the blocks is estimated up to 2.0 % too high."""
 MOST, MEDIAN, TOO_LOW = 0.09, 0.02, 0.003
 RANDOM_STATE = 2**15
 "Bytes of random states, which a resume reads on the CPU, and of buffers."
-OF_COMPILED = 0.005
+OF_COMPILED, OF_COMPILED_PARTS = 0.005, 0.03
 pytestmark = pytest.mark.thorough
 PROFILED = ALONE[2]
 "No convolutions, whose kernels take scratch."
@@ -176,11 +187,12 @@ def test_every_moment_of_a_real_run_peaks_as_predicted(
 
 
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
-@pytest.mark.parametrize("one", COMPILED, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", COMPILED + COMPILED_PARTS, ids=lambda one: one.name)
 def test_a_compiled_step_peaks_as_predicted(one: Case, configs: Path) -> None:
     (true,) = truths([one])
-    predicted_peak = max(said(one, configs)["steady state"].values())
-    assert predicted_peak == pytest.approx(peak(true["peaks"]), rel=OF_COMPILED)
+    measured, predicted_peak = peak(true["peaks"]), max(said(one, configs)["steady state"].values())
+    most = OF_COMPILED if one in COMPILED else OF_COMPILED_PARTS
+    assert measured * (1 - TOO_LOW) <= predicted_peak <= measured * (1 + most)
 
 
 def test_half_of_the_peaks_are_within_two_percent(true: dict[Case, Any], configs: Path) -> None:

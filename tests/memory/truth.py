@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -90,8 +90,9 @@ class Phases(Where):
 def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     if rank.device.type == "cuda":
         return on_gpu(rank, case)
-    if Recipe.model_validate(case["recipe"]).compile:
-        return compiled(rank, case)
+    chosen = Recipe.model_validate(case["recipe"])
+    if chosen.compile:
+        return compiled(pretended(rank, case["ranks"]) if chosen.tensor > 1 else rank, case)
     budget = Storages(sys.maxsize)
     budget.where = where = Phases(budget.take_peak)
     with budget:
@@ -107,9 +108,12 @@ def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     """The second step as the profiler sees it: no mode sees what compiled code allocates."""
-    trainer = trainer_of(rank, case, Where(), Unlimited())
-    trainer._keeps_gradients = False  # as under a budget, which the estimate is of
-    return {"peaks": {MOMENTS[1]: {"step": profiled(trainer)[MOMENTS[1]]}}}
+    with apart(rank):
+        trainer = trainer_of(rank, case, Where(), Unlimited())
+        if isinstance(rank, OneOfMany):
+            trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
+        trainer._keeps_gradients = False  # as under a budget, which the estimate is of
+        return {"peaks": {MOMENTS[1]: {"step": profiled(trainer)[MOMENTS[1]]}}}
 
 
 def resumed(rank: Rank, case: dict[str, Any]) -> dict[str, int]:
@@ -170,10 +174,10 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
     """Allocated bytes by phase, seconds and loss of each step, and the phase in which memory ran out."""
     done: list[tuple[float, float]] = []
     failed, alone = None, case["ranks"] == 1
-    # The pretended group does not count its collectives.
-    with nullcontext() if alone else patch.object(collectives, "sent", lambda: 0):
+    one = pretended(rank, case["ranks"])
+    with apart(one):
         try:
-            trainer = trainer_of(pretended(rank, case["ranks"]), case, where, budget)
+            trainer = trainer_of(one, case, where, budget)
             if not alone:
                 trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
             run(trainer, where, case.get("steps", len(MOMENTS)), done)
@@ -186,11 +190,17 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
 def pretended(rank: Rank, world: int) -> Rank:
     """One rank of `world`, whose collectives do nothing: what it gathers is whatever the memory held."""
     dist.destroy_process_group()
+    gc.collect()  # what is left of a group must not end its namesake
     if world == 1:
         join_ranks(rank)
         return rank
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     return OneOfMany(**{**vars(rank), "world": world, "per_node": min(world, 8)})
+
+
+def apart(rank: Rank) -> AbstractContextManager[object]:
+    """The pretended group does not count its collectives."""
+    return patch.object(collectives, "sent", lambda: 0) if isinstance(rank, OneOfMany) else nullcontext()
 
 
 class OneOfMany(Rank):

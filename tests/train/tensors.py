@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn import functional
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
@@ -27,14 +28,17 @@ from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks
 from launcher.tasks.gpt import PydocGPT
 from launcher.train import model
+from launcher.train.activations import apply_activations
 from launcher.train.adapter import with_adapter
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
+from launcher.train.compiling import apply_compile
 from launcher.train.copies import COMPARED
 from launcher.train.failure import leave
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.nf4 import NF4Linear
+from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
 from launcher.train.task import Task, TaskError
@@ -332,7 +336,6 @@ def refused(rank: Rank, out: Path) -> Any:
         "packed": words(lambda: trainer(rank, "narrow qlora", sharding="none", tensor=2)),
         "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
-        "compile": words(lambda: trainer(rank, "gpt", sharding="none", tensor=2, compile=True)),
     }
     torch.manual_seed(0)
     model, dropped = Cut().model(), {}
@@ -388,6 +391,40 @@ def dropped(rank: Rank, out: Path) -> Any:
         "same masks": {name: masks[0][name] == masks[1][name] for name in masks[0]},
         "same state": len({tuple(state) for state in everywhere(torch.get_rng_state().tolist())}) == 1,
     }
+
+
+def masked(rank: Rank, out: Path) -> Any:
+    """For each of CASES, fields of a recipe: what each rank drops in a block in two passes, before and after
+    the layer that adds up, and how far the output and a gradient are from what these masks make of them."""
+    mesh = init_device_mesh("cpu", (rank.world,), mesh_dim_names=("tensor",))
+    results: dict[str, Any] = {}
+    for label, fields in json.loads(os.environ["CASES"]).items():
+        torch.manual_seed(0)
+        block, chosen = Cut().model(), recipe(sharding="none", tensor=rank.world, **fields)
+        numbers = parallelize(block, Cut(), styles_of(block, Cut(), rank.world), mesh)
+        apply_activations([block], chosen, rank.device, Unlimited())
+        apply_compile([block], chosen, rank.device, Unlimited(), numbers=numbers)
+        x, found = torch.randn(1, 4), []
+        for _ in range(2):
+            block.zero_grad()
+            y = block(x)
+            y.sum().backward()
+            first, second = ([local(p) for p in block[at].parameters()] for at in (0, 2))
+            # A hidden value that was dropped has no gradient in the second weight.
+            kept = 2.0 * (local(block[2].weight.grad).abs().sum(0) != 0)
+            hidden = functional.linear(x, *first) * kept
+            after, added = 2.0 * (y != 0), functional.linear(hidden, second[0])
+            dist.all_reduce(added)
+            gradient = ((after @ second[0]) * kept).T @ x
+            found.append(
+                {
+                    "dropped": everywhere([kept.tolist(), after.tolist()]),
+                    "output": float((y - (added + second[1]) * after).abs().max()),
+                    "gradient": float((local(block[0].weight.grad) - gradient).abs().max()),
+                }
+            )
+        results[label] = found
+    return results
 
 
 class Tempered(PydocGPT):
@@ -503,6 +540,7 @@ MODES = {
         handed,
         drifting,
         dropped,
+        masked,
         partly,
         overflowing,
         faint,

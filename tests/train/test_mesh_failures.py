@@ -12,6 +12,7 @@ from tests.train.runs import Ended, error, job, prepare, recipe, start
 
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor": (2, {"tensor": 2}),
+    "compiled": (2, {"tensor": 2, "compile": True}),
     "pipeline": (2, {"pipeline": 2}),
     "interleaved": (2, {"pipeline": 2, "virtual_stages": 2}),
     "zero-bubble": (2, {"pipeline": 2, "schedule": "zero-bubble"}),

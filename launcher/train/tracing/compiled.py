@@ -22,6 +22,8 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from launcher.memory.peaks import Like
+from launcher.train.own_numbers import own_numbers_pass
+from launcher.train.saved_meshes import saved_meshes
 from launcher.train.tracing.as_cuda import as_compiled
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
@@ -86,6 +88,7 @@ def _as_in_a_run() -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(_Place.fake)
         stack.enter_context(as_compiled())
+        stack.enter_context(saved_meshes())
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)  # torch's words about compiling are for a run
         stack.enter_context(dynamo_config.patch(recompile_limit=MANY, accumulated_recompile_limit=MANY))
@@ -116,7 +119,8 @@ def _backend(like: Like, budget: float) -> Callable[..., Any]:
                 raise NotCapturedError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
 
     def backend(graph: fx.GraphModule, inputs: Any) -> Any:
-        return compile_fx(graph, inputs, inner_compile=inner)  # type: ignore[arg-type]
+        passes = {"joint_custom_pre_pass": own_numbers_pass()}
+        return compile_fx(graph, inputs, inner_compile=inner, config_patches=passes)  # type: ignore[arg-type]
 
     return backend
 
@@ -148,10 +152,10 @@ class _Player:
 
 
 def _made(output: Output, there: dict[str, Any]) -> Any:
-    if output.name is None or output.tensor is None:
+    if output.name is None:
         return output.value
     tensor, wanted = there[output.name], output.tensor
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype != wanted.dtype:
+    if wanted is None or not isinstance(tensor, torch.Tensor) or tensor.dtype != wanted.dtype:
         return tensor
     if (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()) == wanted[:3]:
         return tensor

@@ -7,7 +7,7 @@ private: they are those of torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Tensor(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One output of a graph: a tensor over the buffer `name`, or a plain value."""
+    """One output of a graph: a tensor over the buffer `name`, the input `name`, or a plain value."""
 
     name: str | None
     tensor: Tensor | None
@@ -100,7 +100,7 @@ def schedule_of(
                 lowered.init_wrapper_code()
                 lowered._update_scheduler()
                 kernels = list(_Reading(lowered, like).kernels())
-                outputs = [_output(one) for one in lowered.graph_outputs]
+                outputs = [_output(one, lowered.graph_inputs) for one in lowered.graph_outputs]
     return Schedule(tuple(lowered.graph_inputs), kernels, outputs, _flops(graph))
 
 
@@ -114,10 +114,12 @@ def _tell_strides(lowered: GraphLowering) -> None:
         context.output_strides.append(_layout(output).stride if has_strides else None)
 
 
-def _output(output: Any) -> Output:
-    if not (isinstance(output, ir.IRNode) and output.has_tensor_output()):
-        return Output(None, None, getattr(output, "expr", None))
-    return Output(output.get_name(), _layout(output))
+def _output(output: Any, inputs: Container[str]) -> Output:
+    if isinstance(output, ir.IRNode) and output.has_tensor_output():
+        return Output(output.get_name(), _layout(output))
+    if isinstance(output, ir.NonTensorObj) and output.get_name() in inputs:  # the mesh of a DTensor
+        return Output(output.get_name(), None)
+    return Output(None, None, getattr(output, "expr", None))
 
 
 def _layout(node: Any) -> Tensor:
