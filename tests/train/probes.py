@@ -32,7 +32,7 @@ GLOO = 32 * 1024
 
 
 def trainer(rank: Rank, asked: Job, chosen: Recipe, budget: Budget | None = None) -> Trainer:
-    alone = {"world": 1, "number": 0} if chosen.sharding == "none" else {}
+    alone = {"world": 1, "per_node": 1, "number": 0} if chosen.sharding == "none" else {}
     changed = replace(rank, job=asked, recipe=chosen, workdir=str(HERE), **alone)
     where = budget.where if isinstance(budget, MemoryBudget) else Where()
     made = Trainer(changed, where, budget or Unlimited())
@@ -164,7 +164,10 @@ def _peaks(rank: Rank, asked: Job, chosen: Recipe) -> list[int]:
         for step in (1, 2, 3):
             budget.take_peak()
             made.train_step(step)
-            peaks.append(budget.take_peak())
+            # The recorder reads the counters before the update of the second step, too.
+            reading, _ = made.recorder.parts.after_step(made.recorder.memory.meter.read(), evaluated=False)
+            assert reading.peak is not None
+            peaks.append(reading.peak)
     return peaks
 
 

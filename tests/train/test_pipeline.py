@@ -212,6 +212,11 @@ LLAMA = {
 }
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes: those of packed weights may be NaN, which no NaN equals."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 @pytest.mark.parametrize("cases", [TWO, pytest.param(TWO_MORE, marks=pytest.mark.thorough)], ids=["", "more"])
 def test_two_stages_end_with_the_bits_of_one_process(
     cases: dict[str, tuple[str, dict[str, Any]]], tmp_path: Path
@@ -221,11 +226,13 @@ def test_two_stages_end_with_the_bits_of_one_process(
         assert first and last and not first & last, name
         assert staged["parameters"].keys() == one["parameters"].keys(), name
         for part, value in one["parameters"].items():
-            assert torch.equal(staged["parameters"][part], value), (name, part)
+            assert torch.equal(bits(staged["parameters"][part]), bits(value)), (name, part)
         for what in ("losses", "weights", "evaluated"):
             assert staged[what] == one[what], (name, what)
         # get_total_norm of bf16 gradients is in bf16.
-        assert staged["norms"] == pytest.approx(one["norms"], rel=5e-3 if name == "bf16" else ORDER), name
+        assert staged["norms"] == pytest.approx(one["norms"], rel=5e-3 if name.endswith("bf16") else ORDER), (
+            name
+        )
 
 
 REPLICAS = {"zero1": ("gpt", {"sharding": "zero1"})}

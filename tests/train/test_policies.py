@@ -67,7 +67,9 @@ def test_recomputation_lowers_the_peak_by_what_the_blocks_would_keep(measured: d
         assert saved["every-second"] - saved["selective"] == pytest.approx(LAYERS * 2, rel=0.05)
         half = (peaks["keep"] - peaks["checkpoint, half"]) / HIDDEN
         assert half == pytest.approx(saved["checkpoint"] / 2, rel=0.02), (sharding, peaks)
-        assert peaks["checkpoint, chunked"] < peaks["checkpoint"] < 0.4 * peaks["keep"]
+        # Under FSDP the backward pass of a gathered block may need more than the logits.
+        assert peaks["checkpoint, chunked"] <= peaks["checkpoint"] < 0.4 * peaks["keep"]
+        assert sharding == "fsdp" or peaks["checkpoint, chunked"] < peaks["checkpoint"]
 
 
 @pytest.mark.slow
