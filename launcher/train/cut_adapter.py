@@ -101,7 +101,8 @@ class WithAdapter(ParallelStyle):
         by_rows = placement == Shard(0)
         _cut(a, mesh, Replicate() if by_rows else placement)
         _cut(b, mesh, placement if by_rows else Replicate())
-        a.forward = partial(_first, a)  # type: ignore[method-assign]
+        if "forward" in vars(base):  # of VocabularyParallel, whose input is a plain tensor
+            a.forward = partial(_of_whole, a)  # type: ignore[method-assign]
         if not by_rows:
             b.forward = partial(_of_sums, b)  # type: ignore[method-assign]
         for dropout in dropouts_of(layer):
@@ -142,11 +143,10 @@ def _cut(matrix: nn.Linear, mesh: DeviceMesh, placement: Placement) -> None:
     matrix.weight = nn.Parameter(weight)
 
 
-def _first(a: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """A of an input that may be a plain tensor, whole on each rank."""
+def _of_whole(a: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """A of a plain tensor, whole on each rank."""
     assert isinstance(a.weight, DTensor)
-    if not isinstance(x, DTensor):
-        x = DTensor.from_local(x, a.weight.device_mesh, [Replicate()], run_check=False)
+    x = DTensor.from_local(x, a.weight.device_mesh, [Replicate()], run_check=False)
     return functional.linear(x, a.weight)
 
 

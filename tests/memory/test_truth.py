@@ -115,6 +115,7 @@ STAGES: tuple[Case, ...] = (
     case("llama lora", ranks=4, micro=2, accumulation=4, pipeline=2, activations="checkpoint", **MIXED),
     case("llama lora", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2),
     case("llama lora", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, **LATER),
+    case("llama lora", ranks=4, micro=2, accumulation=4, sharding="none", tensor=2, pipeline=2, **LATER),
     case("llama qlora", ranks=2, micro=2, accumulation=4, sharding="none", pipeline=2, **MIXED),
 )
 "Pipeline parallelism, also of stages that share their layers."

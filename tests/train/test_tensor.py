@@ -41,6 +41,7 @@ FURTHER: dict[str, tuple[str, dict[str, Any], float, float]] = {
 "Parts of a row are compressed in other groups than the row."
 MORE = (
     "gpt lora",
+    "gpt qlora",
     "lora of transformers",
     "tied",
     "parts",

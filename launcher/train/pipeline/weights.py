@@ -114,7 +114,8 @@ def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
         inside |= module in blocks
         if isinstance(module, FSDPModule) or (not sharded and module in blocks):
             unit = module
-        if inside and isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        plain = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+        if inside and isinstance(module, nn.Linear) and plain:
             weight = module.weight
             if "weight" in module._parameters and weight.requires_grad and uses[weight] == 1:
                 found.setdefault(unit, []).append(module)
