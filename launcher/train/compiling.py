@@ -68,7 +68,7 @@ def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
     torch's cache tells the graphs of ranks with unequal parts of a sequence apart only by a tag, and compiled
     code holds the name of a group.
     """
-    from torch._dynamo.exc import TorchDynamoException  # imports for a second
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # imports for a second
 
     if numbers.adapter_drops:
         raise SetupError(
@@ -82,13 +82,14 @@ def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
     _settings()
 
     def compiled(forward: Forward) -> Forward:
-        captured = torch.compile(forward, fullgraph=True, options=options)
+        # torch 2.13 fails to capture the backward pass of a DTensor's view with symbolic sizes.
+        captured = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
 
         @functools.wraps(forward)
         def whole(*args: Any, **kwargs: Any) -> Any:
             try:
                 return captured(*args, **kwargs)
-            except TorchDynamoException as error:
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:
                 raise SetupError(
                     "compile: true with tensor above 1: a block is not captured as one graph "
                     f"({' '.join(str(error).splitlines()[:2])}); use compile: false"

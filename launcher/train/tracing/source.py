@@ -38,6 +38,7 @@ TO_DO = (
 
 
 EAGER = "compile: true: the estimate is that of the uncompiled step; a block cannot be captured as one graph"
+REFUSED = "; with tensor above 1 the run will refuse it: use compile: false"
 LARGEST = 2**20
 "Maximum bytes of a file named by an argument that counts as source; larger files are data."
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
@@ -99,7 +100,8 @@ class TaskSource:
                 return alone(tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True))
             return tracer.trace(recipe, ranks)
         except NotCapturedError as error:
-            raise NotCompiledError(f"{EAGER}: {error}") from error
+            refused = REFUSED if recipe.tensor > 1 else ""
+            raise NotCompiledError(f"{EAGER}: {error}{refused}") from error
         except UntraceableError as error:
             raise NoTraceError(f"{error}; {TO_DO}") from error
 
