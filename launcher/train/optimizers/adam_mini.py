@@ -75,4 +75,4 @@ def _row_means(square: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     for cut in column_cuts(p):
         assert isinstance(p, DTensor)
         dist.all_reduce(sums, group=p.device_mesh.get_group(cut))
-    return sums.div_(p.numel() // p.shape[0])
+    return sums.div_(math.prod(p.shape[1:]))

@@ -156,7 +156,7 @@ def test_an_answer_of_wrong_types_is_looked_behind(serve: Any) -> None:
 
 def test_where_nothing_ever_appears_nobody_claims_to_know(serve: Any) -> None:
     client, there = serve(lambda *_: Reply(502, {"detail": "bad gateway"}))
-    with pytest.raises(UnclearError, match=r"whether it has made launcher-r-1: .*502: bad gateway"):
+    with pytest.raises(UnclearError, match=r"whether it has created launcher-r-1: .*502: bad gateway"):
         rent(client, order())
     assert len(posts(there)) == 2
 
