@@ -130,6 +130,7 @@ def tables(rows: list[dict[str, Any]]) -> tuple[str, str]:
             {
                 "model": one["model"],
                 "recipe": f"{one['recipe']}: {one['as chosen']}",
+                "batch": one["time"]["samples"] if one["time"] is not None else "-",
                 "GPU": f"{one['needed'] / GIB:.1f} GiB{fits}",
                 "host of a node": f"{one['host per node'] / GIB:.0f} GiB",
                 "samples/s": f"{one['samples per second']:.3g}",

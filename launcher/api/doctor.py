@@ -43,13 +43,14 @@ def submit_doctor(
     sets: Sequence[str] = (),
     job: JobLike | None = None,
 ) -> tuple[RunDir, tuple[str, ...]]:
-    """Submit the doctor's run. Return it with warnings of the cluster.
+    """Submit the doctor's run. Return it with warnings of the cluster and of the job's plan.
 
     `sets` overrides fields of the run's job, and of the profile as `cluster.A.B=C`. With `job` they are
     fields of that job, and the doctor also examines whether it can start. Raises SpecError,
     PlanRefusedError, SchedulerError, UnclearError.
     """
     options = options or Options()
+    of_plan: tuple[str, ...] = ()
     own = [
         f"resources.time={TIME[options.level]}",
         "retries={lower: 0, same: 0, preemptions: 0, time_limits: 0}",
@@ -62,6 +63,7 @@ def submit_doctor(
         options = replace(
             options, job=JobNeeds.of(ready.request.job, ready.request.plan, ready.request.cluster)
         )
+        of_plan = ready.request.plan.warnings
         own += [text for text in wanted if text.startswith("cluster.")]
         scheduler, ready = prepared(_in_place_of(ready.request, options), cluster, own)
     else:
@@ -70,7 +72,7 @@ def submit_doctor(
         chosen = [*own, *sets]
         fields = {**job_of_command(options.command, cluster, chosen), "name": TAG, "tags": [TAG]}
         scheduler, ready = prepared(fields, cluster, chosen)
-    warnings = (*scheduler.notes(ready.target), *scheduler.check(ready))
+    warnings = (*of_plan, *scheduler.notes(ready.target), *scheduler.check(ready))
     return scheduler.submit(ready), warnings
 
 

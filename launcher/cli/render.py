@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -44,7 +45,7 @@ def render(
     dependency: Dependency = None,
     nodelist: Nodelist = None,
 ) -> None:
-    """Show every file that submitting would write.
+    """Show every file that submitting would write. Notes about the job go to standard error.
 
     Content packed into a pod's script is shown by its size.
     """
@@ -59,17 +60,16 @@ def render(
     if diff:
         show_diff(ready, files, out, image)
         return
+    if out is not None and out.exists() and any(out.iterdir()):
+        fail(f"{out} is not empty; give another folder, or compare with --diff")
     if out is None:
         show_files(files)
-        return
-    if out.exists() and any(out.iterdir()):
-        fail(f"{out} is not empty; give another folder, or compare with --diff")
-    if image:
+    elif image:
         write_image(files, out)
     else:
         write_run_dir(ready, out)
     for warning in ready.warnings:
-        print(f"note: {warning}")
+        print(f"note: {warning}", file=sys.stderr)
 
 
 @templates_app.command("list")

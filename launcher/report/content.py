@@ -81,6 +81,8 @@ def _host(decision: Decision) -> str:
 
 def _duration(page: Page, decision: Decision) -> str:
     step = decision.chosen.time
+    if step is None and decision.chosen.estimate.basis == "formulas":
+        return "not known: only a model that launcher can trace has a predicted time"
     if step is None:
         return "not known: there are no figures for the speed of this hardware"
     pace = f"{seconds(step.total)} a step, {speed(step.samples_per_second, page.tokens_per_sample)}"

@@ -99,13 +99,14 @@ class Recipe(Value):
     grad_accum: PositiveInt
     "Micro-batches per optimizer step."
     grad_sync: GradSync = "each"
-    "Whether ranks exchange gradients after each micro-batch or after the last one only."
+    """Whether ranks reduce gradients after each micro-batch or after the last one only. If a job leaves it
+    out and nothing is planned, launcher takes `last` with `ddp` and `zero1`."""
     loss_chunks: PositiveInt = 1
     "Parts in which the loss over the vocabulary is computed. 1 builds all logits at once."
     compile: bool = False
     "Compile each block with torch.compile. Needs a compiler on the node."
     grad_scaler: bool = False
-    "Dynamic loss scaling. Required with `fp16-mixed`, refused with bf16."
+    "Dynamic loss scaling. launcher sets it with `fp16-mixed`, which needs it; refused with bf16."
     expandable_segments: bool = True
     "Let PyTorch's CUDA allocator map memory on demand, which avoids most fragmentation."
 

@@ -416,6 +416,7 @@ def test_a_command_is_planned_from_how_many_parameters_it_declares(lab: Lab) -> 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert 0 <= said["parameters"] - 10**9 < 4096 and said["chosen"]["estimate"]["basis"] == "formulas"
+    assert "not known: only a model that launcher can trace" in plan(lab, "-c", "two.yaml", *sets).stdout
 
 
 def rendered(lab: Lab, name: str, *sets: str) -> dict[str, Any]:
@@ -438,6 +439,9 @@ def test_what_was_planned_is_what_is_submitted(lab: Lab) -> None:
     unknown = rendered(lab, "unknown", "args.width=1024")
     assert unknown["estimate"] is None and "run `launcher plan`" in unknown["warnings"][-1]
     assert unknown["recipe"]["micro_batch_size"] == 8  # starts at the largest, and steps down
+    printed = lab.cli("render", "job.yaml", "-c", "two.yaml", "--set", "args.width=1024")
+    assert "note: the recipe is not chosen by memory: run `launcher plan`" in printed.stderr
+    assert "note:" not in printed.stdout
 
 
 def test_a_cpu_plan_that_this_machine_cannot_hold_is_refused(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def test_the_doctor_answers_for_a_job(lab: Lab) -> None:
     lab.script("import nosuchmodule\n")
     job = lab.job(command="python train.py --mb {micro_batch_size}", secrets=["TOKEN"], image="my/image:1")
     lab.environ["TOKEN"] = "a-secret-value"
-    told = lab.told("doctor", "--quick", "--job", str(job), code=1)
+    done = lab.cli("doctor", "--quick", "--job", str(job), "--json")
+    assert done.returncode == 1 and "warning: the command does not use {grad_accum}" in done.stderr
+    told = json.loads(done.stdout)
     verdicts = {one["check"]: one["verdict"] for one in told["findings"] if one["part"] == "job"}
     good = {"job-files": "good", "job-secrets": "good"}
     assert verdicts == {**good, "job-imports": "broken", "job-image": "poor"}, "nothing starts a container"
