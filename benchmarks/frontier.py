@@ -23,7 +23,7 @@ from launcher.api.job_source import given  # noqa: E402
 from launcher.api.plan_questions import Asker  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
 from launcher.api.sources import traces_dir  # noqa: E402
-from launcher.planning.choice import Candidate  # noqa: E402
+from launcher.planning.choice import Candidate, Capacity  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.errors import LauncherError  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
@@ -99,17 +99,18 @@ def row(case: Case) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the row of a case, and the terms of the fastest recipe's estimate in GiB."""
     asker = asker_of(case)
     decider = asker.decider()
+    room = decider.capacity
     try:
         chosen = decider.decide().chosen
-        fastest, speed, terms = _told(chosen), f"{chosen.speed:.3g}", budget(chosen.estimate)
+        fastest, speed, terms = _told(chosen, room), f"{chosen.speed:.3g}", budget(chosen.estimate)
     except LauncherError:
         fastest, speed, terms = "nothing fits", "-", {}
     found = {
         "work": case.title,
         "the fastest that fits": fastest,
         "samples/s": speed,
-        "least without offload": _told(least(asker, offloads=False)),
-        "least of all": _told(least(asker, offloads=True)),
+        "least without offload": _told(least(asker, offloads=False), room),
+        "least of all": _told(least(asker, offloads=True), room),
     }
     return found, terms
 
@@ -150,7 +151,7 @@ def asker_of(case: Case) -> Asker:
     return asker
 
 
-def _told(candidate: Candidate | None) -> str:
+def _told(candidate: Candidate | None, room: Capacity) -> str:
     if candidate is None:
         return "-"
     recipe, estimate = candidate.recipe, candidate.estimate
@@ -160,7 +161,8 @@ def _told(candidate: Candidate | None) -> str:
     parts += [f"loss in {recipe.loss_chunks}"] if recipe.loss_chunks > 1 else []
     parts += [f"{recipe.micro_batch_size} x {recipe.grad_accum}"]
     host = f"host {estimate.host_per_node / GIB:.0f} GiB"
-    return f"**{estimate.needed / GIB:.1f} GiB**, {host}: {', '.join(parts)}"
+    fits = "" if room.misfit(estimate) is None else ", does not fit"
+    return f"**{estimate.needed / GIB:.1f} GiB{fits}**, {host}: {', '.join(parts)}"
 
 
 if __name__ == "__main__":
