@@ -260,7 +260,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
         )
     elif job.command and "{grad_accum}" not in command:
         warnings.append(
-            "the command does not use {grad_accum}: a smaller micro-batch would change the effective batch"
+            "the command does not use {grad_accum}: a smaller micro-batch would change the global batch"
         )
     if job.command and "{checkpoint_dir}" not in command:
         warnings.append("the command does not use {checkpoint_dir}: a restart begins at step 0")

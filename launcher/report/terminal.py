@@ -60,7 +60,7 @@ def recipe_line(recipe: Recipe) -> str:
     if recipe.compile:
         parts.append("compiled")
     if recipe.grad_sync == "last" and recipe.grad_accum > 1:
-        parts.append("gradients exchanged after the last micro-batch")
+        parts.append("gradients reduced after the last micro-batch")
     parts.append(f"micro-batch {recipe.micro_batch_size} x accumulation {recipe.grad_accum}")
     return ", ".join(parts)
 
