@@ -18,6 +18,10 @@ from launcher.spec.rules import changes_line
 NOT_VALIDATED = "not yet validated on a GPU"
 
 
+LAUNCH_BOUND = 0.01
+"Seconds. A shorter step waits for launches of its thousands of kernels, of some microseconds each."
+
+
 @dataclass(frozen=True)
 class Page:
     """One answer of `launcher plan`, as plain values."""
@@ -86,6 +90,8 @@ def _duration(page: Page, decision: Decision) -> str:
     if step is None:
         return "not known: there are no figures for the speed of this hardware"
     pace = f"{seconds(step.total)} a step, {speed(step.samples_per_second, page.tokens_per_sample)}"
+    if step.total < LAUNCH_BOUND:
+        pace += "; so short a step takes longer: kernel launches are not counted"
     if page.job.steps is None:
         return f"{pace}; for how many steps is not known before the data is read"
     return f"{format_duration(page.job.steps * step.total)}: {page.job.steps:,} steps, {pace}"

@@ -405,6 +405,7 @@ def test_what_cannot_be_answered_gets_one_message(
 def test_a_task_without_blocks_is_not_recomputed_and_one_without_tokens_not_priced_by_them(lab: Lab) -> None:
     sets = ("--set", "task=stack:Real", "--set", "recipe.activations=null")
     assert told(lab, "-c", "one.yaml", *sets)["chosen"]["recipe"]["activations"] == "keep"
+    assert "kernel launches are not counted" in plan(lab, "-c", "one.yaml", *sets).stdout
     done = plan(lab, "-c", "one.yaml", "--tokens", "1e9", *sets)
     assert done.returncode == 2 and "has no tokens" in done.stderr
 
