@@ -42,7 +42,8 @@ def _total_norm(gradients: Sequence[torch.Tensor]) -> float:
     # Tensor parallelism cuts parameters in several ways. The largest mesh has all ranks of this part of the
     # model, which get the same bits.
     mesh = max((g.device_mesh for g in gradients if isinstance(g, DTensor)), key=DeviceMesh.size)
-    norms = torch._foreach_norm([local(gradient).float() for gradient in gradients])
+    # One after the other: fp32 copies of all gradients would be the peak of a step in bf16.
+    norms = [torch.linalg.vector_norm(local(gradient), dtype=torch.float32) for gradient in gradients]
     squared = share_of_square(dict(zip(gradients, norms, strict=True)), mesh.size())
     for group in reversed(mesh.get_all_groups()):
         dist.all_reduce(squared, group=group)
