@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.activations import apply_activations
+from launcher.train.activations import apply_activations, outermost
 from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
@@ -64,6 +64,9 @@ def arranged(
     there = set(model.modules())
     blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
     apply_activations(blocks, recipe, device, budget)
+    if numbers is not None and recipe.activations in ("checkpoint", "selective", "every-second"):
+        for block in outermost(blocks):
+            block.register_forward_hook(numbers.leave_block)
     apply_compile(blocks, recipe, device, budget, compiled, numbers)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None

@@ -35,6 +35,10 @@ class OwnNumbers:
         self._common: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._own: tuple[torch.Tensor, torch.Tensor | None] | None = None
         "Of a rank that draws common numbers for a while."
+        self._began_with = 0
+        "The seed of the own numbers."
+        self._block_left = False
+        "Own numbers have gone on from one recomputed block to the next."
         self._traced = traced
         "Tensors have no values, and nothing is drawn."
         self.adapter_drops = False
@@ -54,6 +58,7 @@ class OwnNumbers:
         if self._common is None and not self._traced:
             seed = self._draw()
             self._common = self._state()
+            self._began_with, self._block_left = seed, False
             torch.manual_seed(seed)
 
     def begin_after(self, _: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor | None:
@@ -72,8 +77,33 @@ class OwnNumbers:
     def end(self, *_: object) -> None:
         if self._common is None:
             return
+        if self._block_left and self._drew():
+            raise SetupError(f"tensor above 1 with recomputed blocks and dropout: {UNBALANCED}")
         self._set(self._common)
         self._common = None
+
+    def leave_block(self, *_: object) -> None:
+        """Call it behind a block whose recomputation would begin or end with own numbers."""
+        self._block_left |= self._common is not None
+
+    def leave_model(self, *_: object) -> None:
+        """Raises SetupError if own numbers were drawn where activations may be whole again."""
+        if self._common is not None and self._drew():
+            raise SetupError(
+                "tensor above 1 with dropout: after a layer that cuts activations, no RowwiseParallel layer "
+                "adds them up, so it is not known which random numbers must be equal on all ranks. Change "
+                "parallel_plan(), or use tensor: 1"
+            )
+        self.end()
+
+    def _drew(self) -> bool:
+        """Return whether random numbers were drawn since own numbers began."""
+        for state, device in zip(self._state(), ("cpu", "cuda"), strict=True):
+            if state is not None:
+                fresh = torch.Generator(device).manual_seed(self._began_with).get_state()
+                if not torch.equal(fresh, state):
+                    return True
+        return False
 
     def pause(self, *_: object) -> None:
         """Draw common numbers until `go_on`."""
@@ -104,11 +134,11 @@ def draw_own_numbers(
     the common numbers. A model whose tensors have no values, which is traced, draws none."""
     numbers = OwnNumbers(mesh, traced=any(is_fake(local(parameter)) for parameter in model.parameters()))
     for module, style in styles.items():
-        if isinstance(style, ColwiseParallel) and style.use_local_output and style.output_layouts == LAST:
-            module.register_forward_hook(numbers.begin_after)
-        elif isinstance(style, RowwiseParallel) and style.input_layouts == LAST:
+        if isinstance(style, ColwiseParallel | RowwiseParallel) and style.input_layouts == LAST:
             # Before the style's own hook, which makes a DTensor of the input.
             module.register_forward_pre_hook(numbers.end_before, prepend=True)
+        if isinstance(style, ColwiseParallel) and style.use_local_output and style.output_layouts == LAST:
+            module.register_forward_hook(numbers.begin_after)
         for dropout in dropouts_of(module):
             numbers.adapter_drops = True
             # Several layers have the same input, and an adapter may follow a layer that has cut activations.
@@ -117,7 +147,7 @@ def draw_own_numbers(
             )
             dropout.register_forward_pre_hook(first)
             dropout.register_forward_hook(then)
-    model.register_forward_hook(numbers.end)
+    model.register_forward_hook(numbers.leave_model)
     return numbers
 
 
