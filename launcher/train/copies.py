@@ -58,10 +58,28 @@ class Copies:
         self._plan = f"parallel_plan() of {type(task).__name__}"
         # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
         self._rounding = max(torch.finfo(compute_type(rank.recipe)).eps / 10, 1e-5)
+        # Ranks of a group compute the loss from the same bits.
+        self._loss_apart = max(1e-3, 4 * torch.finfo(compute_type(rank.recipe)).eps)
+        self._losses = 0
+        "Number of steps whose losses have been compared."
         self._largest = 0.0
         "Largest norm of a gradient so far."
         self._checked: defaultdict[str, _Checked] = defaultdict(_Checked)
         "Name of a parameter -> how far it has been compared."
+
+    def check_loss(self, apart: float, loss: float) -> None:
+        """Raise TaskError, on all ranks, if the ranks of a group have different losses in the first steps.
+        `apart` is the sum of `Rank.between_copies`, `loss` that over the data-parallel ranks."""
+        if self._group is None or self._losses == COMPARED:
+            return
+        self._losses += 1
+        if abs(apart) > self._loss_apart * self._group.size() * abs(loss):
+            raise TaskError(
+                f"{self._plan}: the ranks of a group have different losses, so layers that are whole on each "
+                "of them get different activations: from a layer whose result is cut and not added up or "
+                "gathered, or from a dropout of whole activations between two cut layers. Change the plan, "
+                "or use tensor: 1"
+            )
 
     @torch.no_grad()
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:

@@ -372,8 +372,9 @@ class Trainer:
         loss, weight = found
         with self.where.during("optimizer"):
             used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
-            failures, *sums = self.rank.add_up(
+            failures, apart, *sums = self.rank.add_up(
                 recovery.failed,
+                self.rank.between_copies(loss),
                 *self.rank.by_stage(used),
                 self.rank.stop_requested(),
                 *self.rank.once(loss, weight, *self.logged.values()),
@@ -384,6 +385,7 @@ class Trainer:
         all_used, sums = sums[self.rank.coordinates.pipeline], sums[stages:]
         if all_used != used * (self.rank.world // stages):
             raise TaskError(DIFFERENT_PARAMETERS)
+        self.copies.check_loss(apart, sums[1])
         return sums
 
     def _in_turn(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:

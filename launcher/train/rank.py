@@ -135,6 +135,14 @@ class Rank(Place):
         counts = mine.tensor == 0 and mine.pipeline == mesh.pipeline - 1
         return values if counts else (0.0,) * len(values)
 
+    def between_copies(self, loss: torch.Tensor) -> torch.Tensor | float:
+        """Return a number of which `add_up` makes zero if the ranks of a tensor-parallel group have equal
+        losses."""
+        mesh, mine = self.mesh, self.coordinates
+        if mesh.tensor == 1 or mine.pipeline != mesh.pipeline - 1:
+            return 0.0
+        return loss * (mesh.tensor - 1 if mine.tensor == 0 else -1)
+
     def by_stage(self, value: float) -> tuple[float, ...]:
         """Return a value for each stage, zero for all but this rank's: `add_up` then has the sum of each."""
         mine = self.coordinates.pipeline

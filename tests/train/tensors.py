@@ -314,6 +314,16 @@ class Cut(Planless):
         return {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
 
+class NeverWhole(Cut):
+    """The last layers get a part of the activations, and nothing adds up or gathers."""
+
+    def parallel_plan(self, model: nn.Module) -> Any:
+        return {"0": ColwiseParallel()}
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+
+
 def refused(rank: Rank, out: Path) -> Any:
     """The words of what cannot be done, and where dropout differs between ranks."""
 
@@ -337,6 +347,9 @@ def refused(rank: Rank, out: Path) -> Any:
         "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
     }
+    never = NeverWhole().model()
+    parallelize(never, NeverWhole(), styles_of(never, NeverWhole(), rank.world), mesh)
+    found["never whole"] = words(lambda: never(torch.ones(4, 4)))
     torch.manual_seed(0)
     model, dropped = Cut().model(), {}
     parallelize(model, Cut(), styles_of(model, Cut(), rank.world), mesh)
