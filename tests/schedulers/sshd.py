@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -89,7 +90,8 @@ class Sshd:
         """With every connection."""
         assert self.process is not None
         for child in _children(self.process.pid):
-            os.kill(child, 9)
+            with contextlib.suppress(ProcessLookupError):  # a connection that has just ended
+                os.kill(child, 9)
         self.process.kill()
         self.process.wait()
 
