@@ -316,9 +316,12 @@ class Trainer:
         loss, weight = recovery.must(partial(self._forward, batch))
         del batch
         with self.where.during("optimizer"):
-            stop, total_loss, total_weight, *logged = self.rank.add_up(
-                self.rank.stop_requested(), *self.rank.once(loss.detach(), weight, *self.logged.values())
+            apart, stop, total_loss, total_weight, *logged = self.rank.add_up(
+                self.rank.between_copies(loss.detach()),
+                self.rank.stop_requested(),
+                *self.rank.once(loss.detach(), weight, *self.logged.values()),
             )
+            self.copies.check_loss(apart, total_loss)
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
         self.current.step_done()

@@ -34,7 +34,7 @@ class OwnNumbers:
         self.mesh, self._cuda = mesh, mesh.device_type == "cuda"
         self._common: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._own: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        "Of a rank that draws common numbers for a while."
+        "The state of the own numbers while this rank draws common ones."
         self._began_with = 0
         "The seed of the own numbers."
         self._block_left = False
@@ -44,7 +44,7 @@ class OwnNumbers:
         self.adapter_drops = False
         "An adapter has a dropout, whose input is a DTensor, which no mark takes."
         self._seed = torch.zeros((), dtype=torch.int64)
-        "Of the compiled block that runs."
+        "The seed of the compiled block that runs."
 
     def new_seed(self, *_: object) -> None:
         """Draw the seed of the next compiled block."""

@@ -324,15 +324,56 @@ class NeverWhole(Cut):
         return nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
 
 
+class Pair(nn.Module):
+    """Two layers that share activations, with a dropout of whole activations between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(4, 8), nn.Linear(8, 4), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        return self.drop(x) + self.down(hidden)
+
+
+class Wrong(Planless):
+    """Plans whose ranks would compute different things: `pair`, or else a region across two blocks."""
+
+    def __init__(self, pair: bool) -> None:
+        super().__init__()
+        self.pair = pair
+
+    def model(self) -> nn.Module:
+        if self.pair:
+            return Pair()
+        return nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), nn.Sequential(nn.Linear(8, 4)))
+
+    def blocks(self, model: nn.Module) -> Any:
+        return [] if self.pair else list(model.children())
+
+    def parallel_plan(self, model: nn.Module) -> Any:
+        first, second = ("up", "down") if self.pair else ("0.0", "1.0")
+        return {first: ColwiseParallel(), second: RowwiseParallel()}
+
+    def data(self, split: Any) -> Any:
+        return list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch).square().sum(), len(batch)
+
+
 def refused(rank: Rank, out: Path) -> Any:
     """The words of what cannot be done, and where dropout differs between ranks."""
 
     def words(work: Callable[[], object]) -> str:
         try:
             work()
-        except SetupError as error:
+        except (SetupError, TaskError) as error:
             return str(error)
         return "not refused"
+
+    def steps_of(name: str, **fields: Any) -> str:
+        return words(lambda: trainer(rank, name, sharding="none", tensor=2, **fields).train_step(1))
 
     mesh = init_device_mesh("cpu", (rank.world,), mesh_dim_names=("tensor",))
     heads = {"task": LLAMA, "args": {"model": {"heads": 4, "kv_heads": 1}}}
@@ -347,6 +388,13 @@ def refused(rank: Rank, out: Path) -> Any:
         "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
     }
+    for pair in (True, False):
+        JOBS[f"wrong {pair}"] = {"task": "tensors:Wrong", "args": {"pair": pair}}
+    later = {"optimizer_step": "backward", "train": {"clip_norm": None}}
+    found["losses"] = [steps_of("wrong True"), steps_of("wrong True", **later)]
+    found["across blocks"] = [
+        steps_of("wrong False", activations=kind) for kind in ("checkpoint", "selective", "keep")
+    ]
     never = NeverWhole().model()
     parallelize(never, NeverWhole(), styles_of(never, NeverWhole(), rank.world), mesh)
     found["never whole"] = words(lambda: never(torch.ones(4, 4)))

@@ -566,5 +566,8 @@ def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cu
     assert "model.layers.0.mlp.experts of Qwen3MoeForCausalLM has the style moe_tp_exp" in found["experts"]
     assert "attention.out of shape (64, 64) is packed in blocks of 64 values" in found["packed"]
     assert "no RowwiseParallel layer adds them up" in found["never whole"]
+    assert all("the ranks of a group have different losses" in said for said in found["losses"])
+    *recomputed, kept = found["across blocks"]
+    assert all("a layer of another block adds up" in said for said in recomputed) and kept == "not refused"
     assert found["same masks"] == {"1": False, "3": True}
     assert found["same state"]
