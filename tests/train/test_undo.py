@@ -17,6 +17,7 @@ from torch import nn
 
 from launcher.train.recovery import undo as undo_module
 from launcher.train.recovery.fingerprint import row_sums
+from launcher.train.recovery.state_finder import Detached, FoundState, StateFinder
 from launcher.train.recovery.undo import Undo
 from launcher.train.task import Task
 from tests.train.changing import Changing
@@ -218,6 +219,79 @@ def test_undo_puts_back_what_a_task_and_its_model_keep_in_attributes() -> None:
         _use(task, model)
         undo.take()
         assert undo.changed() == []
+
+
+class Renamed(Helper):
+    pass
+
+
+def _grow(task: Keeper, model: KeepingModel) -> None:
+    task.seen.update(dict.fromkeys(range(2000), 0))
+
+
+CHANGES = {
+    "attribute": lambda task, model: setattr(task, "calls", 1000),
+    "new attribute": lambda task, model: setattr(model, "extra", [1]),
+    "attribute removed": lambda task, model: delattr(task, "calls"),
+    "key of the same value": lambda task, model: task.seen.update(c=task.seen.pop("a")),
+    "element": lambda task, model: task.seen["a"].append(torch.zeros(3)),
+    "deque": lambda task, model: task.recent.append(task.recent[0]),
+    "slot": lambda task, model: setattr(task.slim, "table", torch.ones(2)),
+    "attribute of a dictionary": lambda task, model: setattr(task.named, "count", [2]),
+    "class": lambda task, model: setattr(Helper, "total", 1000),
+    "class of an object": lambda task, model: setattr(task.helper, "__class__", Renamed),
+    "global": lambda task, model: COUNTS.update(calls=1000),
+    "part of a torch module": lambda task, model: task.helper.teacher.register_buffer("b", torch.ones(2)),
+    "module of a task's module": lambda task, model: task.helper.teacher.add_module(
+        "more", nn.BatchNorm1d(2)
+    ),
+    "buffer": lambda task, model: model.layer.register_buffer("mask", torch.ones(2)),
+    "switches": lambda task, model: (model.eval(), model.layer.weight.requires_grad_(False)),
+    "array": lambda task, model: task.helper.table.__iadd__(1),
+    "generators": lambda task, model: (task.shuffled.random(), torch.rand(1, generator=task.drawn)),
+    "a graph, in place": lambda task, model: model.mean.add_(model.layer.weight[0]),
+    "a graph": lambda task, model: setattr(model, "mean", model.mean + model.layer.weight[0]),
+    "too large": _grow,
+}
+
+
+def _found(found: FoundState) -> Any:
+    kept = [getattr(place, "kept", getattr(place, "_kept", None)) for place in found.places]
+    entries = [{key: _identity(one) for key, one in of.items()} for of in kept if isinstance(of, dict)]
+    others = [
+        [_identity(one) for one in of] if isinstance(of, list) else str(of)
+        for of in kept
+        if not isinstance(of, dict)
+    ]
+    tensors = [(name, id(tensor)) for name, tensor in found.tensors.values()]
+    states = [str(generator._kept) for generator in found.generators]
+    names = [place.name for place in found.places]
+    return names, entries, others, tensors, states, found.switches, found.of_model
+
+
+def _identity(value: Any) -> Any:
+    return "detached" if isinstance(value, Detached) else value if isinstance(value, int) else id(value)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_search_that_is_not_repeated_finds_what_a_new_one_finds(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Helper, "total", 0)
+    monkeypatch.setitem(COUNTS, "calls", 0)
+    task = Keeper()
+    model = task.model()
+    others = [("task", task), ("globals", globals())]
+    finder = StateFinder(model, others)
+    before = finder()
+    assert finder().search is before.search, "nothing has changed, so nothing was searched"
+    was = _found(before)
+    CHANGES[change](task, model)
+    assert _found(finder()) == _found(StateFinder(model, others)()) != was
+    if change == "too large":
+        for number in range(2000):
+            del task.seen[number]
+        assert _found(finder()) == _found(StateFinder(model, others)()) == was
 
 
 def test_undo_uses_the_state_that_a_task_offers() -> None:

@@ -10,12 +10,13 @@ import array
 import builtins
 import copy
 import itertools
+import operator
 import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -169,6 +170,10 @@ class State:
         self.name, self._get, self._put = name, get, put
         self._kept = get()
 
+    def again(self) -> State:
+        """Return a new copy of the content."""
+        return State(self.name, self._get, self._put)
+
     def changed(self) -> list[str]:
         return [] if _equal(self._get(), self._kept) else [self.name]
 
@@ -201,6 +206,57 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+class Search:
+    """The objects that a search has visited, and the containers that it has read."""
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []
+        "Keeps the objects alive, so that no id is reused."
+        self._kinds: list[type] = []
+        self._containers: list[tuple[Any, list[Any], list[Any]]] = []
+        "Each with its keys and values, or with its elements twice."
+        self._large: list[Any] = []
+        self._activations = False
+
+    def visits(self, value: Any) -> None:
+        if not self._activations:
+            self._objects.append(value)
+            self._kinds.append(type(value))
+
+    def reads(self, home: Any) -> None:
+        if self._activations:
+            return
+        keys = [*home]
+        self._containers.append((home, keys, [*home.values()] if isinstance(home, Mapping) else keys))
+
+    def skips(self, large: Any) -> None:
+        """Note a container that is too large to be searched."""
+        self._large.append(large)
+
+    def meets_activation(self) -> None:
+        """Note a tensor with a graph, or a container of such tensors. They differ from pass to pass, and
+        nothing may keep them alive."""
+        self._activations = True
+        for kept in (self._objects, self._kinds, self._containers, self._large):
+            kept.clear()
+
+    def is_current(self) -> bool:
+        """Return whether every container still holds the same objects. A number that was replaced by an equal
+        one may count as a change."""
+        return (
+            not self._activations
+            and [*map(type, self._objects)] == self._kinds
+            and all(len(one) > MOST_ITEMS for one in self._large)
+            and all(_holds(*container) for container in self._containers)
+        )
+
+
+def _holds(home: Any, keys: list[Any], values: list[Any]) -> bool:
+    if len(home) != len(keys) or not all(map(operator.is_, home, keys)):
+        return False
+    return keys is values or all(map(operator.is_, home.values(), values))
+
+
 @dataclass
 class FoundState:
     """The result of one search."""
@@ -220,6 +276,25 @@ class FoundState:
     "Modules with their `training`, and parameters with their `requires_grad`."
     of_model: set[int] = field(default_factory=set)
     "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
+    search: Search = field(default_factory=Search)
+    "What the search read."
+
+    def again(self) -> FoundState | None:
+        """Return what a search would find now, at a fraction of its cost, or None if it may find something
+        else."""
+        tensors = (tensor for _, tensor in self.tensors.values())
+        if not self.search.is_current() or not all(one.is_leaf for one in tensors):
+            return None
+        return replace(
+            self,
+            places=[place.again() if isinstance(place, State) else place for place in self.places],
+            generators=[generator.again() for generator in self.generators],
+            switches=[(owner, _switch(owner)) for owner, _ in self.switches],
+        )
+
+
+def _switch(owner: Any) -> bool:
+    return bool(owner.training if isinstance(owner, nn.Module) else owner.requires_grad)
 
 
 class StateFinder:
@@ -243,16 +318,23 @@ class StateFinder:
         for _, value in self._others:
             _count_as_own(type(value))
 
+        self._last: FoundState | None = None
+
     def __call__(self) -> FoundState:
+        self._last = (self._last and self._last.again()) or self._search_all()
+        return self._last
+
+    def _search_all(self) -> FoundState:
         found = FoundState()
         waiting: list[tuple[str, Any]] = []
-        seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
+        seen: set[int] = set()
         for name, p in self._named:
             found.tensors[id(p)] = name, p
             found.switches.append((p, p.requires_grad))
         found.trained = self._trained
         for prefix, module, classes in self._modules:
             found.buffers[prefix] = Entries(prefix, module._buffers)
+            found.search.reads(module._buffers)
             found.switches.append((module, module.training))
             for key, buffer in module._buffers.items():
                 if buffer is not None:
@@ -266,13 +348,14 @@ class StateFinder:
         self._visit([*reversed(self._others)], seen, found)
         return found
 
-    def _visit(self, waiting: list[tuple[str, Any]], seen: dict[int, Any], found: FoundState) -> None:
+    def _visit(self, waiting: list[tuple[str, Any]], seen: set[int], found: FoundState) -> None:
         while waiting and len(seen) < MOST_OBJECTS:
             name, value = waiting.pop()
             sort = _sort_of(value)
             if sort == "plain" or id(value) in seen or id(value) in self._skipped:
                 continue
-            seen[id(value)] = value
+            seen.add(id(value))
+            found.search.visits(value)
             if sort in ("object", "dict", "items", "tuple") and (classes := _classes_of(value)):
                 for attributes in _attributes_of(value, classes):
                     self._search(Entries(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
@@ -281,16 +364,25 @@ class StateFinder:
                 if id(value) not in self._parameters:
                     found.tensors.setdefault(id(value), (name, value))
             elif sort == "dict":
-                if len(value) <= MOST_ITEMS:
+                if len(value) > MOST_ITEMS:
+                    found.search.skips(value)
+                else:
                     self._search(Entries(f"{name}.", value), found, waiting)
             elif sort == "items" or sort == "tuple":
-                if len(value) <= MOST_ITEMS and not _is_activation(value):
+                if len(value) > MOST_ITEMS:
+                    found.search.skips(value)
+                elif _is_activation(value):
+                    found.search.meets_activation()
+                else:
                     if sort == "items":
                         found.places.append(Items(name, value))
+                        found.search.reads(value)
                     waiting += [(f"{name}[{at}]", one) for at, one in enumerate(value)]
             elif sort == "module":
                 for inner, module in value.named_modules(prefix=name):
                     waiting.append((inner, module._buffers))
+                    found.search.reads(module._modules)
+                    found.search.reads(module._parameters)
                     waiting += [
                         (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
                     ]
@@ -299,7 +391,7 @@ class StateFinder:
                         self._search_classes(classes, seen, found, waiting)
             elif sort == "class":
                 if _is_users(value):
-                    del seen[id(value)]
+                    seen.remove(id(value))
                     self._search_classes((value,), seen, found, waiting)
             elif sort == "method":
                 if isinstance(value, MethodType):
@@ -316,16 +408,23 @@ class StateFinder:
                 found.generators.append(_generator(name, value))
 
     def _search_classes(
-        self, classes: Iterable[Any], seen: dict[int, Any], found: FoundState, waiting: list[tuple[str, Any]]
+        self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
     ) -> None:
         for kind in classes:
             if id(kind) not in seen:
-                seen[id(kind)] = kind
+                seen.add(id(kind))
                 values = Slotted(kind, partial(_values_of, kind))
-                self._search(Entries(f"{kind.__name__}.", values, _SET_BY_THE_LOOP), found, waiting)
+                entries = Entries(f"{kind.__name__}.", values, _SET_BY_THE_LOOP)
+                self._search(entries, found, waiting, home=vars(kind))
 
-    def _search(self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]]) -> None:
+    def _search(
+        self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]], home: Any = None
+    ) -> None:
+        """`home` is what to read later to see a change of `entries`, if reading `entries.home` is slow."""
         found.places.append(entries)
+        found.search.reads(entries.home if home is None else home)
+        if any(isinstance(value, Detached) for value in entries.kept.values()):
+            found.search.meets_activation()
         waiting += [
             (f"{entries.name}{key}", value)
             for key, value in entries.kept.items()
