@@ -13,8 +13,8 @@ from functools import cache
 from launcher.diagnosis.clue import MEMORY_OF, Clue, Kind, Strength, order_of
 from launcher.diagnosis.lines import Line, normalise, printable
 from launcher.diagnosis.literals import needed
-from launcher.diagnosis.own_words import OwnWords
 from launcher.diagnosis.patterns import PATTERNS, UNLESS, Pattern
+from launcher.diagnosis.users_patterns import UserPattern
 
 MAX_TEXT = 1000
 "Maximum characters of a clue's text."
@@ -168,7 +168,7 @@ class Collector:
     """
 
     def __init__(self, extra: Sequence[tuple[str, Kind]] = ()) -> None:
-        self._extra = [OwnWords(expression, kind) for expression, kind in extra]
+        self._extra = [UserPattern(expression, kind) for expression, kind in extra]
         self._found: dict[tuple[Kind, Strength], list[Clue]] = {}
         self._readers: dict[tuple[str, str], _Reader] = {}
         self._busy: set[str] = set()

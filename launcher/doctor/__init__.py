@@ -7,7 +7,7 @@ before the ranks:
 2. Node 0 (`coordinator.py`) gives orders to all nodes, itself included: files in the run directory
    (`orders.py`). Every node carries them out (`on_node.py`) and answers there. Ranks of a test are processes
    of `measure/group.py`. What is ordered next depends on the answers; `settings.py` has what a search tries.
-3. `pulse.py` tells node 0 which nodes have died meanwhile.
+3. `heartbeat.py` tells node 0 which nodes have died meanwhile.
 
 The answers are the results. `results.py` reads them, `interpret.py` and `outcome.py` turn them into measured
 values, and the table in `checks/` judges each of them (`examine.py`). `page.py` shows the findings, and

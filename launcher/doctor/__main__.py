@@ -21,6 +21,7 @@ from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.host import SOFTWARE
 from launcher.doctor.coordinator import Coordinator
 from launcher.doctor.examine import examine
+from launcher.doctor.heartbeat import heartbeat, monitored
 from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.listener import Listener
@@ -29,10 +30,9 @@ from launcher.doctor.on_node import OnNode, measure_node
 from launcher.doctor.orders import Orders
 from launcher.doctor.page import page
 from launcher.doctor.place import Place
-from launcher.doctor.pulse import pulse, watched
 from launcher.doctor.values import Measured
 from launcher.spec import variables
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 from launcher.spec.verdict import EXIT_SICK
 
 NODE = 0
@@ -73,10 +73,10 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, orders: Orders) -> None:
             listener = stack.enter_context(Listener(place.port, orders.take if place.leads else None))
             answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
             if place.leads:
-                watch = stack.enter_context(watched(orders))
-                on_node.lost = lambda: watch.lost
+                monitor = stack.enter_context(monitored(orders))
+                on_node.lost = lambda: monitor.lost
             else:
-                stack.enter_context(pulse(orders, answer["identity"]))
+                stack.enter_context(heartbeat(orders, answer["identity"]))
         answer["values"] = [value.as_json() for value in measure_node(place, leftovers)]
         on_node.answer(orders, NODE, answer)
         if place.leads:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from launcher.doctor.examine import ORDER
 from launcher.doctor.values import Finding
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 
 Key = tuple[str, tuple[str, ...]]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.rundir.files import read_json, replace_json
-from launcher.spec.forms import Form, fits
+from launcher.spec.json_forms import Form, fits
 
 T = TypeVar("T")
 NOTHING_ELSE: Form = {"*": frozenset()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.doctor.examine import spans
 from launcher.doctor.values import Finding, Part
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 
 WIDTH = 80
 COLUMNS = (6, 27, 22, 19)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from launcher.diagnosis.clue import Clue, Kind
 from launcher.diagnosis.collector import Collector
-from launcher.diagnosis.own_words import STRIKES
+from launcher.diagnosis.users_patterns import STRIKES
 from launcher.logs.lines import LineAssembler
 from launcher.logs.mask import Masker, secrets_of
 from launcher.rundir.time import now as stamp_now

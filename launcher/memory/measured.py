@@ -14,8 +14,8 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.events import Event
 from launcher.spec.fire_drill import DRILLS
-from launcher.spec.forms import fits
 from launcher.spec.job import Job
+from launcher.spec.json_forms import fits
 from launcher.spec.recipe import Recipe
 from launcher.spec.records import RunRecord
 

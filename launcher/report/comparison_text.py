@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.report.comparison import Comparison, table
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher.spec.forms import Form, fits
+from launcher.spec.json_forms import Form, fits
 
 
 def beside(path: Path, end: str = "tmp") -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import append_json, read_json, read_json_lines, read_record
-from launcher.rundir.forms import METRIC, fits
+from launcher.rundir.record_forms import METRIC, fits
 from launcher.rundir.time import now
 from launcher.spec import variables
 from launcher.spec.events import Event, read_event

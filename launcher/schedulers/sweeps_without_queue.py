@@ -14,7 +14,7 @@ from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
 from launcher.spec.events import AttemptStarted, Submitted
-from launcher.supervise.turn import sweep_folder
+from launcher.supervise.sweep_turn import sweep_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

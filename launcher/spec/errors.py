@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 
 LONGEST_WORD = 256
 "Longest word that a message may hold, in characters. Paths can be this long."

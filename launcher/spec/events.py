@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from launcher.spec.forms import STAMP, fits
+from launcher.spec.json_forms import STAMP, fits
 from launcher.spec.json_object import Record
 
 KINDS: dict[str, type[Event]] = {}

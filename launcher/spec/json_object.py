@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from launcher.spec.forms import Form, fits
+from launcher.spec.json_forms import Form, fits
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

@@ -17,8 +17,8 @@ from launcher.diagnosis.collector import MAX_TEXT, NAMED
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
 from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.rundir.files import read_record
-from launcher.rundir.forms import ERROR, EXIT
 from launcher.rundir.layout import AttemptDir
+from launcher.rundir.record_forms import ERROR, EXIT
 from launcher.spec.base import format_bytes
 from launcher.spec.failures import FAILURES
 from launcher.spec.verdict import (

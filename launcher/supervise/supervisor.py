@@ -75,8 +75,8 @@ from launcher.supervise.policy import (
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
 from launcher.supervise.stall import Stall
+from launcher.supervise.sweep_turn import VISIBLE, Turn, TurnError
 from launcher.supervise.takeover import KILLED, close_attempts, first_recipe
-from launcher.supervise.turn import VISIBLE, Turn, TurnError
 
 if TYPE_CHECKING:
     from launcher.supervise.no_shared_folder.link import Mirror

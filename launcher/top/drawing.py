@@ -13,7 +13,7 @@ from launcher.report.listing import step_of
 from launcher.report.metric_curves import number
 from launcher.report.terminal import STATE_STYLE
 from launcher.spec.base import format_bytes, format_duration
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 from launcher.top.board import Known
 from launcher.top.fitted import shortened
 from launcher.top.live import Live

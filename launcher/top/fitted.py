@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from launcher.logs.clean import harmless
-from launcher.spec.plain import spelled
+from launcher.spec.one_line import spelled
 
 
 def log_line(line: bytes) -> Text:

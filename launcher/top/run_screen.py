@@ -28,7 +28,7 @@ from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.spec.errors import LauncherError
 from launcher.spec.events import read_event
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 from launcher.top.drawing import curve, rank_text
 from launcher.top.fitted import log_line
 from launcher.top.live import Live

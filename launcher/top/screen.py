@@ -20,7 +20,7 @@ from launcher.api.snapshot import request_snapshot
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import progress_text
 from launcher.spec.errors import LauncherError
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 from launcher.top.background import Background
 from launcher.top.board import Board, Known, mark_of
 from launcher.top.drawing import COLUMNS, cells_of, drawn, rank_text

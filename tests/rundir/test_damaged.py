@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from launcher.cli.main import _exit_code, app
 from launcher.rundir.files import MAX_RECORD_BYTES, read_json, read_json_lines
 from launcher.rundir.find import find_run, runs_in
-from launcher.rundir.forms import METRIC, fits
 from launcher.rundir.layout import RunDir
+from launcher.rundir.record_forms import METRIC, fits
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.host import SILENT_SECONDS, SupervisorLock, supervisor_gone
 from tests.lab import Lab, events, wait_for

@@ -16,9 +16,9 @@ import pytest
 
 from launcher.planning.plan import make_plan
 from launcher.schedulers.over_ssh.login import Here, ask
+from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import look_up
-from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import questions as site_questions
 from launcher.schedulers.slurm.site import site
 from launcher.spec.cluster import Cluster as Profile
@@ -148,8 +148,8 @@ def verdict(
     )
     job = Job.model_validate({"name": "j", "command": ["true"], "batch": {"global": 8}, "resources": fields})
     here = site(ask(Here(), site_questions()))
-    request = Request(profile, job, make_plan(job, profile), here)
-    refused = list(request._limits(here.partitions[str(options["partition"])]))
+    feasibility = Feasibility(profile, job, make_plan(job, profile), here)
+    refused = list(feasibility._limits(here.partitions[str(options["partition"])]))
     wanted = [
         f"--partition={options['partition']}", "--account=group", f"--nodes={fields.get('nodes', 1)}",
         "--ntasks-per-node=1", f"--cpus-per-task={fields['cpus_per_node']}", f"--time={SMALL['time'][:-1]}",

@@ -13,8 +13,8 @@ from launcher.planning.plan import make_plan
 from launcher.schedulers.over_ssh.login import Answer, Here
 from launcher.schedulers.slurm import checks
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
+from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.gpu_types import likely_cards
-from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import Site, gpus_of, site
 from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job
@@ -114,7 +114,7 @@ def test_the_gpu_of_the_login_node_names_the_nodes_where_they_are_alike() -> Non
     assert v100 is not None and v100.device == ""
 
 
-def request(where: str | Site, slurm: dict[str, object], **resources: object) -> Request:
+def request(where: str | Site, slurm: dict[str, object], **resources: object) -> Feasibility:
     cluster = Cluster.model_validate(
         {"name": "c", "scheduler": "slurm", "max_nodes": 99, "node": NODE, "slurm": slurm}
     )
@@ -127,7 +127,7 @@ def request(where: str | Site, slurm: dict[str, object], **resources: object) ->
         }
     )
     here = site(answers(where)) if isinstance(where, str) else where
-    return Request(cluster, job, make_plan(job, cluster), here)
+    return Feasibility(cluster, job, make_plan(job, cluster), here)
 
 
 @pytest.mark.parametrize(
@@ -319,5 +319,5 @@ def test_host_memory_that_the_site_gives_by_default_is_held_against_the_plan() -
             peaks=(), reserved=0, overhead={}, host={"x": 700 * 2**30}, band=0.1, basis="formulas"
         )
         plan = plain.plan.model_copy(update={"estimate": needs})
-        warned = list(Request(plain.cluster, plain.job, plan, plain.site).warnings())
+        warned = list(Feasibility(plain.cluster, plain.job, plan, plain.site).warnings())
         assert any(gives in one and "set resources.memory_per_node" in one for one in warned), warned

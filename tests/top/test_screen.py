@@ -17,7 +17,7 @@ from textual.widgets import DataTable, RichLog, Static, TabbedContent
 from launcher.api.listing import Filter
 from launcher.rundir.find import default_root
 from launcher.schedulers import lookup
-from launcher.spec.plain import plain
+from launcher.spec.one_line import plain
 from launcher.top.board import Board
 from launcher.top.drawing import short_number
 from launcher.top.fitted import log_line, shortened

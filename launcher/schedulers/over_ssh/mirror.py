@@ -24,7 +24,7 @@ from launcher.rundir.contents import DELETED, GROWING, SENT, expression
 from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.copies import for_us_alone, is_below, is_state, keep_checkpoints
+from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints, private_folder
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
 from launcher.schedulers.over_ssh.login import CutError, Login
@@ -308,6 +308,6 @@ def _write_index(run: Path, files: Mapping[str, Known]) -> None:
 
 @contextlib.contextmanager
 def _alone(here: Path) -> Iterator[None]:
-    with open(for_us_alone(here) / ".lock", "w", encoding="utf-8") as file:
+    with open(private_folder(here) / ".lock", "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -21,7 +21,7 @@ from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.sweep_process import is_looked_after
 from launcher.schedulers.sweeps_without_queue import runs_of, task_of
 from launcher.spec.events import Waiting
-from launcher.supervise.turn import sweep_folder
+from launcher.supervise.sweep_turn import sweep_folder
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Scheduler

@@ -44,7 +44,7 @@ from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster
 from launcher.spec.events import Refused, Submitting
 from launcher.spec.job import Job
-from launcher.supervise.turn import sweep_folder
+from launcher.supervise.sweep_turn import sweep_folder
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client

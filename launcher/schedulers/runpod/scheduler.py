@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
-from launcher.schedulers.copies import copies, write_copy
+from launcher.schedulers.local_copies import copies_folder, write_copy
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
@@ -29,7 +29,7 @@ from launcher.schedulers.sweep_process import looking_after
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submitted
 from launcher.spec.events import Finished
 from launcher.spec.long_work import working
-from launcher.supervise.turn import sweep_folder
+from launcher.supervise.sweep_turn import sweep_folder
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -152,7 +152,7 @@ class RunPodScheduler(OneByOne):
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
         market = self._markets.get(prepared.request.run_id) or self._look(prepared)
-        root = copies(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
+        root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
         by_gpu = {
             one.gpu_id: replace(
                 one,
@@ -213,7 +213,7 @@ class RunPodScheduler(OneByOne):
         from launcher.schedulers.runpod.request import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
-        root = copies(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
+        root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
         centre = market.data_center if market is not None else None
         ready = replace(prepared, about={**prepared.about, "runpod": {"data_center": centre}})
         try:

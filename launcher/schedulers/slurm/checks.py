@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
 from launcher.schedulers.over_ssh.login import Answer, Here, Login, ask
+from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     TAKES_NONE,
@@ -21,7 +22,6 @@ from launcher.schedulers.slurm.jobs import (
     unanswered,
 )
 from launcher.schedulers.slurm.prefetch import begun, keep, kept, stamp
-from launcher.schedulers.slurm.request import Request
 from launcher.schedulers.slurm.site import OF_ACCOUNTING, questions, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -77,16 +77,16 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
         answers = patiently(once)
     except NotYetError as error:
         raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
-    request = Request(cluster, job, plan, site(answers), tasks)
-    if known is not None and next(request.refusals(), None) is not None:
+    feasibility = Feasibility(cluster, job, plan, site(answers), tasks)
+    if known is not None and next(feasibility.refusals(), None) is not None:
         # Cached answers must not refuse what has been allowed since.
         answers, known = answers | ask(login, _of_accounting()), None
-        request = replace(request, site=site(answers))
+        feasibility = replace(feasibility, site=site(answers))
     if known is None:
         keep(login, answers)
     test = answers["test"]
-    refusals = [*request.refusals(), *_path_refusals(paths, answers["paths"])]
-    warnings = [*request.warnings(), *_path_warnings(cluster, job, paths, answers)]
+    refusals = [*feasibility.refusals(), *_path_refusals(paths, answers["paths"])]
+    warnings = [*feasibility.warnings(), *_path_warnings(cluster, job, paths, answers)]
     if test.code and unanswered(test.err):  # a busy controller still answers cheaper queries
         warnings.append(f"not checked by sbatch --test-only: {_words(test)}")
     elif test.code != 0 and not refusals:

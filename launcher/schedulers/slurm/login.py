@@ -18,10 +18,10 @@ def store_of(cluster: Mapping[str, Any]) -> Store:
     clusters = (cluster.get("slurm") or {}).get("clusters")
     if (host := cluster.get("login")) is None:
         return Folder(Here(_asking(clusters)))
-    from launcher.schedulers.over_ssh.copies import Copies, absolute
+    from launcher.schedulers.over_ssh.remote_store import RemoteStore, absolute
 
     there = absolute((cluster.get("paths") or {}).get("runs"), f"login {host}")
-    return Copies(_over(host, clusters), there)
+    return RemoteStore(_over(host, clusters), there)
 
 
 def login_to(host: str | None) -> Login:

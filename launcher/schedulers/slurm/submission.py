@@ -68,7 +68,7 @@ class Submission:
 
     def _as_text(self, store: Store) -> str:
         """Send run directories, job and events in one round trip, after the code if that is new there."""
-        from launcher.schedulers.over_ssh.copies import NotSentError
+        from launcher.schedulers.over_ssh.remote_store import NotSentError
         from launcher.schedulers.over_ssh.secret_checks import secret_checks
 
         comment = self.runs[0].id if self.sweep is None else self.sweep.id

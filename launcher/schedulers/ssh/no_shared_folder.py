@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from launcher.rundir.contents import SUBMITTED
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.over_ssh.copies import NotSentError
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed
+from launcher.schedulers.over_ssh.remote_store import NotSentError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.ssh.hosts import HostError
 
 if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.copies import Copies
+    from launcher.schedulers.over_ssh.remote_store import RemoteStore
     from launcher.schedulers.ssh.choose import About, Chosen
 
 _SHARED = 75
@@ -29,36 +29,36 @@ done
 """
 
 
-def bring(run: RunDir, there: str, hosts: Sequence[Copies]) -> None:
+def bring(run: RunDir, there: str, hosts: Sequence[RemoteStore]) -> None:
     """Send the run directory and the job's code to every host; the first one's run directory is already on
     its way.
 
     The hosts are handled one after the other, so that two that share a folder find each other's mark. Raises
     NotSentError; then nothing was started.
     """
-    for rank, copies in enumerate(hosts):
+    for rank, store in enumerate(hosts):
         try:
-            done = _bring(run, there, rank, copies)
+            done = _bring(run, there, rank, store)
         except LoginError as error:
             raise NotSentError(str(error)) from None
         if done.returncode == _SHARED:
             raise NotSentError(
-                f"{copies.name} has {there} in common with another host of the job, and not with all; "
+                f"{store.name} has {there} in common with another host of the job, and not with all; "
                 "all of them share that folder, or none does"
             )
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             why = said[-1] if said else f"exit code {done.returncode}"
-            raise NotSentError(f"{copies.name}: {there}/{run.id} could not be written: {why}")
+            raise NotSentError(f"{store.name}: {there}/{run.id} could not be written: {why}")
 
 
-def _bring(run: RunDir, there: str, rank: int, copies: Copies) -> subprocess.CompletedProcess[bytes]:
+def _bring(run: RunDir, there: str, rank: int, store: RemoteStore) -> subprocess.CompletedProcess[bytes]:
     script = _MARK.format(folder=quote(f"{there}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
     if rank == 0:
-        return copies.run(script)
+        return store.run(script)
     script += "rm -rf plans scripts && tar -xf -"
     parcel = packed(run.path, SUBMITTED)
-    return copies.deliver([run], (), lambda: copies.run(script, stdin=parcel), copied=False)
+    return store.deliver([run], (), lambda: store.run(script, stdin=parcel), copied=False)
 
 
 def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:

@@ -23,9 +23,9 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.over_ssh.copies import Copies, NotSentError, absolute
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
+from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import relay
 from launcher.schedulers.over_ssh.ssh import Over
@@ -77,7 +77,7 @@ class SshHosts(OneByOne):
     def __init__(self, hosts: tuple[str, ...], runs: str | None) -> None:
         self.there = absolute(runs, f"ssh.hosts {hosts[0]}")
         self.hosts = hosts
-        self._copies: dict[tuple[str, Path | None], Copies] = {}
+        self._stores: dict[tuple[str, Path | None], RemoteStore] = {}
         "By host, and by the folder of the local copies if that is another host's."
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
@@ -219,11 +219,11 @@ class SshHosts(OneByOne):
             in_all = about["sweep"]["at_once"]
             sweep = {**about["sweep"], "at_once": self._places.pop(run_id), "at_once_in_all": in_all}
             prepared = replace(prepared, about={**about, "sweep": sweep})
-        copies = self._on(chosen.hosts[0].name)
+        store = self._on(chosen.hosts[0].name)
         try:
-            run = copies.write(_on_hosts(prepared, chosen))
+            run = store.write(_on_hosts(prepared, chosen))
         except OSError as error:
-            raise SchedulerError(f"cannot write {copies.here}: {error.strerror}") from None
+            raise SchedulerError(f"cannot write {store.here}: {error.strerror}") from None
         remember_root(run.path.parent)
         try:
             self._start(run, chosen, "submitted")
@@ -263,7 +263,7 @@ class SshHosts(OneByOne):
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Query each host once for all runs that have not ended by their own records."""
-        living: dict[Copies, list[RunDir]] = {}
+        living: dict[RemoteStore, list[RunDir]] = {}
         for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
                 living.setdefault(self._of(run), []).append(run)
@@ -275,26 +275,26 @@ class SshHosts(OneByOne):
             for run in runs
         ]
 
-    def _locks(self, copies: Copies, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
+    def _locks(self, store: RemoteStore, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
         """Run id -> (the word for its lock, why the host could not be asked)."""
-        copies.look_along(runs)
+        store.look_along(runs)
         try:
-            done = copies.run(locks_script(self.there, [run.id for run in runs]))
+            done = store.run(locks_script(self.there, [run.id for run in runs]))
         except LoginError as error:
             return {run.id: ("", str(error)) for run in runs}
-        locks = words(done.stdout) | dict.fromkeys(copies.lost, "lost")
+        locks = words(done.stdout) | dict.fromkeys(store.lost, "lost")
         return {run: (lock, "") for run, lock in locks.items()}
 
     def cancel(self, run: RunDir) -> None:
         """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""
         if not (before := self.statuses([run])[0]).ended:
-            copies = self._of(run)
+            store = self._of(run)
 
             def send() -> str:
-                copies.bring()
+                store.bring()
                 return ""
 
-            copies.ask_to_stop([run], run.id, send)
+            store.ask_to_stop([run], run.id, send)
             before = status_of(run, self.handle(run), run.read_state())
         if before.ended:
             raise SchedulerError(f"{run.id} is not running: {before.state}")
@@ -338,21 +338,21 @@ class SshHosts(OneByOne):
         parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
         return b"".join(parts)[since:]
 
-    def _on(self, host: str, here: Path | None = None) -> Copies:
+    def _on(self, host: str, here: Path | None = None) -> RemoteStore:
         """`here`: the folder of the local copies if it is another host's, from which the runs have moved."""
-        if (host, here) not in self._copies:
-            copies = Copies(Over(host), self.there, self._codes)
-            if here is not None and here != copies.here:
-                copies.here = here
-            self._copies[host, here] = copies
-        return self._copies[host, here]
+        if (host, here) not in self._stores:
+            store = RemoteStore(Over(host), self.there, self._codes)
+            if here is not None and here != store.here:
+                store.here = here
+            self._stores[host, here] = store
+        return self._stores[host, here]
 
-    def _of(self, run: RunDir) -> Copies:
+    def _of(self, run: RunDir) -> RemoteStore:
         """The host that holds the run's directory."""
         about = run.read_about()  # empty if it was deleted in the meantime
         host = hosts_of(about)[0] if about else self.hosts[0]
-        copies = self._on(host)
-        return copies if copies.here == run.path.parent else self._on(host, run.path.parent)
+        store = self._on(host)
+        return store if store.here == run.path.parent else self._on(host, run.path.parent)
 
     def _choose(self, own: Sequence[str], about: About) -> Chosen:
         others = [self._on(host).ssh for host in self.hosts if host not in own]
@@ -364,20 +364,20 @@ class SshHosts(OneByOne):
         Raises NotSentError and HostError if nothing was started; LoginError if that is unknown.
         """
         run.append(Submitting())
-        copies = self._of(run)
+        store = self._of(run)
         there = f"{self.there}/{run.id}"
         spread = None
         if chosen.apart:
             spread = partial(bring, run, self.there, [self._on(host.name) for host in chosen.hosts])
         start = Start(
-            chosen.hosts, copies, there, run.read_about(), chosen.place, event, self.handle(run), spread
+            chosen.hosts, store, there, run.read_about(), chosen.place, event, self.handle(run), spread
         )
         try:
-            copies.deliver([run], (), start.everywhere)
+            store.deliver([run], (), start.everywhere)
         except LoginError as error:
             raise LoginError(
                 f"{error}; the run may have started or not: `launcher status {run.id}` tells when "
-                f"{copies.name} answers again"
+                f"{store.name} answers again"
             ) from None
 
     def _withdraw(self, run: RunDir) -> None:

@@ -20,7 +20,7 @@ from launcher.schedulers.base import Prepared, SchedulerError, Status
 from launcher.schedulers.runpod.queue import is_attended
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.schedulers.sweeps_without_queue import runs_of
-from launcher.supervise.turn import sweep_folder
+from launcher.supervise.sweep_turn import sweep_folder
 from launcher.top.board import Board
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import Lab

@@ -10,7 +10,7 @@ import pytest
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.over_ssh.copies import Copies
+from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.schedulers.sshd import Sshd
@@ -24,8 +24,8 @@ def on_both_sides(
     (command := sshd.folder / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n{scancel}')
     command.chmod(0o755)
     sshd.login_shell(f'PATH={sshd.folder}:$PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    copies = Copies(Over(sshd.host), str(tmp_path / "runs"))
-    slurm, run = SlurmScheduler(copies), RunDir(copies.here / "demo-1")
+    store = RemoteStore(Over(sshd.host), str(tmp_path / "runs"))
+    slurm, run = SlurmScheduler(store), RunDir(store.here / "demo-1")
     run.path.mkdir(parents=True)
     replace_json(run.submitted, {"id": run.id, "cluster": {"name": "c", "scheduler": "slurm"}})
     replace_json(run.state, {"state": state})

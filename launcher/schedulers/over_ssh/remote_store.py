@@ -1,4 +1,4 @@
-"""Runs on a host behind ssh: their local copies, and the job's code, which is sent once."""
+"""Store of the runs on a host reached over ssh. It keeps local copies and sends the job's code once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.rundir.files import replace_text
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
-from launcher.schedulers.copies import copies, for_us_alone, write_copy
+from launcher.schedulers.local_copies import copies_folder, private_folder, write_copy
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
@@ -36,8 +36,8 @@ class NotSentError(SchedulerError):
     """Nothing was started, because the code or the run directory could not be written on the host."""
 
 
-class Copies(Mirrored):
-    """A `Store`: the runs on a host, with their copies here.
+class RemoteStore(Mirrored):
+    """A `Store` of runs on another host, with local copies.
 
     `there` is the folder of the runs on the host. `codes` holds the snapshots taken; several hosts may share
     it. `wanted` is what each query fetches besides the records.
@@ -46,7 +46,7 @@ class Copies(Mirrored):
     far = True
 
     def __init__(self, ssh: Over, there: str, codes: dict[str, snapshot.Snapshot] | None = None) -> None:
-        super().__init__(ssh, copies(ssh.name, there), there)
+        super().__init__(ssh, copies_folder(ssh.name, there), there)
         self.ssh, self.wanted = ssh, Wanted()
         self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
@@ -60,7 +60,7 @@ class Copies(Mirrored):
         return Place(f"{self.there}/{request.run_id}", workdir, code.notes)
 
     def check(self, request: Request) -> None:
-        """Everything that the run needs is over there."""
+        """Do nothing: what the run needs is on the host."""
 
     def write(self, prepared: Prepared) -> RunDir:
         """Write the local copy of the run directory, which the next round trip sends. Raises OSError."""
@@ -159,7 +159,7 @@ class Copies(Mirrored):
             snapshot.send(code, self.ssh, self.there, before=sent[-1] if sent else None)
         except SchedulerError as error:
             raise NotSentError(str(error)) from None
-        replace_text(for_us_alone(self.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
+        replace_text(private_folder(self.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
 
 
 def absolute(runs: str | None, where: str) -> str:

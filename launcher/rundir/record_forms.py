@@ -1,14 +1,14 @@
-"""The form of the records in a run directory, which is checked when they are read.
+"""Forms of the records in a run directory. Every record is checked when it is read.
 
-Ranks, other hosts and other versions write there too. A record of another form is left out, so code that
-reads records can rely on the fields listed here.
+Ranks, other hosts and other versions write records too. Records of another form are skipped, so code that
+reads them can rely on the fields listed here.
 """
 
 from __future__ import annotations
 
 from launcher.spec import failures
-from launcher.spec.forms import STAMP, Form
-from launcher.spec.forms import fits as fits
+from launcher.spec.json_forms import STAMP, Form
+from launcher.spec.json_forms import fits as fits
 from launcher.spec.json_object import form_of
 from launcher.spec.records import StateRecord
 

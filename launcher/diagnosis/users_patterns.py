@@ -1,4 +1,4 @@
-"""The job's and the cluster profile's own patterns, searched for at a bounded cost."""
+"""Search for the job's and the cluster profile's own patterns, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from launcher.diagnosis.literals import needed
 SECONDS = 0.2
 "Time limit per line. A reasonable expression takes microseconds."
 STRIKES = 3
-"Number of lines on which it may exceed the limit before it is no longer searched for."
+"Number of lines on which a pattern may exceed the limit before it is no longer searched for."
 
 
-class OwnWords:
+class UserPattern:
     """A user's expression, with a time limit for its search.
 
     Some expressions take time that grows with a power of the line's length, or doubles with each character.
@@ -31,7 +31,7 @@ class OwnWords:
         return self._strikes >= STRIKES
 
     def may_match(self, lines: bytes) -> bool:
-        """Whether a line of a chunk may match."""
+        """Return whether a line of the chunk may match."""
         if self.given_up:
             return False
         low = lines.lower()

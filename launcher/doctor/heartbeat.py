@@ -1,7 +1,7 @@
-"""Signs of life: node 0 knows within half a minute that a node has died, whatever the node was asked for.
+"""Heartbeats, by which node 0 notices within half a minute that another node has died.
 
-Every other node writes its pulse into the run directory. Where that stops, node 0 asks the doctor of the node
-over the network. Either sign is enough, since a folder may be slow, and the network is what is examined.
+Every other node writes heartbeats into the run directory. If they stop, node 0 connects to the node's doctor
+over the network. One sign of life is enough: the folder may be slow, and the network may be what is broken.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ BEAT_SECONDS = 1.0
 BEATS_PER_SECOND = 50
 "Limit for all nodes together. Each beat writes a file, which loads the shared file system."
 LOST_BEATS = 15
-"A node without a new pulse for so many beats is asked over the network."
+"Missed heartbeats after which node 0 tries to reach the node over the network."
 
 
 @contextmanager
-def pulse(orders: Orders, identity: Mapping[str, Any]) -> Iterator[None]:
-    """Show that this node is alive. `identity`: how other nodes reach it, as `responds` takes it."""
+def heartbeat(orders: Orders, identity: Mapping[str, Any]) -> Iterator[None]:
+    """Write this node's heartbeats. `identity` tells other nodes how to reach it (see `responds`)."""
     numbers = count()
 
     def beat() -> None:
-        with suppress(OSError):  # a node without a pulse has the time limit of each order
+        with suppress(OSError):  # a node without heartbeats still has the time limit of each order
             orders.beat({"number": next(numbers), "identity": identity})
 
     with _at_every_beat(orders.nodes, beat):
         yield
 
 
-class Watch:
-    """The pulses of the other nodes, as node 0 sees them."""
+class HeartbeatMonitor:
+    """Node 0's view of the other nodes' heartbeats."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._last: dict[int, Mapping[str, Any]] = {}
         self._silent: dict[int, int] = {}
-        "Beats since the last new pulse. They are counted here, so that a pause of node 0 does not count."
+        "Checks since the last new heartbeat. Counting checks, not time, ignores a pause of node 0 itself."
         self.lost: frozenset[int] = frozenset()
-        "Nodes that had a pulse, and show no sign of life any more."
+        "Nodes that once sent heartbeats and no longer show any sign of life."
 
-    def look(self) -> None:
-        """Read every pulse. It is to be called at every beat."""
-        for node, pulse in self._orders.pulses().items():
-            silent = pulse == self._last.get(node)
-            self._last[node], self._silent[node] = pulse, self._silent.get(node, 0) + 1 if silent else 0
+    def check(self) -> None:
+        """Read all heartbeats. Call this once per beat."""
+        for node, latest in self._orders.pulses().items():
+            silent = latest == self._last.get(node)
+            self._last[node], self._silent[node] = latest, self._silent.get(node, 0) + 1 if silent else 0
         if late := {node for node, beats in self._silent.items() if beats >= LOST_BEATS} - self.lost:
             with ThreadPoolExecutor(len(late)) as pool:
                 alive = pool.map(lambda node: responds(self._last[node]["identity"]), late)
@@ -61,11 +61,11 @@ class Watch:
 
 
 @contextmanager
-def watched(orders: Orders) -> Iterator[Watch]:
-    """Watch the pulses of the other nodes."""
-    watch = Watch(orders)
-    with _at_every_beat(orders.nodes, watch.look):
-        yield watch
+def monitored(orders: Orders) -> Iterator[HeartbeatMonitor]:
+    """Check the heartbeats of the other nodes in the background."""
+    monitor = HeartbeatMonitor(orders)
+    with _at_every_beat(orders.nodes, monitor.check):
+        yield monitor
 
 
 @contextmanager
@@ -81,4 +81,4 @@ def _at_every_beat(nodes: int, do: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        end.set()  # the thread is not waited for: a folder may hang
+        end.set()  # do not join the thread: the folder may hang

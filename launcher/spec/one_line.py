@@ -1,10 +1,10 @@
-"""Text from users, jobs and ranks as one line: what a terminal would act on is spelled out."""
+"""Print text from users, jobs and ranks safely on one line: control characters become escape sequences."""
 
 from __future__ import annotations
 
 
 def plain(text: object) -> str:
-    """Return one line of printable characters; everything else, such as ESC and newline, is spelled out."""
+    """Return the text as one line, with unprintable characters such as ESC and newline escaped."""
     return "".join(map(spelled, str(text)))
 
 

@@ -1,6 +1,6 @@
-"""What each copy of a run directory that is elsewhere has in common: on a host behind ssh, or on a volume.
+"""Functions for local copies of run directories that are on another host or on a volume.
 
-Which files travel is in `launcher.rundir.contents`.
+`launcher.rundir.contents` lists the files that are copied.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from pathlib import Path, PurePosixPath
 import platformdirs
 
 from launcher.rundir.files import parsed
-from launcher.rundir.forms import STATE, fits
 from launcher.rundir.layout import RunDir
+from launcher.rundir.record_forms import STATE, fits
 from launcher.schedulers.base import Prepared
 from launcher.schedulers.rundir import write_run
 
 
-def copies(place: str, runs: str) -> Path:
-    """The folder for copies of run directories that are in the folder `runs` of another `place`."""
+def copies_folder(place: str, runs: str) -> Path:
+    """Return the local folder for copies of the run directories in the folder `runs` of another `place`."""
     where = hashlib.sha256(f"{place}:{runs}".encode()).hexdigest()[:8]
     return Path(platformdirs.user_state_dir("launcher")) / "mirrors" / f"{place}-{where}"
 
 
-def for_us_alone(folder: Path) -> Path:
-    """Create the folder if it is missing, for this user only, whatever the umask is. Raises OSError."""
+def private_folder(folder: Path) -> Path:
+    """Create the folder if it is missing, with mode 700 regardless of the umask. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
 
 
 def write_copy(prepared: Prepared, root: Path) -> RunDir:
-    """Write the copy of a run directory that is then sent. Raises OSError."""
-    return write_run(replace(prepared, run_dir=str(for_us_alone(root) / prepared.request.run_id)))
+    """Write the local copy of a run directory before it is sent. Raises OSError."""
+    return write_run(replace(prepared, run_dir=str(private_folder(root) / prepared.request.run_id)))
 
 
 def is_below(name: str) -> bool:
-    """Whether a name that came from elsewhere is that of a file below a run directory."""
+    """Return whether a received file name stays below the run directory."""
     parts = PurePosixPath(name).parts
     return bool(parts) and name[0] != "/" and name[-1] != "/" and ".." not in parts and "\0" not in name
 
 
 def is_state(data: bytes) -> bool:
-    """Whether a file that came from elsewhere is a run's state. Otherwise, what was known before is kept."""
+    """Return whether a received file is a valid state.json. If not, the caller keeps the previous one."""
     return fits(parsed(data), STATE)
 
 
 def keep_checkpoints(run: RunDir, names: Collection[str]) -> None:
-    """Copy the names of the checkpoints, as empty folders, and delete those that are not there any more."""
+    """Mirror the checkpoints' names as empty folders; delete folders whose checkpoint no longer exists."""
     for name in names:
         (run.checkpoints / name).mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""A run's turn on its host: a place among the runs of its sweep, and GPUs of its own.
+"""A run's turn to start on its host: a place among the running tasks of its sweep, and free GPUs.
 
-Both are locks that the supervisor holds until it ends, so the kernel frees them however it ends.
+Both are locks that the supervisor holds. The kernel releases them when the supervisor ends, even if killed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class TurnError(Exception):
-    """Waiting does not help: the run can have no turn on this host. The message says why."""
+    """The run can never start on this host, so waiting is pointless. The message says why."""
 
 
 def sweep_folder(run: RunDir, sweep: str) -> Path:
-    """The folder of a sweep's own files, beside its runs."""
+    """Return the folder of a sweep's own files, which is next to its runs."""
     return run.path.parent / "sweeps" / sweep
 
 
 class Turn:
-    """What a run waits for before its first attempt. `take` is called until it returns ""."""
+    """Waits before a run's first attempt. Call `take` until it returns ""."""
 
     def __init__(
         self, run: RunDir, gpus: int, environ: MutableMapping[str, str], *, shared: bool = True
     ) -> None:
-        """`gpus`: how many the run needs, 0 if none are to be chosen. `environ` gets their indexes.
+        """`gpus` is the number of GPUs to choose; 0 chooses none. Their indexes are written to `environ`.
 
-        `shared`: whether GPUs that other programs than launcher use may be taken. Raises TurnError.
+        With `shared`, GPUs used by programs other than launcher may be taken. Raises TurnError.
         """
         self.run, self.gpus, self.environ, self.shared = run, gpus, environ, shared
         self._why = "waits for GPUs"
@@ -41,7 +41,7 @@ class Turn:
         about = run.read_about()
         self._queue: SweepQueue | None = None
         if (sweep := about.sweep) is not None:
-            # Hosts that share the folder have a queue each.
+            # Hosts that share the folder each have their own queue.
             file = sweep_folder(run, sweep.id) / f"queue{f'-{about.hosts[0]}' if about.hosts else ''}"
             try:
                 self._queue = SweepQueue(file, sweep.task, sweep.at_once)
@@ -49,7 +49,7 @@ class Turn:
                 raise TurnError(str(error)) from None
 
     def take(self) -> str:
-        """Take what is free. Return why the run has to wait, or "" if it has its turn. Raises TurnError."""
+        """Try to take a place and GPUs. Return why the run must wait, or "". Raises TurnError."""
         try:
             return self._take()
         except (CardsError, QueueError) as error:

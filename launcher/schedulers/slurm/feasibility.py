@@ -1,4 +1,4 @@
-"""Compare what a job asks of Slurm with what the site offers: what can never start, and what may go wrong."""
+"""Compare a job's Slurm request with what the site offers. Refuse what can never start; warn about risks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STARTS_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the job asks of Slurm, compared with what the site offers."""
+class Feasibility:
+    """A job's request to Slurm, compared with what the site offers."""
 
     cluster: Cluster
     job: Job

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from launcher.diagnosis.collector import Collector
-from launcher.diagnosis.own_words import SECONDS, STRIKES
+from launcher.diagnosis.users_patterns import SECONDS, STRIKES
 from launcher.spec.failure_patterns import FailurePattern
 
 COSTLY = [r"(.*,){20}x", r"(?:x\w*){10}y", r"(a|a)*b", r"\s*\s*\s*\s*\s*\s*\s*x", r"(\w|_)*!"]
