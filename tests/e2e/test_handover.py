@@ -89,6 +89,7 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     assert [one["reason"] for one in events(ours, "recovery-off")] == [why_not] * 4
     assert [one["why_not_in_process"] for one in events(ours, "downgrade")] == [None, why_not, None]
     assert resumed(ours) == [(step, "shared-memory") for step in (6, 6, 8)]
+    assert "recvValue" not in lab.all_logs(ours), "a rank waits on the store of a rank that has left"
     # The model has BatchNorm: it gives up all else before its micro-batch.
     offload, smaller, _ = [event["reason"] for event in events(ours, "downgrade")]
     assert offload == "offload none -> cpu-optimizer" and smaller.startswith("micro-batch 16 -> 8")

@@ -53,15 +53,35 @@ class Alarm:
         A rank that still waited on the store would print a stack trace of C++. Raises dist.DistError if the
         store is gone.
         """
-        if self.rank.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        if not self._first_serves:
             return
-        self._store.set(_key("quiet", self.rank.number), "")
         if self.rank.first and not self._store.check(["alarm"]):
             self._store.set("alarm", "")
-            all_quiet = [_key("quiet", number) for number in range(self.rank.world)]
-            deadline = time.monotonic() + ENDING_SECONDS
-            while not self._store.check(all_quiet) and time.monotonic() < deadline:
-                time.sleep(0.002)  # a wait on the store that times out would print a warning
+            self._release()
+        else:
+            self._store.set(_key("quiet", self.rank.number), "")
+
+    def leave(self, seconds: float) -> None:
+        """Wait until all ranks leave, after `ring`, or for `seconds`. Raises dist.DistError if the store is
+        gone."""
+        self.meet("leaving", True, seconds)
+        if self._first_serves:
+            self._release()
+
+    @property
+    def _first_serves(self) -> bool:
+        """Whether the store ends with the first rank."""
+        return self.rank.world > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+
+    def _release(self) -> None:
+        """Note that this rank no longer uses the store. The first rank waits for the notes of the others."""
+        self._store.set(_key("quiet", self.rank.number), "")
+        if not self.rank.first:
+            return
+        all_quiet = [_key("quiet", number) for number in range(self.rank.world)]
+        deadline = time.monotonic() + ENDING_SECONDS
+        while not self._store.check(all_quiet) and time.monotonic() < deadline:
+            time.sleep(0.002)  # a wait on the store that times out would print a warning
 
     def exchange(self, topic: str, mine: Any, seconds: float) -> dict[int, Any]:
         """Return each rank's value for `topic`, by rank. Ranks without one after `seconds` are left out.
@@ -72,10 +92,7 @@ class Alarm:
         return {number: json.loads(self._store.get(_key(topic, number))) for number in ranks}
 
     def meet(self, topic: str, mine: Any, seconds: float) -> list[int]:
-        """Set this rank's value for `topic`, wait as `exchange` does, and return the ranks that have one.
-
-        All ranks get the answer in the same moment, so the rank that serves the store may leave after it.
-        """
+        """Set this rank's value for `topic`, wait as `exchange` does, and return the ranks that have one."""
         self._store.set(_key(topic, self.rank.number), json.dumps(mine))
         keys = [_key(topic, number) for number in range(self.rank.world)]
         ranks = list(range(self.rank.world))

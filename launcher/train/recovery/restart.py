@@ -123,7 +123,7 @@ class Restart:
         within(CLOSING_SECONDS, close)
         with contextlib.suppress(dist.DistError):
             # When the first rank has failed, the others are ended.
-            self._alarm.meet("leaving", True, CLOSING_SECONDS + 1)
+            self._alarm.leave(CLOSING_SECONDS + 1)
         return True
 
     def _hand_over(self) -> HandedOver | HandoverSkipped | None:
