@@ -41,17 +41,25 @@ def with_fp32_outputs(model: nn.Module, recipe: Recipe) -> nn.Module:
     """Make the model return fp32 in any precision, so that a task computes its loss in fp32.
 
     With `bf16` the model also accepts fp32 inputs, so a task's data are independent of the parameter type. A
-    stage of a pipeline returns activations to the next stage, in the type in which it computes.
+    model in stages is never called: launcher.train.pipeline.cut applies `inputs` to the batch, and stages
+    return activations in the type in which they compute.
     """
+    if recipe.precision == "fp32" or recipe.pipeline > 1:
+        return model
     if recipe.precision == "bf16":
-        model.register_forward_pre_hook(_inputs_in_bf16, with_kwargs=True)
-    if recipe.precision != "fp32" and recipe.pipeline == 1:
-        model.register_forward_hook(lambda _, __, outputs: _floats_to(torch.float32, outputs))
+        model.register_forward_pre_hook(
+            lambda _, args, kwargs: (inputs(recipe, args), inputs(recipe, kwargs)), with_kwargs=True
+        )
+    model.register_forward_hook(lambda _, __, outputs: _floats_to(torch.float32, outputs))
     return model
 
 
-def _inputs_in_bf16(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return _floats_to(torch.bfloat16, args), _floats_to(torch.bfloat16, kwargs)
+def inputs(recipe: Recipe, tree: Any) -> Any:
+    """Return what a model is called with: with `bf16`, its tensors of floats in bf16.
+
+    With other precisions autocast and FSDP cast the inputs of layers.
+    """
+    return _floats_to(torch.bfloat16, tree) if recipe.precision == "bf16" else tree
 
 
 def _floats_to(dtype: torch.dtype, tree: Any) -> Any:

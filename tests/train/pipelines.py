@@ -38,6 +38,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "video": {"task": "launcher.tasks.video:VideoLanguageModel", "args": {"max_frames": 2, "context": 16}},
     "brain": {"task": "launcher.tasks.brain:BrainAutoencoder", "model": {"batch_norm": True}},
     "transformers": {"task": "launcher.tasks.huggingface:CausalLM"},
+    "conditioned": {"task": "conditioned:Conditioned"},
+    "forces": {"task": "conditioned:Conditioned", "args": {"forces": True}},
 }
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4}
 TASKS |= {

@@ -45,6 +45,8 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, zero-bubble": ("gpt", ZERO_BUBBLE),
     "llama, zero-bubble, fsdp": ("llama", {"activations": "checkpoint", **ZERO_BUBBLE, **FSDP}),
     "lora": ("lora", {}),
+    "floats, bf16": ("conditioned", {"precision": "bf16", **ZERO_BUBBLE}),
+    "floats, bf16-mixed": ("conditioned", {"precision": "bf16-mixed", **FSDP}),
 }
 TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, gpipe": ("gpt", {"schedule": "gpipe"}),
@@ -67,6 +69,9 @@ TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers, loss in parts": ("transformers", {"loss_chunks": 3, **FSDP}),
     "transformers, zero-bubble": ("transformers", {**ZERO_BUBBLE, **FSDP}),
     "video, zero-bubble": ("video", ZERO_BUBBLE),
+    "brain, bf16": ("brain", {"precision": "bf16"}),
+    "floats, zero-bubble, fsdp, bf16": ("conditioned", {"precision": "bf16", **ZERO_BUBBLE, **FSDP}),
+    "floats, interleaved, bf16": ("conditioned", {"precision": "bf16", **INTERLEAVED}),
     "brain, zero-bubble": ("brain", ZERO_BUBBLE),
     **{
         f"zero-bubble, {', '.join(map(str, fields.values()))}": ("gpt", {**ZERO_BUBBLE, **fields})
@@ -128,6 +133,7 @@ FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2, ddp, gpipe": ("gpt", {"sharding": "ddp", "schedule": "gpipe", "loss_chunks": 3}),
     "2 x 2, ddp, bf16-mixed": ("gpt", {"sharding": "ddp", "precision": "bf16-mixed"}),
     "2 x 2, lora, zero1": ("gpt lora", {"sharding": "zero1"}),
+    "2 x 2, second derivatives": ("forces", {"grad_sync": "last", **ZERO_BUBBLE, **FSDP}),
     "2 x 2, qlora": ("qlora", {"activations": "checkpoint", **FSDP}),
     "2 x 2, interleaved, kept": ("gpt", {"sharding": "fsdp-keep", "optimizer": "adamw-8bit", **INTERLEAVED}),
 }
@@ -235,7 +241,10 @@ def test_two_stages_end_with_the_bits_of_one_process(
         )
 
 
-REPLICAS = {"zero1": ("gpt", {"sharding": "zero1"})}
+REPLICAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero1": ("gpt", {"sharding": "zero1"}),
+    "second derivatives": ("forces", {"sharding": "zero1", "activations": "checkpoint", **ZERO_BUBBLE}),
+}
 
 
 @pytest.mark.parametrize(

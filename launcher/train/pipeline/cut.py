@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from launcher.spec.mesh import stages_of
+from launcher.spec.recipe import Recipe
 from launcher.spec.schedule import balanced
 from launcher.train.pipeline.parts import Pipeline
+from launcher.train.precision import inputs
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import whole as gathered
@@ -39,11 +40,11 @@ class Elsewhere(nn.Module):
         )
 
 
-@dataclass(frozen=True)
 class Batch:
-    """A micro-batch as an argument of the model. FSDP and precision hooks cast no tensor in it."""
+    """A micro-batch as an argument of a stage. FSDP casts no tensor in it, as it would in a dataclass."""
 
-    content: Any
+    def __init__(self, content: Any) -> None:
+        self.content = content
 
 
 class Chunk(nn.Module):
@@ -93,7 +94,7 @@ def cut(model: nn.Module, task: Task, rank: Rank) -> None:
     ends = [*itertools.accumulate(numbers)]
     stages = [list(parts.blocks[end - number : end]) for number, end in zip(numbers, ends, strict=True)]
     stages[0][:0], stages[-1][:] = parts.before, [*stages[-1], *parts.after]
-    forward = _Forward(model, parts, names, type(task).__name__)
+    forward = _Forward(model, parts, names, type(task).__name__, rank.recipe)
     absent = [{names[one]: forward.stand_in(one, names[one]) for one in modules} for modules in stages]
     mine = stages_of(rank.recipe, rank.coordinates.pipeline)
     for stage, stand_ins in enumerate(absent):
@@ -165,8 +166,15 @@ class _Forward:
     """Makes the forward of a stage, and the stand-ins for modules of other stages. Holds names of modules
     only: those of other stages must be freed."""
 
-    def __init__(self, model: nn.Module, parts: Pipeline, names: Mapping[nn.Module, str], task: str) -> None:
-        self.model, self.task = model, f"pipeline() of {task}"
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Pipeline,
+        names: Mapping[nn.Module, str],
+        task: str,
+        recipe: Recipe,
+    ) -> None:
+        self.model, self.task, self.recipe = model, f"pipeline() of {task}", recipe
         self.begin, self.middle, self.end = parts.begin, parts.middle, parts.end
         self.before, self.blocks, self.after = (
             [names[module] for module in modules] for modules in (parts.before, parts.blocks, parts.after)
@@ -196,11 +204,16 @@ class _Forward:
         def forward(value: Any, batch: Batch) -> Any:
             nonlocal unchecked
             with self._replaced(others):
-                x = self.begin(value) if first else value
+                # As a whole model would get it. The end has targets, which keep their type.
+                content = inputs(self.recipe, batch.content)
+                x = value
+                if first:
+                    x = self.begin(content if value is batch.content else value)  # or FSDP has cast it
                 if unchecked:
-                    self._check(x, batch.content)
+                    self._check(x, content)
                     unchecked = False
-                x = self._middle(x, batch.content)
+                x = self._middle(x, content)
+                del content
                 return self.end(x, batch.content) if last else x
 
         return forward

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,19 +87,38 @@ class LaterWeights:
         if isinstance(self._chunk, FSDPModule):
             _end_backward(self._chunk)
 
-    def _forward(self, unit: nn.Module, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        if not (torch.is_grad_enabled() and x.requires_grad):
-            return functional.linear(x, layer.weight, layer.bias)
-        kind, weight = x.device.type, layer.weight
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
+    def _forward(self, unit: nn.Module, layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+        weight, bias = layer.weight, layer.bias
+        # A weight that was computed, as by torch.func.functional_call, needs its gradient at once.
+        waits = torch.is_grad_enabled() and input.requires_grad and weight.requires_grad and weight.is_leaf
+        if not waits or torch._C._are_functorch_transforms_active():
+            return functional.linear(input, weight, bias)
+        if torch.is_autocast_enabled(input.device.type):
+            input = input.to(torch.get_autocast_dtype(input.device.type))
+        use = _Use(weight)
 
-        def leave(x: torch.Tensor, gradient: torch.Tensor) -> None:
-            self._micro_batches[-1][unit].append(Waiting(weight, x, gradient))
+        def leave() -> None:
+            self._micro_batches[-1][unit].append(use.waiting())
 
+        start = torch.empty(0, device=input.device, requires_grad=True)
+        left = _Left.apply(start, leave)  # type: ignore[no-untyped-call]
         # Not the weight itself: autograd would call its hooks in the backward pass.
-        result: torch.Tensor = _Linear.apply(x, weight.detach(), layer.bias, leave)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Linear.apply(input, weight.detach(), bias, left, use)  # type: ignore[no-untyped-call]
         return result
+
+
+@dataclass
+class _Use:
+    """One use of a layer, and what its backward pass leaves."""
+
+    weight: torch.Tensor
+    left: tuple[torch.Tensor, torch.Tensor] | None = None
+    "The input, and the gradient of the output."
+
+    def waiting(self) -> Waiting:
+        assert self.left is not None
+        made, self.left = Waiting(self.weight, *self.left), None
+        return made
 
 
 def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
@@ -127,7 +147,7 @@ def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer whose backward pass leaves the gradient of the weight for later."""
+    """A linear layer whose backward pass leaves the gradient of the weight for later, if `_Left` runs."""
 
     @staticmethod
     def forward(
@@ -135,9 +155,11 @@ class _Linear(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        leave: Callable[[torch.Tensor, torch.Tensor], None],
+        left: torch.Tensor,
+        use: _Use,
     ) -> torch.Tensor:
-        ctx.leave, ctx.bias_type = leave, None if bias is None else bias.dtype
+        """`left`: the result of `_Left`."""
+        ctx.use, ctx.bias_type = use, None if bias is None else bias.dtype
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
         return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
@@ -145,11 +167,29 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        ctx.leave(x.detach(), gradient)
+        ctx.use.left = x.detach(), gradient.detach()
+        if torch.is_grad_enabled():
+            # Part of a forward pass (torch.autograd.grad with create_graph): the result depends on the weight.
+            weight = ctx.use.weight.to(x.dtype)
         of_bias = None
         if ctx.needs_input_grad[2]:
             of_bias = _rows(gradient).sum(0).to(ctx.bias_type)
-        return gradient @ weight, None, of_bias, None
+        return gradient @ weight, None, of_bias, torch.empty(0, device=x.device), None
+
+
+class _Left(torch.autograd.Function):
+    """The node that autograd runs after that of `_Linear`, in a backward pass for the gradients of parameters:
+    not in one for the gradient of an activation, as torch.autograd.grad in a block's forward."""
+
+    @staticmethod
+    def forward(ctx: Any, start: torch.Tensor, leave: Callable[[], None]) -> torch.Tensor:
+        ctx.leave = leave
+        return start.detach()
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        ctx.leave()
+        return None, None
 
 
 class _Gradient(torch.autograd.Function):

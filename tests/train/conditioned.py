@@ -1,0 +1,83 @@
+"""A task whose batch has tensors of floats for the first layer, for each block, and for the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train import Pipeline, Task
+
+WIDTH = 12
+
+
+class Conditioned(Task):
+    """`forces`: each block moves its input along the gradient of an energy, which needs second derivatives."""
+
+    def __init__(self, *, forces: bool = False) -> None:
+        self.forces = forces
+
+    def model(self) -> nn.Module:
+        return Model(self.forces)
+
+    def data(self, split: str) -> list[dict[str, Any]]:
+        generator = torch.Generator().manual_seed(int(split == "train"))
+        return [_sample(generator, kind % 3) for kind in range(64)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return _squared_error(model(batch["seen"], batch["about"]), batch)
+
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        whole: Any = model
+        return Pipeline(
+            begin=lambda batch: whole.first(batch["seen"]),
+            middle=lambda x, batch: whole.middle(x, batch["about"]),
+            end=lambda x, batch: _squared_error(whole.last(x), batch),
+            before=[whole.first],
+            blocks=list(whole.blocks),
+            after=[whole.last],
+        )
+
+
+class Model(nn.Module):
+    def __init__(self, forces: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 5)
+        self.blocks = nn.ModuleList(Block(forces) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, about: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.last(self.middle(self.first(x), about))  # type: ignore[no-any-return]
+
+    def middle(self, x: torch.Tensor, about: dict[str, torch.Tensor]) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, **about)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self, forces: bool) -> None:
+        super().__init__()
+        energy = (nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+        self.energy = nn.Sequential(*energy) if forces else None
+        self.up, self.level = nn.Linear(WIDTH, WIDTH), nn.Linear(2, WIDTH)
+        self.kind = nn.Embedding(3, WIDTH)
+
+    def forward(self, x: torch.Tensor, level: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        if self.energy is not None:
+            with torch.enable_grad():
+                x = x if x.requires_grad else x.requires_grad_()
+                [force] = torch.autograd.grad(self.energy(x).sum(), x, create_graph=self.training)
+            x = x + force
+        return x + torch.tanh(self.up(input=x) + self.level(level) + self.kind(kind))
+
+
+def _sample(generator: torch.Generator, kind: int) -> dict[str, Any]:
+    seen = torch.randn(5, generator=generator)
+    about = {"level": torch.rand(2, generator=generator), "kind": torch.tensor(kind)}
+    return {"seen": seen, "about": about, "wanted": seen.sin()}
+
+
+def _squared_error(found: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+    return (found.float() - batch["wanted"]).square().sum(), len(found)
