@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,8 @@ class Cause(NamedTuple):
     confidence: Confidence
     found: Candidate
     others: tuple[tuple[Candidate, str], ...]
-    "Other candidates, each with the reason why it is not the cause; those that explain most come first."
+    """Other candidates, each with the reason why it is not the cause; those that explain most come first.
+    What other ranks report of the same cause is not among them."""
 
 
 def cause_of(
@@ -45,7 +47,7 @@ def cause_of(
     if not ranked:
         return None
     first = ranked[0]
-    others = tuple((one, _why_not(one, first)) for one in ranked[1:])
+    others = tuple((one, _why_not(one, first)) for one in ranked[1:] if not _same(one.clue, first.clue))
     failure = CLASS_OF[first.clue.kind]
     if _doubtful(first.clue):
         # Nothing explains the end, so a survived failure or a consequence is only the best guess.
@@ -84,6 +86,30 @@ def _rank(one: Candidate) -> tuple[int, int, bool, float, int]:
     nameless = one.rank is None and bool(clue.line)  # torchrun repeats what a rank has printed
     level = 3 if clue.survived else 2 if clue.kind == "consequence" else 1 if _doubtful(clue) else 0
     return level, order_of(clue.kind), nameless, clue.time, clue.line
+
+
+_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+:)")
+_NUMBER = re.compile(r"\d+")
+
+
+def _same(one: Clue, cause: Clue) -> bool:
+    """Return whether both report the same: words that differ only in numbers, such as those of ranks."""
+    if order_of(one.kind) != order_of(cause.kind) or one.survived != cause.survived:
+        return False
+    first, other = (_NUMBER.sub("0", _MODULE.sub("", clue.text))[:COMPARED] for clue in (one, cause))
+    return first == other
+
+
+COMPARED = 500
+"Characters of two texts that are compared: one may have been cut."
+
+
+def label_of(why: str) -> str:
+    """Return the word that introduces one of `Cause.others` to a reader."""
+    return "follows" if why.startswith(_FOLLOWS) else "also"
+
+
+_FOLLOWS = ("follows from", "explained by")
 
 
 def _why_not(one: Candidate, cause: Candidate) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.diagnosis.cause import label_of
 from launcher.doctor.options import Options
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
@@ -130,7 +131,7 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
     others = [one for one in verdict.seen if one.why]
     room = most - len(shown)
     shown += [
-        f"also      {cut(f'{one.failure}, {one.why}: {one.place}  {one.text}'.strip())}"
+        f"{label_of(one.why):<10}{cut(f'{one.failure}, {one.why}: {one.place}  {one.text}'.strip())}"
         for one in others[: max(room, 1)]
     ]
     return shown

@@ -49,7 +49,8 @@ USERS_OWN = (
 "Exceptions whose message is for the author of the job."
 
 _TIMEOUT = re.compile(
-    r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout"
+    r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout|"
+    r"Application timeout caused pair closure"
 )
 _UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration")
 # A peer has ended: that rank knows the cause, this one does not.

@@ -110,6 +110,13 @@ def test_others_tell_why_they_are_not_the_cause() -> None:
     assert [why for _, why in found.others] == ["explained by gpu-oom", *["follows from another failure"] * 2]
 
 
+def test_what_other_ranks_report_of_the_same_cause_is_no_other_candidate() -> None:
+    both = f"{TRACEBACK}\n{TRACEBACK.replace('2.00', '1.50')}\nKeyError: 'labels'"
+    found = cause_of(Candidate(clue, rank) for rank in (1, 0) for clue in clues(both))
+    assert found is not None and found.failure == "gpu-oom" and found.others
+    assert {(one.clue.kind, why) for one, why in found.others} == {("exception", "explained by gpu-oom")}
+
+
 def test_the_job_s_own_words_come_first() -> None:
     own = [(r"server is gone, code \d", "disk-full")]
     found = cause_of(Candidate(one) for one in clues_of_text([b"the reward server is gone, code 7"], own))  # type: ignore[arg-type]

@@ -153,6 +153,29 @@ def test_why_shows_the_decisive_line_and_what_was_taken_for_a_consequence(lab: L
     assert "follows from another failure" in said and "Exception ignored" in said
 
 
+TWO_OF_THREE = """\
+import os, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+if rank < 2:
+    raise ValueError(f"rank {rank}: no such label")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_what_several_ranks_report_is_one_cause_and_what_a_waiting_rank_reports_follows(lab: Lab) -> None:
+    lab.script(TWO_OF_THREE)
+    resources = {"gpus_per_node": 0, "ranks_per_node": 3}
+    job = lab.job(command="python train.py", resources=resources, batch={"global": 6})
+    done = lab.cli("run", str(job))
+    assert done.returncode == EXIT_CODES["user-error"], done.stdout + done.stderr
+    [failed] = verdicts(lab.newest())
+    assert "no such label" in failed["seen"][0]["text"]
+    assert [one["why"] for one in failed["seen"][1:]] == ["explained by user-error"], failed["seen"]
+    said = lab.cli("why").stdout
+    assert "\nfollows   nccl-timeout" in said and "\nalso " not in said
+
+
 def test_words_of_ones_own_tell_the_class(lab: Lab) -> None:
     lab.script("import sys\nprint('reward server is gone, code 7')\nsys.exit(3)")
     own = [{"pattern": r"server is gone, code \d", "class": "disk-full"}]

@@ -43,6 +43,7 @@ CPU_ALLOCATOR = (
         (OSError(12, "Cannot allocate memory"), "host-oom"),
         (RendezvousError("2 ranks could not connect: timed out after 600000ms"), "rendezvous-failed"),
         (RuntimeError(GLOO_TIMEOUT), "nccl-timeout"),
+        (RuntimeError("Application timeout caused pair closure"), "nccl-timeout"),
         (RuntimeError(GLOO_CLOSED), None),
         (dist.DistBackendError("NCCL error: remote process exited or there was a network error"), None),
         (SetupError("sharding: none is for one rank"), "user-error"),

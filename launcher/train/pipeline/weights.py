@@ -169,7 +169,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         ctx.use.left = x.detach(), gradient.detach()
         if torch.is_grad_enabled():
-            # Part of a forward pass (torch.autograd.grad with create_graph): the result depends on the weight.
+            # In a forward pass (torch.autograd.grad with create_graph) the result depends on the weight.
             weight = ctx.use.weight.to(x.dtype)
         of_bias = None
         if ctx.needs_input_grad[2]:
@@ -178,7 +178,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Left(torch.autograd.Function):
-    """The node that autograd runs after that of `_Linear`, in a backward pass for the gradients of parameters:
+    """The node that autograd runs after that of `_Linear` in a backward pass for gradients of parameters:
     not in one for the gradient of an activation, as torch.autograd.grad in a block's forward."""
 
     @staticmethod
