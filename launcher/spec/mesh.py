@@ -40,7 +40,9 @@ class Part(NamedTuple):
 
 
 WHOLE = Part()
-UNCUT: dict[str, Any] = {"tensor": 1, "pipeline": 1, "virtual_stages": 1, "stages": None}
+UNSTAGED: dict[str, Any] = {"virtual_stages": 1, "schedule": "1f1b", "stages": None}
+"Settings of a pipeline in a recipe without one."
+UNCUT: dict[str, Any] = {"tensor": 1, "pipeline": 1, **UNSTAGED}
 "Fields of a recipe in which each rank computes the whole model."
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.fire_drill import BUDGET, DRILLS
-from launcher.spec.mesh import UNCUT, data_ranks, model_parallel
+from launcher.spec.mesh import UNCUT, UNSTAGED, data_ranks, model_parallel
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -102,6 +102,10 @@ def _in_backward(because: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe
 
 def _in_two_halves(r: Recipe) -> bool:
     return r.pipeline > 1 and r.schedule == "zero-bubble"
+
+
+def _unread_without_pipeline(r: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in UNSTAGED.items() if getattr(r, name) != value}
 
 
 def _has_full_nodes(ranks: int, setting: Setting) -> bool:
@@ -224,16 +228,23 @@ RULES = (
         lambda r, s: UNCUT,
     ),
     Rule(
+        "stages-need-pipeline",
+        lambda r, s: r.pipeline == 1 and bool(_unread_without_pipeline(r)),
+        "schedule, virtual_stages and stages are settings of a pipeline; with pipeline: 1 nothing reads them",
+        "launcher.spec.schedule",
+        lambda r, s: _unread_without_pipeline(r),
+    ),
+    Rule(
         "stages-are-pipeline",
-        lambda r, s: r.stages is not None and len(r.stages) != r.pipeline * r.virtual_stages,
+        lambda r, s: r.pipeline > 1 and r.stages is not None and len(r.stages) != r.pipeline * r.virtual_stages,
         "stages has the number of blocks of each of the pipeline x virtual_stages stages",
         "launcher.spec.schedule",
         lambda r, s: {"stages": None},
     ),
     Rule(
         "virtual-stages-interleave",
-        lambda r, s: r.virtual_stages > 1 and (r.pipeline == 1 or r.schedule != "1f1b"),
-        "several stages on each rank are for pipeline > 1 with schedule: 1f1b, which then interleaves them",
+        lambda r, s: r.pipeline > 1 and r.virtual_stages > 1 and r.schedule != "1f1b",
+        "several stages on each rank are for schedule: 1f1b, which then interleaves them",
         "Megatron-LM, arXiv 2104.04473, section 2.2",
         lambda r, s: {"virtual_stages": 1, "stages": None},
     ),
