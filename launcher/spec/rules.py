@@ -230,13 +230,15 @@ RULES = (
     Rule(
         "stages-need-pipeline",
         lambda r, s: r.pipeline == 1 and bool(_unread_without_pipeline(r)),
-        "schedule, virtual_stages and stages are settings of a pipeline; with pipeline: 1 nothing reads them",
+        "schedule, virtual_stages and stages are for a pipeline; with pipeline: 1 nothing reads them",
         "launcher.spec.schedule",
         lambda r, s: _unread_without_pipeline(r),
     ),
     Rule(
         "stages-are-pipeline",
-        lambda r, s: r.pipeline > 1 and r.stages is not None and len(r.stages) != r.pipeline * r.virtual_stages,
+        lambda r, s: (
+            r.pipeline > 1 and r.stages is not None and len(r.stages) != r.pipeline * r.virtual_stages
+        ),
         "stages has the number of blocks of each of the pipeline x virtual_stages stages",
         "launcher.spec.schedule",
         lambda r, s: {"stages": None},

@@ -32,9 +32,16 @@ EVERY = {"selective": 1, "every-second": 2}
 
 
 def apply_activations(
-    blocks: Iterable[nn.Module], recipe: Recipe, device: torch.device, budget: Budget
+    blocks: Iterable[nn.Module],
+    recipe: Recipe,
+    device: torch.device,
+    budget: Budget,
+    recomputable: Callable[[Forward], Forward] | None = None,
 ) -> None:
-    """Make each block follow `recipe.activations`. Raises SetupError if the task has no blocks."""
+    """Make each block follow `recipe.activations`. Raises SetupError if the task has no blocks.
+
+    `recomputable`: see `recomputed`.
+    """
     if recipe.activations in ("keep", "budget"):  # torch.compile applies the budget
         return
     outer = outermost(blocks)
@@ -50,7 +57,7 @@ def apply_activations(
         elif recipe.activations == "compress":
             block.forward = compressed(block)
         else:
-            block.forward = recomputed(block, recipe)
+            block.forward = recomputed(block, recipe, recomputable)
 
 
 def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:
@@ -67,12 +74,15 @@ def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
 
 
-def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
+def recomputed(
+    block: nn.Module, recipe: Recipe, recomputable: Callable[[Forward], Forward] | None = None
+) -> Forward:
     """Return a forward that keeps the block's inputs and recomputes the rest in the backward pass.
 
     `selective` and `every-second` also keep results that launcher.train.selective names. The recomputation
     uses the same random numbers and autocast state, and does not count the micro-batch in BatchNorm's
-    running statistics a second time.
+    running statistics a second time. `recomputable` is applied to the block's forward before each pass, and
+    the result is called once more to recompute.
     """
     forward: Forward = block.forward
     options: dict[str, Any] = {"use_reentrant": False}
@@ -87,7 +97,8 @@ def recomputed(block: nn.Module, recipe: Recipe) -> Forward:
 
     @functools.wraps(forward)
     def with_recomputation(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, **options, **kwargs)
+        run = recomputable(forward) if recomputable is not None else forward
+        return checkpoint(run, *args, **options, **kwargs)
 
     return with_recomputation
 

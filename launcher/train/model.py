@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.activations import apply_activations, outermost
+from launcher.train.activations import apply_activations
 from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
@@ -20,7 +20,7 @@ from launcher.train.mesh import Meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
 from launcher.train.own_numbers import OwnNumbers
-from launcher.train.pipeline.cut import cut, is_elsewhere
+from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
 from launcher.train.precision import cast, compute_in, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
@@ -63,10 +63,9 @@ def arranged(
     numbers = take_part(model, task, rank, mesh)
     there = set(model.modules())
     blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
-    apply_activations(blocks, recipe, device, budget)
-    if numbers is not None and recipe.activations in ("checkpoint", "selective", "every-second"):
-        for block in outermost(blocks):
-            block.register_forward_hook(numbers.leave_block)
+    # The numbers of compiled code come from seeds.
+    recomputable = numbers.recomputable if numbers is not None and not recipe.compile else None
+    apply_activations(blocks, recipe, device, budget, recomputable)
     apply_compile(blocks, recipe, device, budget, compiled, numbers)
     on_meta = any(p.is_meta for p in model.parameters())
     fill = partial(_initialise, task, device=device, seed=rank.job.train.seed) if on_meta else None
@@ -95,7 +94,10 @@ def take_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> OwnNumb
     if mesh.tensor is None:
         return None
     here = {name: style for name, style in styles.items() if not is_elsewhere(model, f"{name}.weight")}
-    return parallelize(model, task, here, mesh.tensor)
+    numbers = parallelize(model, task, here, mesh.tensor)
+    for chunk in chunks_of(model):
+        chunk.register_forward_hook(numbers.leave_model)
+    return numbers
 
 
 def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:

@@ -25,9 +25,10 @@ class OwnNumbers:
     """Gives each rank random numbers of its own between a layer that cuts activations and the next one that
     adds them up: a dropout of attention weights must differ between heads, on whichever rank they are.
 
-    The seed of a rank's own numbers comes from the common ones. A recomputation starts with the same common
-    state, so it draws the same numbers. In compiled code, whose random numbers come from seeds that it draws
-    at once, a mark says where own numbers begin and end, and `give_own_numbers` replaces it.
+    The seed of a rank's own numbers comes from the common ones. A recomputation starts with the numbers, and
+    the state here, with which its forward pass started. In compiled code, whose random numbers come from
+    seeds that it draws at once, a mark says where own numbers begin and end, and `give_own_numbers` replaces
+    it.
     """
 
     def __init__(self, mesh: DeviceMesh, *, traced: bool) -> None:
@@ -37,8 +38,6 @@ class OwnNumbers:
         "The state of the own numbers while this rank draws common ones."
         self._began_with = 0
         "The seed of the own numbers."
-        self._block_left = False
-        "Own numbers have gone on from one recomputed block to the next."
         self._traced = traced
         "Tensors have no values, and nothing is drawn."
         self.adapter_drops = False
@@ -58,7 +57,7 @@ class OwnNumbers:
         if self._common is None and not self._traced:
             seed = self._draw()
             self._common = self._state()
-            self._began_with, self._block_left = seed, False
+            self._began_with = seed
             torch.manual_seed(seed)
 
     def begin_after(self, _: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor | None:
@@ -75,19 +74,32 @@ class OwnNumbers:
         return None
 
     def end(self, *_: object) -> None:
-        if self._common is None:
-            return
-        if self._block_left and self._drew():
-            raise SetupError(f"tensor above 1 with recomputed blocks and dropout: {UNBALANCED}")
-        self._set(self._common)
-        self._common = None
+        if self._common is not None:
+            self._set(self._common)
+            self._common = None
 
-    def leave_block(self, *_: object) -> None:
-        """Call it behind a block whose recomputation would begin or end with own numbers."""
-        self._block_left |= self._common is not None
+    def recomputable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a block's forward, about to be called, whose second call is the recomputation: own numbers
+        may have begun in a block before it, and may end in one behind it."""
+        began, recomputes = (self._common, self._began_with), False
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal recomputes
+            if not recomputes:
+                recomputes = True
+                return forward(*args, **kwargs)
+            now = self._common, self._began_with
+            self._common, self._began_with = began
+            try:
+                return forward(*args, **kwargs)
+            finally:  # torch ends a recomputation early with an exception
+                self._common, self._began_with = now
+
+        return run
 
     def leave_model(self, *_: object) -> None:
-        """Raises SetupError if own numbers were drawn where activations may be whole again."""
+        """Call it behind the model, or a stage. Raises SetupError if own numbers were drawn where activations
+        may be whole again."""
         if self._common is not None and self._drew():
             raise SetupError(
                 "tensor above 1 with dropout: after a layer that cuts activations, no RowwiseParallel layer "

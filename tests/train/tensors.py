@@ -337,29 +337,33 @@ class Pair(nn.Module):
 
 
 class Wrong(Planless):
-    """Plans whose ranks would compute different things: `pair`, or else a region across two blocks."""
-
-    def __init__(self, pair: bool) -> None:
-        super().__init__()
-        self.pair = pair
+    """A plan whose ranks compute different things."""
 
     def model(self) -> nn.Module:
-        if self.pair:
-            return Pair()
-        return nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), nn.Sequential(nn.Linear(8, 4)))
-
-    def blocks(self, model: nn.Module) -> Any:
-        return [] if self.pair else list(model.children())
+        return Pair()
 
     def parallel_plan(self, model: nn.Module) -> Any:
-        first, second = ("up", "down") if self.pair else ("0.0", "1.0")
-        return {first: ColwiseParallel(), second: RowwiseParallel()}
+        return {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
     def data(self, split: Any) -> Any:
         return list(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return model(batch).square().sum(), len(batch)
+
+
+class Across(Wrong):
+    """A block that cuts activations, and one that adds them up, with dropout in both."""
+
+    def model(self) -> nn.Module:
+        first = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5))
+        return nn.Sequential(first, nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 4), nn.Dropout(0.5)))
+
+    def blocks(self, model: nn.Module) -> Any:
+        return list(model.children())
+
+    def parallel_plan(self, model: nn.Module) -> Any:
+        return {"0.0": ColwiseParallel(), "1.1": RowwiseParallel()}
 
 
 def refused(rank: Rank, out: Path) -> Any:
@@ -388,13 +392,13 @@ def refused(rank: Rank, out: Path) -> Any:
         "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
     }
-    for pair in (True, False):
-        JOBS[f"wrong {pair}"] = {"task": "tensors:Wrong", "args": {"pair": pair}}
+    JOBS["wrong"], JOBS["across"] = {"task": "tensors:Wrong"}, {"task": "tensors:Across"}
     later = {"optimizer_step": "backward", "train": {"clip_norm": None}}
-    found["losses"] = [steps_of("wrong True"), steps_of("wrong True", **later)]
-    found["across blocks"] = [
-        steps_of("wrong False", activations=kind) for kind in ("checkpoint", "selective", "keep")
-    ]
+    found["losses"] = [steps_of("wrong"), steps_of("wrong", **later)]
+    found["across blocks"] = []
+    for kind in ("keep", "checkpoint", "selective"):
+        made = trainer(rank, "across", sharding="none", tensor=2, accumulation=2, activations=kind)
+        found["across blocks"].append([made.train_step(step).grad_norm for step in (1, 2, 3)])
     never = NeverWhole().model()
     parallelize(never, NeverWhole(), styles_of(never, NeverWhole(), rank.world), mesh)
     found["never whole"] = words(lambda: never(torch.ones(4, 4)))
