@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.spec.recipe import SHARDED
@@ -30,6 +32,9 @@ APART = 0.05
 """Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
 each time differ by about 1e-2."""
 
+SUMMED = 1e-6
+"Rounding of a loss per unit of weight, of a sum in fp32 of values around 1."
+
 
 @dataclass
 class _Checked:
@@ -51,10 +56,11 @@ class Copies:
     would let the copies of a parameter drift apart.
     """
 
-    def __init__(self, mesh: Meshes, task: Task, rank: Rank, stages: Stages | None) -> None:
+    def __init__(self, mesh: Meshes, task: Task, rank: Rank, stages: Stages | None, model: nn.Module) -> None:
         self._group = mesh.tensor.get_group() if mesh.tensor is not None else None
         self._shards = mesh.data.get_group(SHARD) if rank.recipe.sharding in SHARDED else None
         self._stages, self._speaks = stages, rank.number == rank.stage_ranks.start
+        self._rank, self._parameters = rank, [p for p in model.parameters() if p.is_floating_point()]
         self._plan = f"parallel_plan() of {type(task).__name__}"
         # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
         self._rounding = max(torch.finfo(compute_type(rank.recipe)).eps / 10, 1e-5)
@@ -67,19 +73,35 @@ class Copies:
         self._checked: defaultdict[str, _Checked] = defaultdict(_Checked)
         "Name of a parameter -> how far it has been compared."
 
-    def check_loss(self, apart: float, loss: float) -> None:
+    def check_loss(self, apart: float, loss: float, weight: float, grad_norm: float) -> None:
         """Raise TaskError, on all ranks, if the ranks of a group have different losses in the first steps.
-        `apart` is the sum of `Rank.between_copies`, `loss` that over the data-parallel ranks."""
-        if self._group is None or self._losses == COMPARED:
+
+        `apart` is the sum of `Rank.between_copies`; `loss` and `weight` are sums over the data-parallel
+        ranks, and `grad_norm` is the norm of the gradient of loss / weight.
+        """
+        if self._group is None or self._losses == COMPARED or not math.isfinite(grad_norm):
             return
         self._losses += 1
-        if abs(apart) > self._loss_apart * self._group.size() * abs(loss):
+        # A loss whose summands cancel may be smaller than its rounding, which is at most that of its
+        # parameters times its gradient, and of the sum itself.
+        rounding = self._rounding * grad_norm * self._norm() + SUMMED
+        if abs(apart) > self._group.size() * (self._loss_apart * abs(loss) + rounding * weight):
             raise TaskError(
                 f"{self._plan}: the ranks of a group have different losses, so layers that are whole on each "
                 "of them get different activations: from a layer whose result is cut and not added up or "
                 "gathered, or from a dropout of whole activations between two cut layers. Change the plan, "
                 "or use tensor: 1"
             )
+
+    @torch.no_grad()
+    def _norm(self) -> float:
+        """Return the norm of all parameters of the model. Every rank must call this."""
+        copies = 1 if self._rank.recipe.sharding in SHARDED else self._rank.mesh.data
+        squared = 0.0
+        for p in self._parameters:
+            norm = float(torch.linalg.vector_norm(local(p), dtype=torch.float32))
+            squared += norm**2 / copies / (1 if _is_cut(p) else self._rank.mesh.tensor)
+        return math.sqrt(self._rank.add_up(squared)[0])
 
     @torch.no_grad()
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:

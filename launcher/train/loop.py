@@ -110,7 +110,7 @@ class Trainer:
         self.replicas: Replicas | None = None
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
             self.replicas = Replicas(self.model, mesh.data)
-        self.copies = Copies(mesh, self.task, rank, self.stages)
+        self.copies = Copies(mesh, self.task, rank, self.stages, self.model)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
             self.in_backward = StepInBackward(self.model, self.optimizer, self.copies, rank.world)
@@ -256,7 +256,7 @@ class Trainer:
                 self.current.lower(step, began)
                 began = time.perf_counter()
         self.recovery.done()
-        stop, total_loss, total_weight, *logged = sums
+        apart, stop, total_loss, total_weight, *logged = sums
         self.current.step_done()
         with self.where.during("optimizer"):
             # DDP and FSDP average over the ranks; the step's gradient is the sum divided by the total weight.
@@ -272,6 +272,7 @@ class Trainer:
                 limit = self.rank.job.train.clip_norm
                 grad_norm = divide_and_clip([*gradients.values()], factor, limit, over_stages)
                 del gradients
+            self.copies.check_loss(apart, total_loss, total_weight, grad_norm)
             self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
@@ -321,7 +322,6 @@ class Trainer:
                 self.rank.stop_requested(),
                 *self.rank.once(loss.detach(), weight, *self.logged.values()),
             )
-            self.copies.check_loss(apart, total_loss)
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
         self.current.step_done()
@@ -347,6 +347,7 @@ class Trainer:
                 record["grad_norm"] = math.sqrt(squared)
                 if all_used != used * self.rank.world:
                     raise TaskError(DIFFERENT_PARAMETERS)
+                self.copies.check_loss(apart, total_loss, total_weight, record["grad_norm"])
                 if not math.isfinite(squared):
                     raise FloatingPointError(
                         f"the gradient of step {step} was not finite, and optimizer_step: backward had used "
@@ -357,7 +358,8 @@ class Trainer:
         return replace(result, grad_norm=record["grad_norm"])
 
     def _gradients(self, step: int) -> list[float] | None:
-        """Compute the step's gradients; return stop requests, loss, weight and logged sums over all ranks.
+        """Compute the step's gradients; return sums over all ranks: of differences of losses in groups, stop
+        requests, loss, weight and logged values.
 
         One small collective adds them up. None means that every rank must discard its gradients.
         """
@@ -388,8 +390,7 @@ class Trainer:
         all_used, sums = sums[self.rank.coordinates.pipeline], sums[stages:]
         if all_used != used * (self.rank.world // stages):
             raise TaskError(DIFFERENT_PARAMETERS)
-        self.copies.check_loss(apart, sums[1])
-        return sums
+        return [apart, *sums]
 
     def _in_turn(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Run one micro-batch after the other; return the sums of loss and weight, or None as `_gradients`

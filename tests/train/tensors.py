@@ -352,6 +352,21 @@ class Wrong(Planless):
         return model(batch).square().sum(), len(batch)
 
 
+class Cancelling(Wrong):
+    """A loss whose summands cancel. On the second rank they differ by a share, as in another order."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share * dist.get_rank()
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        found = model["down"](model["up"](batch))
+        return (found - found.detach() + self.share * found.detach().abs()).sum(), len(batch)
+
+
 class Across(Wrong):
     """A block that cuts activations, and one that adds them up, with dropout in both."""
 
@@ -395,6 +410,10 @@ def refused(rank: Rank, out: Path) -> Any:
     JOBS["wrong"], JOBS["across"] = {"task": "tensors:Wrong"}, {"task": "tensors:Across"}
     later = {"optimizer_step": "backward", "train": {"clip_norm": None}}
     found["losses"] = [steps_of("wrong"), steps_of("wrong", **later)]
+    found["cancelling"] = []
+    for share in (1e-6, 0.1):
+        JOBS["cancelling"] = {"task": "tensors:Cancelling", "args": {"share": share}}
+        found["cancelling"] += [steps_of("cancelling"), steps_of("cancelling", **later)]
     found["across blocks"] = []
     for kind in ("keep", "checkpoint", "selective"):
         made = trainer(rank, "across", sharding="none", tensor=2, accumulation=2, activations=kind)
