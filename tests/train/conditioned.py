@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from launcher.train import Pipeline, Task
 
@@ -14,7 +13,7 @@ WIDTH = 12
 
 
 class Conditioned(Task):
-    """`forces`: each block moves its input along the gradient of an energy, which needs second derivatives."""
+    """`forces`: each block moves its input along the gradient of an energy: second derivatives."""
 
     def __init__(self, *, forces: bool = False) -> None:
         self.forces = forces
