@@ -118,7 +118,7 @@ def test_other_data_is_said_and_the_training_goes_on(begun: RunDir, tmp_path: Pa
     [event] = [event for event in run.read_events() if event["event"] == "data-changed"]
     assert event["step"] == 2 and event["reason"] in ended.output
     assert event["reason"].startswith(
-        "the training data has 41 samples, it had 40 and train.seed is 1, it was 0: from here on the order"
+        "the training data has 41 samples, it had 40 and train.seed is 1, it was 0: from here on the samples"
     )
     assert sorted(losses(run)) == [3, 4]
 
