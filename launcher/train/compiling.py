@@ -92,12 +92,19 @@ def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:
                 raise SetupError(
                     "compile: true with tensor above 1: a block is not captured as one graph "
-                    f"({' '.join(str(error).splitlines()[:2])}); use compile: false"
+                    f"({_reason(error)}); use compile: false"
                 ) from error
 
         return whole
 
     return compiled
+
+
+def _reason(error: Exception) -> str:
+    """Return why torch did not capture a block: if the block raised an exception, with what it says."""
+    first, *rest = str(error).splitlines()
+    raised = [line for line in rest if "raised exception" in line]
+    return " ".join([first, *(raised or rest)[:1]])
 
 
 @functools.cache

@@ -6,6 +6,7 @@ Over a layer that is cut by rows (outputs), A is whole and B is cut by rows. Ove
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
@@ -14,13 +15,19 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.parallel import (
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
 from torch.nn import functional
 
 from launcher.train.adapter import NAME
 from launcher.train.nf4 import BLOCK, NF4Linear
 from launcher.train.optimizers.state import slices_of
 from launcher.train.rank import SetupError
+from launcher.train.styles import ReplicatedInCutRegion
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -29,12 +36,18 @@ _HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
 )
+OF_ANY_MODULE = (ReplicatedInCutRegion, PrepareModuleInput, PrepareModuleOutput, PrepareModuleInputOutput)
+"Styles that cut no parameter: they are applied to a layer and its adapter as to any other module."
+PARTIAL_GRADIENTS = "grad_placements" in inspect.signature(DTensor.from_local).parameters
+"torch 2.11 adds up the gradient of each plain tensor that becomes a DTensor."
 Forward = Callable[..., torch.Tensor]
 
 
 def adapted(layer: nn.Module, style: ParallelStyle, name: str) -> ParallelStyle:
     """Return `style` for a layer that may be packed in 4 bits, may have an adapter, or both. `name`: of the
     layer, for messages."""
+    if isinstance(style, OF_ANY_MODULE):
+        return style
     if isinstance(linear_of(layer), NF4Linear):
         style = Packed(style, name)
     return WithAdapter(style, name) if has_adapter(layer) else style
@@ -55,21 +68,19 @@ class Packed(ParallelStyle):
     def _apply(self, layer: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Raises SetupError if a part would not consist of whole blocks."""
         assert isinstance(layer, NF4Linear)
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-        plain.bias = layer.bias
+        packed, shape = layer.weight, (layer.out_features, layer.in_features)
+        layer.weight = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
         self.style.src_data_rank = self.src_data_rank
-        self.style._apply(plain, mesh)
-        _move_hooks(plain, layer)
-        if not isinstance(weight := plain.weight, DTensor):
+        self.style._apply(layer, mesh)
+        weight, layer.weight = layer.weight, packed
+        if not isinstance(weight, DTensor):
             return layer
         [placement], (rows, columns) = weight.placements, slices_of(weight)
         if not placement.is_replicate() and not layer.cut(placement, rows, columns):
             raise SetupError(
-                f"tensor: {mesh.size()}: {self.name} of shape ({layer.out_features}, {layer.in_features}) is "
-                f"packed in blocks of {BLOCK} values, and its parts would not be whole blocks: choose tensor "
-                "so that they are, or kind: lora"
+                f"tensor: {mesh.size()}: {self.name} of shape {shape} is packed in blocks of {BLOCK} values, "
+                "and its parts would not be whole blocks: choose tensor so that they are, or kind: lora"
             )
-        layer.bias = plain.bias
         return layer
 
 
@@ -162,4 +173,11 @@ def _of_parts(drop: Forward, x: torch.Tensor) -> torch.Tensor:
     """Drop inputs with torch's random numbers of this rank instead of DTensor's."""
     if not isinstance(x, DTensor):
         return drop(x)
-    return DTensor.from_local(drop(x.to_local()), x.device_mesh, x.placements, run_check=False)
+    gradient, options = x.placements, dict[str, Any]()
+    if PARTIAL_GRADIENTS and x.placements == (Replicate(),):  # it is added up with that of the layer itself
+        gradient = (Partial(),)
+        options = {"grad_placements": gradient}
+    part = drop(x.to_local(grad_placements=gradient))
+    return DTensor.from_local(
+        part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride(), **options
+    )

@@ -8,8 +8,8 @@ and gathers it packed; the layer decodes the weight when it computes, and again 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,23 +41,23 @@ class Packing:
     dtype: torch.dtype
     "Type of the decoded weight. The packed parameter has it too, so that FSDP's mixed precision leaves it."
 
-    @cached_property
+    @property
     def codes(self) -> int:
         return math.ceil(math.prod(self.shape) / 2)
 
-    @cached_property
+    @property
     def scales(self) -> int:
         return math.ceil(math.prod(self.shape) / BLOCK)
 
-    @cached_property
+    @property
     def numbers_at(self) -> int:
         return math.ceil((self.codes + self.scales) / FP32) * FP32
 
-    @cached_property
+    @property
     def outer_scales(self) -> int:
         return math.ceil(self.scales / SCALES_BLOCK)
 
-    @cached_property
+    @property
     def elements(self) -> int:
         """Length of the packed parameter."""
         return (self.numbers_at + FP32 * (self.outer_scales + 1 + TABLE)) // self.dtype.itemsize
@@ -121,7 +121,7 @@ class PackedPart(Packing):
     def _cuts_rows(self) -> bool:
         return self.shape[1] < self.whole.shape[1]
 
-    @cached_property
+    @property
     def outer_scales(self) -> int:
         return self.whole.outer_scales
 
@@ -188,13 +188,16 @@ class NF4Linear(nn.Linear):
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, DTensor):
-            # Each rank has some of the outputs, or a part of all sums.
-            by_rows, shape = self.placement == Shard(0), torch.Size((*x.shape[:-1], self.out_features))
-            part = x.to_local(grad_placements=[Partial()] if by_rows else x.placements)
+            shape, gradients = torch.Size((*x.shape[:-1], self.out_features)), x.placements
+            placements: Sequence[Placement] = x.placements
+            if self.placement == Shard(0):  # each rank has some of the outputs
+                gradients, placements = (Partial(),), [Shard(x.ndim - 1)]
+            elif self.placement == Shard(1):  # or a part of all sums
+                placements = [Partial()]
             return DTensor.from_local(
-                self._product(part),
+                self._product(x.to_local(grad_placements=gradients)),
                 x.device_mesh,
-                [Shard(x.ndim - 1) if by_rows else Partial()],
+                placements,
                 run_check=False,
                 shape=shape,
                 stride=torch.empty(shape, device="meta").stride(),

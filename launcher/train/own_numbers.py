@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from launcher.train.cut_adapter import dropouts_of, drops_parts
+from launcher.train.cut_adapter import OF_ANY_MODULE, dropouts_of, drops_parts
 from launcher.train.optimizers.state import local
 from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
@@ -68,10 +68,17 @@ class OwnNumbers:
         return None
 
     def end_before(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if torch.compiler.is_compiling():
-            return mark(args[0], None), *args[1:]
-        self.end()
-        return None
+        if not torch.compiler.is_compiling():
+            self.end()
+            return None
+        x, *rest = args
+        if not isinstance(x, DTensor):
+            return mark(x, None), *rest
+        part = mark(x.to_local(grad_placements=x.placements), None)
+        marked = DTensor.from_local(
+            part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
+        )
+        return marked, *rest
 
     def end(self, *_: object) -> None:
         if self._common is not None:
@@ -151,7 +158,7 @@ def draw_own_numbers(
             module.register_forward_pre_hook(numbers.end_before, prepend=True)
         if isinstance(style, ColwiseParallel) and style.use_local_output and style.output_layouts == LAST:
             module.register_forward_hook(numbers.begin_after)
-        for dropout in dropouts_of(module):
+        for dropout in () if isinstance(style, OF_ANY_MODULE) else dropouts_of(module):
             numbers.adapter_drops = True
             # Several layers have the same input, and an adapter may follow a layer that has cut activations.
             first, then = (

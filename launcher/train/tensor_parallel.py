@@ -1,21 +1,20 @@
 """Tensor parallelism: several ranks compute each layer together, on the same samples.
 
-A task's `parallel_plan` says how layers are cut, in torch's own styles. Here are the styles that torch lacks,
-and what a model or a loss needs to work with values that are cut.
+A task's `parallel_plan` says how layers are cut, in torch's own styles and those of launcher.train.styles.
+Here is what applies the plan, and what a model or a loss needs to work with values that are cut.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -23,105 +22,36 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 
 from launcher.train.cut_adapter import adapted, linear_of
 from launcher.train.optimizers.state import local, offset_of
-from launcher.train.own_numbers import LAST, OwnNumbers, draw_own_numbers
+from launcher.train.own_numbers import OwnNumbers, draw_own_numbers
 from launcher.train.rank import SetupError
+from launcher.train.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel
 from launcher.train.task import Task
+from launcher.train.unequal_parts import watch_parts
 
+__all__ = [
+    "HeadsParallel",
+    "ReplicatedInCutRegion",
+    "RowsOfHeads",
+    "VocabularyParallel",
+    "add_up_gradients",
+    "check_parts",
+    "cut_like",
+    "linear",
+    "matches",
+    "parallelize",
+    "placed_like",
+    "styles_of",
+    "whole",
+]
+
+OF_LAYERS = (ColwiseParallel, RowwiseParallel, HeadsParallel, VocabularyParallel)
+"Styles for linear layers and embeddings."
 SHOWN = 12
 "Number of layers that a message names."
-
-
-class HeadsParallel(ColwiseParallel):
-    """ColwiseParallel for a projection to attention heads: each rank gets whole heads. The model must find
-    the number of its heads from the width of what it gets: `.unflatten(-1, (-1, head_dim))`.
-    """
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        """Raises SetupError if the ranks would not have equally many heads."""
-        if self.heads % device_mesh.size():
-            raise SetupError(
-                f"tensor: {device_mesh.size()}: the model has a projection to {self.heads} attention heads "
-                f"(of queries, or of keys and values), which {device_mesh.size()} ranks cannot share "
-                f"equally: set tensor to a divisor of {self.heads}"
-            )
-        return super()._apply(module, device_mesh)
-
-
-class VocabularyParallel(ParallelStyle):
-    """For an embedding, whose result is whole, and for an output layer, whose logits stay cut.
-
-    The logits are a DTensor, from which launcher.train.loss computes the loss without gathering them. This
-    style replaces `forward` and adds no hook: a hook would see a loss in parts instead of the logits.
-    """
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _cut_rows(module, device_mesh, self.src_data_rank)
-        forward: Any = _rows if isinstance(module, nn.Embedding) else _logits
-        module.forward = partial(forward, module)
-        return module
-
-
-def _rows(embedding: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
-    assert isinstance(embedding.weight, DTensor)
-    everywhere = DTensor.from_local(tokens, embedding.weight.device_mesh, [Replicate()], run_check=False)
-    # A copy: FSDP warns about the view that a DTensor's values are.
-    rows = whole(functional.embedding(everywhere, embedding.weight)).clone()
-    if embedding.padding_idx is None:
-        return rows
-    return torch.where((tokens == embedding.padding_idx)[..., None], rows.detach(), rows)  # no gradient
-
-
-def _logits(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    return linear(hidden, head.weight, head.bias)
-
-
-class ReplicatedInCutRegion(ParallelStyle):
-    """For a layer with whole parameters whose input is cut, such as a norm of each rank's heads: its gradient
-    is the sum over the ranks."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in module.named_parameters():
-            whole = DTensor.from_local(parameter.detach(), device_mesh, [Replicate()], run_check=False)
-            setattr(module, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-        module.forward = partial(_with_own_values, module, module.forward)
-        return module
-
-
-class RowsOfHeads(ParallelStyle):
-    """For a layer with a row of values for each attention head, such as a norm of heads: each rank keeps the
-    rows of the heads that HeadsParallel gives it."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _cut_rows(module, device_mesh, self.src_data_rank)
-        module.forward = partial(_with_own_values, module, module.forward)
-        return module
-
-
-def _cut_rows(module: nn.Module, mesh: DeviceMesh, source: int | None) -> None:
-    """Cut each parameter of the module by rows. `source`: see torch's distribute_tensor."""
-    for name, parameter in module.named_parameters():
-        cut = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=source)
-        setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
-
-
-def _with_own_values(module: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
-    parameters: dict[str, Any] = module._parameters
-    kept = dict(parameters)
-    for name, parameter in kept.items():
-        if isinstance(parameter, DTensor):
-            gradient = [Partial() if one.is_replicate() else one for one in parameter.placements]
-            parameters[name] = parameter.to_local(grad_placements=gradient)
-    try:
-        return forward(*args)
-    finally:
-        parameters.update(kept)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -171,36 +101,65 @@ def parallelize(
     Raises SetupError for layers that cannot be cut.
     """
     of_modules = {model.get_submodule(name): style for name, style in styles.items()}
-    _check_inputs(model, of_modules, mesh.size())
+    plan = f"parallel_plan() of {type(task).__name__}"
+    _check_layers(model, styles, plan)
     ties, frozen = _tied(model), [name for name, p in model.named_parameters() if not p.requires_grad]
     around = {name: adapted(model.get_submodule(name), style, name) for name, style in styles.items()}
     parallelize_module(model, mesh, around, src_data_rank=None)
     for name in frozen:  # some of torch's styles forget it
         model.get_parameter(name).requires_grad_(False)
     numbers = draw_own_numbers(model, of_modules, mesh)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for first, *others in ties:
-        for other in others:
-            if parameters[other] is not parameters[first]:
-                raise SetupError(
-                    f"parallel_plan() of {type(task).__name__} cuts only one of {first} and {other}, which "
-                    "are the same weight: leave both out"
-                )
+    watch_parts(model, styles, mesh)
+    _tie_again(model, ties, plan)
     _free_the_rest(model)
     return numbers
 
 
-def _check_inputs(model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], ranks: int) -> None:
-    """Raise SetupError for a layer whose inputs would come in unequal parts, which torch cannot multiply."""
-    for name, module in model.named_modules():
-        style, layer = styles.get(module), linear_of(module)
-        if not (isinstance(layer, nn.Linear) and isinstance(style, RowwiseParallel)):
-            continue
-        if style.input_layouts == LAST and layer.in_features % ranks:
+def _check_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], plan: str) -> None:
+    """Raise SetupError for a module that its style cannot cut."""
+    whole: list[str] = []
+    for name, style in styles.items():
+        kind, layer = type(style).__name__, linear_of(model.get_submodule(name))
+        inside = [outer for outer in whole if name.startswith(f"{outer}." if outer else "")]
+        if inside:
             raise SetupError(
-                f"tensor: {ranks}: {name} has {layer.in_features} inputs, which {ranks} ranks cannot share "
-                f"equally: set tensor to a divisor of {layer.in_features}"
+                f"{plan} names {name or 'the model'} and also {inside[0] or 'the model'}, whose style holds "
+                "for everything in it: leave one of them out"
             )
+        if isinstance(style, ReplicatedInCutRegion | RowsOfHeads):
+            whole.append(name)
+        if type(style) not in OF_LAYERS:
+            continue
+        if not isinstance(layer, nn.Linear | nn.Embedding):
+            raise SetupError(
+                f"{plan} gives {name}, a {type(layer).__name__}, the style {kind}, which is for "
+                "nn.Linear and nn.Embedding: leave it out, and it stays whole on each rank"
+            )
+        if "weight" not in layer._parameters or is_parametrized(layer):
+            raise SetupError(
+                f"{plan} gives {name} the style {kind}, which cannot cut it: its parameters are "
+                "computed from others (weight_norm, spectral_norm or another parametrization). Leave it out, "
+                "and it stays whole on each rank"
+            )
+
+
+def _tie_again(model: nn.Module, ties: Iterable[Sequence[str]], plan: str) -> None:
+    """Let modules that shared a weight share what they have of it now. Raises SetupError if that differs."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def placements(name: str) -> object:
+        return getattr(parameters[name], "placements", None)
+
+    for first, *others in ties:
+        for other in others:
+            if placements(other) != placements(first):
+                raise SetupError(
+                    f"{plan} cuts {first} and {other}, which are the same weight, in different ways, or only "
+                    "one of them: give both a style that cuts them alike (VocabularyParallel for an "
+                    "embedding and its output layer), or leave both out"
+                )
+            owner, _, name = other.rpartition(".")
+            model.get_submodule(owner)._parameters[name] = parameters[first]
 
 
 def add_up_gradients(model: nn.Module) -> None:

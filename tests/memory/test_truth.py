@@ -141,6 +141,9 @@ COMPILED_PARTS: tuple[Case, ...] = tuple(
         ("llama wide", {"ranks": 4, **MIXED}),
         ("gpt dropout", {"ranks": 2, "sharding": "none"}),
         ("gpt dropout", {"ranks": 2, "sharding": "none", "activations": "checkpoint"}),
+        ("llama lora", {"ranks": 2, "sharding": "none"}),
+        ("llama wide qlora", {"ranks": 2, "sharding": "none"}),
+        ("llama wide qlora", {"ranks": 4, "activations": "checkpoint", **MIXED}),
     )
 )
 """With tensor parallelism. What is kept outside of the blocks is estimated up to 2.0 % too high."""

@@ -52,7 +52,8 @@ LLAMA, BRAIN = "launcher.tasks.llama:LanguageModel", "launcher.tasks.brain:Brain
 HUGGING_FACE = "launcher.tasks.huggingface:CausalLM"
 NORMED = {"model": {"batch_norm": True}, "batch": {"global": 32}}
 JOBS: dict[str, dict[str, Any]] = {
-    "llama": {"task": LLAMA, "args": {"context": 31}},  # ranks have 16 and 15 tokens of a sequence
+    # Ranks have 16 and 15 tokens of a sequence, and unequal parts of the feed-forward layers.
+    "llama": {"task": LLAMA, "args": {"context": 31, "model": {"hidden": 191}}},
     "tied": {"task": LLAMA, "args": {"context": 16, "model": {"tied": True, "vocabulary": 257}}},
     "wide": {"task": LLAMA, "args": {"context": 16, "model": {"dim": 512, "hidden": 512, "layers": 1}}},
     "gpt": {
@@ -101,6 +102,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "args": {"path": os.environ.get("WEIGHTS"), "context": 24},
     },
 }
+MORE_JOBS: dict[str, dict[str, Any]] = json.loads(os.environ.get("JOBS", "{}"))
 CONFIG = {
     "vocab_size": 256,
     "hidden_size": 32,
@@ -127,7 +129,7 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
 def job(name: str, **train: Any) -> Job:
     settings = {"lr": 1e-3, "warmup_steps": 2, "clip_norm": 0.5, "checkpoint_every": None, **train}
     fields = {"name": "tensor", "batch": {"global": BATCH}, "steps": STEPS, "train": settings}
-    made = Job.model_validate({**fields, **JOBS[name]})
+    made = Job.model_validate({**fields, **(JOBS | MORE_JOBS)[name]})
     if made.args.get("path") in OF_TRANSFORMERS:
         kind = made.args["path"]
         path = Path(sys.argv[1]).parent / f"{kind}-{os.environ.get('RANK', 0)}.json"
@@ -267,6 +269,18 @@ def whole_state(made: Trainer) -> dict[str, torch.Tensor]:
     return found
 
 
+def told(rank: Rank, out: Path) -> Any:
+    """What ends the first step of each of CASES, by rank."""
+    results: dict[str, Any] = {}
+    for label, (name, fields) in json.loads(os.environ["CASES"]).items():
+        try:
+            trainer(rank, name, **fields).train_step(1)
+        except (SetupError, TaskError) as error:
+            results[label] = str(error)
+        gc.collect()
+    return everywhere(results)
+
+
 def drifting(rank: Rank, out: Path) -> Any:
     """What rank 1 has of the whole parameters, if its kernels add the gradients of whole layers otherwise."""
     results: dict[str, Any] = {}
@@ -398,13 +412,11 @@ def refused(rank: Rank, out: Path) -> Any:
     heads = {"task": LLAMA, "args": {"model": {"heads": 4, "kv_heads": 1}}}
     JOBS["heads"] = heads
     JOBS["narrow qlora"] = {"task": LLAMA, "adapter": {"kind": "qlora"}}
-    JOBS["odd"] = {"task": LLAMA, "args": {"model": {"hidden": 191}}}
     found: dict[str, Any] = {
         "no plan": words(lambda: styles_of(Planless().model(), Planless(), rank.world)),
         "other names": words(lambda: styles_of(Misnamed().model(), Misnamed(), rank.world)),
         "heads": words(lambda: trainer(rank, "heads", sharding="none", tensor=2)),
         "packed": words(lambda: trainer(rank, "narrow qlora", sharding="none", tensor=2)),
-        "inputs": words(lambda: trainer(rank, "odd", sharding="none", tensor=2)),
         "experts": words(lambda: trainer(rank, "experts of transformers", sharding="none", tensor=2)),
     }
     JOBS["wrong"], JOBS["across"] = {"task": "tensors:Wrong"}, {"task": "tensors:Across"}
@@ -630,6 +642,7 @@ MODES = {
         faint,
         late,
         refused,
+        told,
     )
 }
 

@@ -1,0 +1,170 @@
+"""Plain tensors of which each rank has a part, if the parts are not of equal size.
+
+torch's styles take the whole of such a tensor to be as many times as large as this rank's part as there are
+ranks, so that ranks with unequal parts would send each other messages of different sizes, which aborts them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from launcher.train.cut_adapter import linear_of
+from launcher.train.rank import SetupError
+
+Layouts = Iterable[Placement | None]
+
+
+def watch_parts(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
+    """Let linear layers tell how wide their whole input is, and the model's forward raise SetupError where a
+    style takes an unequal part of another size that is not known. `styles`: by the names of the modules."""
+    parts = _Parts(mesh)
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        for one in _simple(style):
+            if isinstance(one, PrepareModuleOutput):
+                module.register_forward_hook(partial(_leave, parts, name, one), prepend=True)
+                continue
+            if isinstance(one, PrepareModuleInput):
+                before = partial(_prepare, parts, name, one)
+                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+                continue
+            of_sequence = isinstance(one, SequenceParallel)
+            [taken] = one.sequence_sharding if of_sequence else one.input_layouts
+            [given] = one.sequence_sharding if of_sequence else one.output_layouts
+            first = list(inspect.signature(type(module).forward).parameters.values())[1]
+            module.register_forward_pre_hook(partial(_enter, parts, name, taken), prepend=True)
+            module.register_forward_pre_hook(
+                partial(_by_position, first.name), prepend=True, with_kwargs=True
+            )
+            if first.kind == inspect.Parameter.KEYWORD_ONLY:
+                module.register_forward_pre_hook(partial(_by_name, first.name), with_kwargs=True)
+            if one.use_local_output:
+                module.register_forward_hook(partial(_give, parts, name, given), prepend=True)
+
+
+class _Parts:
+    """Unequal parts that ranks have as plain tensors."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.cut: dict[tuple[int, int], str] = {}
+        """(size, dimension) of what was cut unequally, and the module that did it. Each dimension is there
+        twice, counted from the first and from the last: a module may add or remove others."""
+
+    def give(self, name: str, layout: Placement | None, shape: torch.Size) -> None:
+        """Note that a dimension of `shape` leaves the module as plain parts."""
+        if isinstance(layout, Shard) and (size := shape[layout.dim]) % self.mesh.size():
+            for dimension in _dimensions(layout, len(shape)):
+                self.cut[size, dimension] = name
+
+    def take(self, name: str, layout: Placement | None, x: torch.Tensor) -> None:
+        """Raise SetupError if x is a plain part of a size that was cut unequally."""
+        if isinstance(layout, Shard) and not isinstance(x, DTensor):
+            for (size, dimension), by in self.cut.items():
+                if dimension in _dimensions(layout, x.ndim) and x.shape[layout.dim] == self._part(size):
+                    raise SetupError(
+                        f"tensor: {self.mesh.size()}: {by} cuts a dimension of size {size}, which "
+                        f"{self.mesh.size()} ranks cannot share equally, and returns a plain tensor, so "
+                        f"{name} cannot know the size of the whole: set use_local_output=False in the styles "
+                        f"of parallel_plan() from {by} to {name}, or change the size"
+                    )
+
+    def _part(self, size: int) -> int:
+        """Return how much of `size` this rank has."""
+        ranks = self.mesh.size()
+        each = -(-size // ranks)
+        return min(each, max(0, size - each * self.mesh.get_local_rank()))
+
+
+def _dimensions(layout: Shard, count: int) -> tuple[int, int]:
+    return layout.dim % count, layout.dim % count - count
+
+
+def _simple(style: ParallelStyle) -> Iterator[Any]:
+    if isinstance(style, PrepareModuleInputOutput):
+        yield from (style.prepare_module_input, style.prepare_module_output)
+    elif isinstance(
+        style, ColwiseParallel | RowwiseParallel | SequenceParallel | PrepareModuleInput | PrepareModuleOutput
+    ):
+        yield style
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _by_position(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Let a style, which prepares the first argument, find an input that is given by its name."""
+    if args or name not in kwargs:
+        return args, kwargs
+    return (kwargs[name],), {key: value for key, value in kwargs.items() if key != name}
+
+
+def _by_name(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    return args[1:], {name: args[0], **kwargs}
+
+
+def _enter(
+    parts: _Parts, name: str, layout: Placement, module: nn.Module, args: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """What a layer gets, before the style's own hook."""
+    (x, *rest), layer = args, linear_of(module)
+    by_columns = layout in (Shard(-1), Shard(x.ndim - 1))
+    if isinstance(x, DTensor) or not (by_columns and isinstance(layer, nn.Linear)):
+        parts.take(name, layout, x)
+        return None
+    shape = torch.Size((*x.shape[:-1], layer.in_features))
+    stride = torch.empty(shape, device="meta").stride()
+    whole = DTensor.from_local(x, parts.mesh, [layout], run_check=False, shape=shape, stride=stride)
+    return whole, *rest
+
+
+def _give(parts: _Parts, name: str, layout: Placement, _: nn.Module, __: Any, result: DTensor) -> None:
+    parts.give(name, layout, result.shape)
+
+
+def _prepare(
+    parts: _Parts,
+    name: str,
+    style: PrepareModuleInput,
+    _: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    layouts, wanted = style.input_layouts or (), style.desired_input_layouts or ()
+    given = [kwargs.get(key) for key in style.input_kwarg_layouts]
+    wanted_by_name = [style.desired_input_kwarg_layouts.get(key) for key in style.input_kwarg_layouts]
+    _pass_on(parts, name, args, layouts, wanted, style.use_local_output)
+    _pass_on(parts, name, given, style.input_kwarg_layouts.values(), wanted_by_name, style.use_local_output)
+
+
+def _leave(parts: _Parts, name: str, style: PrepareModuleOutput, _: nn.Module, __: Any, results: Any) -> None:
+    many = results if isinstance(results, tuple) else (results,)
+    _pass_on(parts, name, many, style.output_layouts, style.desired_output_layouts, style.use_local_output)
+
+
+def _pass_on(
+    parts: _Parts, name: str, tensors: Iterable[Any], layouts: Layouts, wanted: Layouts, plain: bool
+) -> None:
+    """What a style that only prepares tensors gets and returns. `plain`: it returns plain tensors."""
+    for x, layout, then in zip(tensors, layouts, wanted, strict=False):
+        if isinstance(x, torch.Tensor):
+            parts.take(name, layout, x)
+            if plain and (isinstance(x, DTensor) or layout == Replicate()):
+                parts.give(name, then, x.shape)

@@ -1,0 +1,102 @@
+"""Plans that cut layers in unusual ways: they train as one process does, or are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.test_tensor import ALONE, BOTH, COMPILES, LOSS, MOVED, NORM, TENSOR, far, run
+
+LORA, QLORA = {"kind": "lora", "rank": 4}, {"kind": "qlora", "rank": 4}
+DROPS = {**LORA, "dropout": 1e-12}
+"""Nothing is dropped, so that results can be compared."""
+COMPILED = {"compile": True}
+
+
+def job(how: str = "", adapter: dict[str, Any] | None = None, **args: Any) -> dict[str, Any]:
+    return {
+        "task": "styled:Styled",
+        "args": {"how": how, **args},
+        **({"adapter": adapter} if adapter else {}),
+    }
+
+
+JOBS = {
+    "output layer in 4 bits": job(adapter=QLORA, hidden=256),
+    "region": job("region"),
+    "region in 4 bits": job("region", QLORA, hidden=256),
+    "region without adapter in 4 bits": job("region", {**QLORA, "targets": ["up", "down"]}, hidden=256),
+    "region with dropout": job("region", DROPS),
+    "tied": job("tied"),
+    "tied, adapter": job("tied", LORA),
+    "25 between": job(hidden=25),
+    "25 gathered": job("gathered", hidden=25),
+    "25 whole between, dropout": job("whole between", DROPS, hidden=25),
+    "25 distributed": job("distributed", hidden=25),
+    "by keyword": job("keywords"),
+}
+SHOWN = ("output layer in 4 bits", "region in 4 bits", "tied", "25 whole between, dropout")
+"Cases that `make test` runs."
+
+
+def trained(folder: Path, ranks: int, mesh: dict[str, Any], names: Any = JOBS, **fields: Any) -> Any:
+    cases = {name: (name, {**mesh, **fields}) for name in names}
+    return run("trained", folder, ranks, cases, env={"JOBS": json.dumps(JOBS)})
+
+
+def compare(folder: Path, other: Path, found: Any, expected: Any) -> None:
+    for name in found:
+        assert found[name]["losses"] == pytest.approx(expected[name]["losses"], rel=LOSS), name
+        assert found[name]["norms"] == pytest.approx(expected[name]["norms"], rel=NORM), name
+        same, distance = far(folder, other, name)
+        assert same and distance < MOVED, (name, distance)
+
+
+@pytest.mark.parametrize("names", [SHOWN, pytest.param(tuple(JOBS), marks=pytest.mark.slow)], ids=["", "all"])
+def test_layers_that_are_cut_in_unusual_ways_train_as_in_one_process(names: Any, tmp_path: Path) -> None:
+    expected = trained(tmp_path / "alone", 1, ALONE, names)
+    found = trained(tmp_path / "tensor", 2, TENSOR, names)
+    compare(tmp_path / "tensor", tmp_path / "alone", found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh", [BOTH, {"sharding": "zero1", "tensor": 2}, {"sharding": "none", "tensor": 4}], ids=str
+)
+def test_so_do_they_on_four_ranks(mesh: Any, tmp_path: Path) -> None:
+    expected = trained(tmp_path / "alone", 1, ALONE)
+    found = trained(tmp_path / "four", 4, mesh)
+    compare(tmp_path / "four", tmp_path / "alone", found, expected)
+
+
+@pytest.mark.slow
+@COMPILES
+def test_so_do_they_compiled(tmp_path: Path) -> None:
+    names = [name for name in JOBS if "dropout" not in name]
+    expected = trained(tmp_path / "alone", 1, ALONE, names)
+    found = trained(tmp_path / "compiled", 2, {**TENSOR, **COMPILED}, names)
+    compare(tmp_path / "compiled", tmp_path / "alone", found, expected)
+
+
+REFUSED = {
+    "normed": "blocks.0.up the style ColwiseParallel, which cannot cut it: its parameters are computed from",
+    "half tied": "cuts tokens.weight and head.weight, which are the same weight, in different ways",
+    "in a region": "names blocks.0.up and also blocks.0, whose style holds for everything in it",
+    "not a layer": "gives blocks.0.norm, a LayerNorm, the style ColwiseParallel, which is for nn.Linear",
+    "sequence": "blocks.0 cuts a dimension of size 9, which 2 ranks cannot share equally",
+    "columns": "blocks.0.up cuts a dimension of size 25, which 2 ranks cannot share equally",
+}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param(COMPILED, marks=[pytest.mark.slow, COMPILES])], ids=["", "compiled"]
+)
+def test_what_cannot_be_cut_ends_each_rank_with_the_reason(fields: Any, tmp_path: Path) -> None:
+    jobs = {how: job(how, hidden=25) for how in REFUSED}
+    cases = {how: (how, {**TENSOR, **fields}) for how in REFUSED}
+    for found in run("told", tmp_path / "told", 2, cases, env={"JOBS": json.dumps(jobs)}):
+        for how, words in REFUSED.items():
+            assert words in found[how]
