@@ -82,14 +82,18 @@ def styles_of(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelSty
     plan = task.parallel_plan(model)
     if plan is None:
         raise SetupError(_how_to_plan(model, task, ranks))
-    names = [name for name, _ in model.named_modules()]
-    unknown = [pattern for pattern in plan if not any(matches(name, pattern) for name in names)]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    unknown = [pattern for pattern in plan if not any(matches(name, pattern) for name in modules)]
     if unknown:
         raise SetupError(
             f"parallel_plan() of {type(task).__name__} names {', '.join(unknown)}, which the model does not "
             f"have. {_layers_of(model)}"
         )
-    return {name: style for name in names for pattern, style in plan.items() if matches(name, pattern)}
+    found: dict[nn.Module, tuple[str, ParallelStyle]] = {}  # a module may have several names
+    for name, module in modules.items():
+        for style in [style for pattern, style in plan.items() if matches(name, pattern)][-1:]:
+            found.setdefault(module, (name, style))
+    return dict(found.values())
 
 
 def parallelize(

@@ -61,6 +61,8 @@ class Model(nn.Module):
         self.tokens = nn.Embedding(VOCABULARY, DIM)
         self.blocks = nn.ModuleList(Block(hidden, how) for _ in range(2))
         self.head = nn.Linear(DIM, VOCABULARY)
+        if how == "two names":
+            self.again = self.blocks[0]
         if "tied" in how:
             self.head.weight = self.tokens.weight
 
@@ -100,6 +102,7 @@ class Styled(Task):
 
 whole, last, sequence = Replicate(), Shard(-1), Shard(1)
 PLANS: dict[str, dict[str, ParallelStyle | None]] = {
+    "two names": {"again.up": ColwiseParallel(), "again.down": RowwiseParallel()},
     "region": {"blocks.*.region": ReplicatedInCutRegion()},
     "gathered": {"blocks.*.down": ColwiseParallel(input_layouts=last, output_layouts=whole)},
     "whole between": {

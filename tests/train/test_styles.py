@@ -37,6 +37,7 @@ JOBS = {
     "25 whole between, dropout": job("whole between", DROPS, hidden=25),
     "25 distributed": job("distributed", hidden=25),
     "by keyword": job("keywords"),
+    "two names": job("two names"),
 }
 SHOWN = ("output layer in 4 bits", "region in 4 bits", "tied", "25 whole between, dropout")
 "Cases that `make test` runs."
