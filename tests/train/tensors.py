@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 
@@ -481,9 +482,12 @@ def dropped(rank: Rank, out: Path) -> Any:
         dropout.register_forward_hook(
             lambda _, __, y, name=name: masks.update({name: (y.to_local() == 0).tolist()})
         )
-    made(torch.ones(1, 64))
+    y = made(torch.ones(1, 64, requires_grad=True))
+    with CommDebugMode() as exchanged:
+        y.sum().backward()
     masks = everywhere(masks)
     return {
+        "exchanged": exchanged.get_total_counts(),
         "same masks": {name: masks[0][name] == masks[1][name] for name in masks[0]},
         "same state": len({tuple(state) for state in everywhere(torch.get_rng_state().tolist())}) == 1,
     }
