@@ -171,7 +171,9 @@ def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bo
     weights = [sum(one.at(1) for one in some if one.category in _WAITING) for some in kept]
     numbers = [((one.kind, one.chunk, one.again), (*one.held, one.later)[: len(kept)]) for one in moments]
     most: dict[tuple[str, int, bool], tuple[int, ...]] = {}
-    for alike, held in sorted(numbers, key=lambda one: sum(map(operator.mul, one[1], weights))):
+    # Equal stages take as much in another order of numbers. The largest tuple then counts in every process:
+    # the order of a set does not.
+    for alike, held in sorted(numbers, key=lambda one: (sum(map(operator.mul, one[1], weights)), one[1])):
         most[alike] = held
     merged, nothing = _Merged(traces, kept), (0,) * len(kept)
     for phase, _ in traces[0].phases:

@@ -8,7 +8,7 @@ freed in another one. In each copy of the repeated block, it is freed as many bl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -48,6 +48,22 @@ class Run(NamedTuple):
             return block
         return max(self.repeated, block - self.extra)
 
+    def split(self, module: str) -> tuple[int, str] | None:
+        """Return the block of the whole model that a module is in, and its name there; None if it is in
+        none."""
+        position, dot, rest = module.removeprefix(self._head).partition(".")
+        if not module.startswith(self._head) or not position.isdigit():
+            return None
+        return int(position) - self.first, dot + rest
+
+    def name(self, block: int, rest: str) -> str:
+        """Return the name of a module in a block of the whole model."""
+        return f"{self._head}{self.first + block}{rest}"
+
+    @property
+    def _head(self) -> str:
+        return f"{self.prefix}." if self.prefix else ""
+
 
 @dataclass
 class Segment:
@@ -84,6 +100,23 @@ class Recorded:
 
 Place = tuple[int, int]
 "(number of the segment in the trace, block in the whole model)"
+
+
+def placed(recorded: Recorded, first: int, length: int) -> Recorded:
+    """Return the step with its one row of blocks at another place of the list, and with another length. At
+    least as many blocks as were traced must be left."""
+    [before] = recorded.runs
+    after = before._replace(first=first, length=length)
+    modules = [_moved(name, before, after) for name in recorded.modules]
+    return replace(recorded, modules=modules, runs=(after,))
+
+
+def _moved(module: str, before: Run, after: Run) -> str:
+    found = before.split(module)
+    if found is None:
+        return module
+    block, rest = found
+    return after.name(after.copies(before.traced(block))[0], rest)
 
 
 def unroll(recorded: Recorded) -> Recorded:
@@ -174,12 +207,11 @@ class _Unrolling:
         if segment.run is None:
             return module
         run = self.trace.runs[segment.run]
-        head = f"{run.prefix}." if run.prefix else ""
-        position, dot, rest = module.removeprefix(head).partition(".")
-        if not module.startswith(head) or not position.isdigit():
+        found = run.split(module)
+        if found is None:
             return module
-        away = run.traced(int(position) - run.first) - segment.block
-        return f"{head}{run.first + block + away}{dot}{rest}"
+        away = run.traced(found[0]) - segment.block
+        return run.name(block + away, found[1])
 
     def _freed(self, storage: int, segment: Segment, block: int, repeated: bool) -> list[int]:
         born_in, place = self.birth[storage]
@@ -190,7 +222,8 @@ class _Unrolling:
             return [self._take((born_in, 0), place)]
         run = self.trace.runs[birth.run]
         copies = run.copies(birth.block)
-        if self._freed_together(storage) or (segment.run != birth.run and len(copies) == 1):
+        outlasts = segment.run != birth.run or self._outlasts_the_repeated(storage)
+        if self._freed_together(storage) or (outlasts and len(copies) == 1):
             return [self._take((born_in, copy), place) for copy in copies]
         if segment.run != birth.run:
             raise NotUniformError("a block frees memory that a block of another list allocated")
@@ -211,6 +244,24 @@ class _Unrolling:
         if neighbour is None or place >= len(self.births[neighbour]):
             return False
         return self.death.get(self.births[neighbour][place]) == self.death.get(storage)
+
+    def _outlasts_the_repeated(self, storage: int) -> bool:
+        """Return whether a storage lives while all copies of the repeated block run, as a stage's output does
+        that is held until the backward pass ends.
+
+        Otherwise it is freed a fixed number of blocks after its allocation, as that of the repeated block is.
+        """
+        born_in, place = self.birth[storage]
+        birth, death = self.trace.segments[born_in], self.trace.segments[self.death[storage]]
+        middle = self.trace.runs[birth.run or 0].repeated
+        if (birth.block - middle) * (death.block - middle) >= 0:
+            return False
+        alike = self.births[self.by_key[birth.phase, birth.backward, birth.run or 0, middle]]
+        if place >= len(alike) or alike[place] not in self.death:
+            return True
+        other = self.trace.segments[self.death[alike[place]]]
+        passes = {(one.phase, one.backward, one.run) for one in (death, other)}
+        return len(passes) > 1 or middle - other.block != birth.block - death.block
 
     def _take(self, where: Place, place: int) -> int:
         number = self.alive.pop((where, place), None)

@@ -82,6 +82,41 @@ def test_five_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int) 
     assert whole == traced.sample(chosen, ranks, 1, complete=True)
 
 
+STAGES: list[tuple[dict[str, Any], tuple[int, ...]]] = [
+    ({"activations": "checkpoint", "precision": "bf16"}, (6, 7, 6)),
+    ({"activations": "checkpoint", "grad_accum": 2, "loss_chunks": 2}, (6, 7, 7, 6)),
+    ({"activations": "checkpoint", "schedule": "zero-bubble"}, (7, 8, 6)),
+    ({"activations": "selective", "tensor": 2, "grad_accum": 2}, (6, 7, 6)),
+    ({"activations": "keep", "sharding": "none"}, (6, 7, 9, 3)),
+    ({"activations": "checkpoint"}, (7, 3, 3, 12)),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks"), [STAGES[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in STAGES[1:])]
+)
+def test_equal_stages_of_a_pipeline_share_a_recording(
+    fields: dict[str, Any], blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, args = LLAMA
+    wide = {**args["model"], "layers": sum(blocks), "kv_heads": 2}
+    traced = tracer(reference, {**args, "model": wide})
+    chosen, complete = recipe(pipeline=len(blocks), stages=blocks, **fields), "grad_accum" in fields
+    world = 2 * len(blocks) * fields.get("tensor", 1)
+    ranks = [Ranks(world, world, on_gpu=True, stage=stage) for stage in range(len(blocks))]
+    whole = [traced.sample(chosen, one, 2, whole=True, complete=complete) for one in ranks]
+    recorded: list[tuple[int, ...]] = []
+    record = Tracer._record
+
+    def counted(tracer: Tracer, recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
+        recorded.append(recipe.stages or ())
+        return record(tracer, recipe, *args, **kwargs)
+
+    monkeypatch.setattr(Tracer, "_record", counted)
+    assert whole == [traced.sample(chosen, one, 2, complete=complete) for one in ranks]
+    assert len(recorded) == 3 and max(sum(blocks) for blocks in recorded) <= 7
+
+
 @pytest.mark.slow
 def test_sizes_are_a_law_of_the_micro_batch() -> None:
     traced, chosen, ranks = tracer(*LLAMA), recipe(activations="checkpoint"), Ranks(4, 4, on_gpu=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from launcher.memory.unroll import Run
+from launcher.memory.unroll import NotUniformError, Run
 from launcher.train.activations import outermost
 
 KEPT, REPEATED = 5, 2
@@ -40,30 +40,35 @@ def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...]
     return tuple(runs), kept
 
 
+def fewer_stages(blocks: Sequence[int], stage: int) -> tuple[tuple[int, ...], int]:
+    """Return the smallest pipeline in which a stage does what `stage` does here, and which one that is: the
+    first or the last of two, or the second of three.
+
+    `blocks`: of each stage. The stage keeps at most KEPT of its blocks, the others one.
+    """
+    kept = min(blocks[stage], KEPT)
+    if stage == 0:
+        return (kept, 1), 0
+    return ((1, kept), 1) if stage == len(blocks) - 1 else ((1, kept, 1), 1)
+
+
 def fold_stage(
     model: nn.Module, blocks: Sequence[nn.Module], stages: Sequence[int], stage: int
-) -> tuple[tuple[Run, ...], dict[nn.Module, Any], tuple[int, ...]]:
-    """Like `fold` for one stage of a pipeline: other stages keep one block. Return also the blocks of each.
+) -> tuple[tuple[Run, ...], dict[nn.Module, Any]]:
+    """Like `fold` for one stage of a pipeline: only the blocks of `stages` are left, of which the last stage
+    has the model's last ones.
 
-    Removes nothing if the blocks are not the equal blocks of one ModuleList.
+    Raises NotUniformError if the blocks are not the equal blocks of one ModuleList.
     """
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
     prefix, module = next(((name, m) for name, m in lists if list(m) == list(blocks)), ("", None))
     if module is None or len({_shape(block, set(blocks)) for block in blocks}) > 1:
-        return (), {}, tuple(stages)
-    firsts = [0, *itertools.accumulate(stages)]
-    first, count = firsts[stage], stages[stage]
-    mine = list(range(first, first + count))
-    runs: tuple[Run, ...] = ()
-    if count > KEPT:
-        mine = mine[: REPEATED + 1] + mine[count - (KEPT - REPEATED - 1) :]
-        runs = (Run(prefix, first, count, KEPT, REPEATED),)
-    kept = {blocks[index]: (0, number) for number, index in enumerate(mine)} if runs else {}
-    stay = {*mine, *(firsts[other] for other in range(len(stages)) if other != stage)}
-    for index in reversed(range(len(blocks))):
-        if index not in stay:
-            del module[index]
-    return runs, kept, tuple(len(mine) if other == stage else 1 for other in range(len(stages)))
+        raise NotUniformError("the blocks of the pipeline are not the equal blocks of one list")
+    del module[sum(stages[:-1]) : len(blocks) - stages[-1]]
+    first, kept = sum(stages[:stage]), stages[stage]
+    mine = list(module)[first : first + kept]
+    run = Run(prefix, first, kept, kept, REPEATED)
+    return (run,), {block: (0, number) for number, block in enumerate(mine)}
 
 
 def _shape(block: nn.Module, units: set[nn.Module]) -> Any:

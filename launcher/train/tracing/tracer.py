@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
 from launcher.memory.trace import LATER, Counted, Sample, Trace, combine
-from launcher.memory.unroll import Recorded, Run, unroll
+from launcher.memory.unroll import NotUniformError, Recorded, Run, placed, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.mesh import model_parallel
@@ -42,7 +42,7 @@ from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
-from launcher.train.tracing.folding import fold, fold_stage
+from launcher.train.tracing.folding import fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
@@ -72,8 +72,13 @@ class _Built(NamedTuple):
     runs: tuple[Run, ...]
     blocks: dict[nn.Module, tuple[int, int]]
     "(index of the run, index of the kept block) of each kept block."
-    stages: tuple[int, ...] | None = None
-    "Blocks of each stage, without those that were removed."
+
+
+class _Recording(NamedTuple):
+    """The events of a pass, and the form of what it returns: the loss, or what a stage sends to the next."""
+
+    events: Recorded
+    output: Form
 
 
 class Tracer:
@@ -86,8 +91,9 @@ class Tracer:
         self.task, self.job, self.like = task, job, like
         self._sample: Any = None
         self._models: dict[Any, _Built] = {}
-        self._outputs: dict[Any, Form] = {}
-        "Recipe and ranks of a stage -> the form of its output."
+        self._stages: dict[Any, _Recording] = {}
+        self._blocks: dict[Any, Sequence[int]] = {}
+        "How a pipeline is cut -> the number of blocks of each stage."
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
@@ -127,9 +133,47 @@ class Tracer:
     ) -> Recorded:
         """Return the events of rank 0, with repeated equal blocks removed unless `whole`.
 
-        Raises: UntraceableError.
+        Raises: UntraceableError, and unless `whole` NotUniformError.
         """
-        rank, form = self.rank(recipe, ranks), self._stage_before(recipe, ranks)
+        if recipe.pipeline == 1:
+            return self._record(recipe, ranks, None, whole=whole, complete=complete).events
+        events = self._stage(recipe, ranks, whole=whole, complete=complete).events
+        if whole:
+            return events
+        blocks = self._blocks_of_stages(recipe, ranks)
+        return placed(events, sum(blocks[: ranks.stage]), blocks[ranks.stage])
+
+    def _stage(self, recipe: Recipe, ranks: Ranks, *, whole: bool, complete: bool) -> _Recording:
+        """Record a stage of a pipeline. Unless `whole`, stages share a recording if they get the same from
+        the stage before, and are alike but for their place and their number of blocks."""
+        received = None
+        if ranks.stage > 0:
+            before = replace(ranks, stage=ranks.stage - 1)
+            received = self._stage(recipe, before, whole=whole, complete=complete).output
+        if not whole:
+            blocks, stage = fewer_stages(self._blocks_of_stages(recipe, ranks), ranks.stage)
+            world = ranks.world // recipe.pipeline * len(blocks)
+            recipe = recipe.model_copy(update={"pipeline": len(blocks), "stages": blocks})
+            ranks = replace(ranks, world=world, stage=stage)
+        key = recipe, ranks, received, whole, complete
+        if key not in self._stages:
+            self._stages[key] = self._record(recipe, ranks, received, whole=whole, complete=complete)
+        return self._stages[key]
+
+    def _blocks_of_stages(self, recipe: Recipe, ranks: Ranks) -> Sequence[int]:
+        key = recipe.pipeline, recipe.stages
+        if key not in self._blocks:
+            parts = self.task.pipeline(new_model(self.task, recipe, on_meta=True))
+            if parts is None:
+                raise NotUniformError("the model is not cut into stages")
+            self._blocks[key] = blocks_of_stages(parts, self.rank(recipe, ranks))
+        return self._blocks[key]
+
+    def _record(
+        self, recipe: Recipe, ranks: Ranks, form: Form | None, *, whole: bool, complete: bool
+    ) -> _Recording:
+        """`form`: of what the stage before sends; None without one."""
+        rank = self.rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
         with fake_ranks(ranks.world, rank.number), ExitStack() as stack:
@@ -140,8 +184,7 @@ class Tracer:
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
             fake = FakeTensorMode()
-            model, names, runs, blocks, stages = self._built(rank, whole)
-            rank = replace(rank, recipe=recipe.model_copy(update={"stages": stages}))
+            model, names, runs, blocks = self._built(rank, whole)
             stack.enter_context(fake)
             make_fake(model, fake)
             stack.enter_context(no_packed_mask())
@@ -158,21 +201,12 @@ class Tracer:
             try:
                 with recorder.following():
                     output = self._step(model, rank, recorder, batch, before, complete=complete)
-                self._outputs[recipe, ranks] = Form.of(output)
+                returned = Form.of(output)
             except NotCapturedError:
                 raise
             except Exception as error:
                 raise UntraceableError(recorder.module, error) from error
-        return recorder.recorded
-
-    def _stage_before(self, recipe: Recipe, ranks: Ranks) -> Form | None:
-        """Return the form of what the stage before sends; None in the first stage."""
-        if ranks.stage == 0:
-            return None
-        before = replace(ranks, stage=ranks.stage - 1)
-        if (recipe, before) not in self._outputs:
-            self.sample(recipe, before, recipe.micro_batch_size)
-        return self._outputs[recipe, before]
+        return _Recording(recorder.recorded, returned)
 
     def _built(self, rank: Rank, whole: bool) -> _Built:
         """Return a new model on the meta device: a copy of one built earlier if the modules can be copied."""
@@ -180,18 +214,16 @@ class Tracer:
         key = (recipe.precision, recipe.loss_chunks, recipe.pipeline, recipe.stages, stage, whole)
         if key not in self._models:
             model = new_model(self.task, recipe, on_meta=True)
-            names = {m: name or type(m).__name__ for name, m in model.named_modules()}
             runs: tuple[Run, ...] = ()
             blocks: dict[nn.Module, tuple[int, int]] = {}
-            stages = recipe.stages
             parts = self.task.pipeline(model) if recipe.pipeline > 1 else None
-            if not whole and parts is not None:
-                counts = blocks_of_stages(parts, rank)
-                runs, blocks, stages = fold_stage(model, parts.blocks, counts, stage)
-            elif not whole:
+            if not whole and parts is not None and recipe.stages is not None:
+                runs, blocks = fold_stage(model, parts.blocks, recipe.stages, stage)
+            names = {m: name or type(m).__name__ for name, m in model.named_modules()}
+            if not whole and parts is None:
                 runs, blocks = fold(model, self.task.blocks(model))
             names = {m: names[m] for m in model.modules()}  # otherwise removed modules would be copied too
-            self._models[key] = _Built(model, names, runs, blocks, stages)
+            self._models[key] = _Built(model, names, runs, blocks)
         with suppress(Exception):
             return copy.deepcopy(self._models[key])
         return self._models.pop(key)
