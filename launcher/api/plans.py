@@ -34,6 +34,9 @@ class Questions:
     tokens: float | None = None
     largest: str | None = None
     zero: bool = False
+    rungs: bool = False
+    """Estimate each rung of the ladder from a complete trace, which takes about a second each. Without it,
+    only the ladder is right, not the memory of its rungs."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def answer(job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Qu
         )
     refused, decision = None, None
     try:
-        decision = decider.decide(asker.job.plan.vary)
+        decision = decider.decide(asker.job.plan.vary, confirm_rungs=asked.rungs)
     except PlanRefusedError as error:
         refused = error
     comparisons = []
@@ -214,7 +217,7 @@ def plan(job: JobLike, cluster: str = "local", *, set: Values | Sequence[str] | 
 
     Raises SpecError for errors in a file, PlanRefusedError if nothing fits, UserCodeError.
     """
-    answered = answer(job, [cluster], overrides_of(set), Questions())
+    answered = answer(job, [cluster], overrides_of(set), Questions(rungs=True))
     if answered.refused is not None:
         raise answered.refused
     return Plan(answered.page)

@@ -67,7 +67,10 @@ def plan(
     if tokens is not None and not isfinite(tokens):
         fail(f"--tokens: {tokens} is not a number of tokens")
     page = page_file("--html", html) if html is not None else None
-    asked = Questions(explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest, zero)
+    rungs = explain or json or html is not None  # these show the figures of the ladder
+    asked = Questions(
+        explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest, zero, rungs
+    )
     with working("comparing recipes"):
         answered = answer(job, cluster or ["local"], set_ or [], asked)
     if page is not None:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
-from launcher.planning.ladder import Rung, ladder_of
+from launcher.planning.ladder import Rung, confirmed, ladder_of
 from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
@@ -121,8 +121,14 @@ class Decider:
             return self._with_tensor(self.choose(self.space()))
         return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
 
-    def decide(self, vary: Mapping[str, Sequence[JsonValue]] | None = None) -> Decision:
-        """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit."""
+    def decide(
+        self, vary: Mapping[str, Sequence[JsonValue]] | None = None, *, confirm_rungs: bool = False
+    ) -> Decision:
+        """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit.
+
+        `confirm_rungs`: trace each rung completely, too. Its figures are then those of a plan with its
+        recipe. The ladder is the same.
+        """
         if self.layout.gpus_per_node == 0:
             return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
         choice = self.best()
@@ -130,7 +136,7 @@ class Decider:
             raise PlanRefusedError(self._refusals(choice))
         tensor = choice.chosen.recipe.tensor
         decider = self if tensor == self.plan.recipe.tensor else self._part(tensor)
-        return decider._decided(choice, choice.chosen, vary)
+        return decider._decided(choice, choice.chosen, vary, confirm_rungs=confirm_rungs)
 
     def _with_tensor(self, choice: Choice) -> Choice:
         """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.
@@ -185,10 +191,17 @@ class Decider:
         return self._parts[tensor]
 
     def _decided(
-        self, choice: Choice, best: Candidate, vary: Mapping[str, Sequence[JsonValue]] | None
+        self,
+        choice: Choice,
+        best: Candidate,
+        vary: Mapping[str, Sequence[JsonValue]] | None,
+        *,
+        confirm_rungs: bool,
     ) -> Decision:
         chosen, above, reason = self._begun(best, choice.reason)
         rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.capacity, vary)
+        if confirm_rungs:
+            rungs = confirmed(chosen, rungs, self.evaluate.confirm, self.space(), self.capacity)
         speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)
         plan = self.plan.model_copy(
             update={

@@ -70,6 +70,18 @@ def ladder_of(
         at, args = rung.candidate, rung.args
 
 
+def confirmed(
+    chosen: Candidate, rungs: Sequence[Rung], confirm: Evaluate, space: Space, capacity: Capacity
+) -> tuple[Rung, ...]:
+    """Return the rungs with the figures of `confirm`, as those of `chosen` are."""
+    found: list[Rung] = []
+    at, args = chosen, dict[str, JsonValue]()
+    for rung in rungs:
+        found.append(_rung(confirm(rung.recipe, rung.args or None), rung.args, at, args, space, capacity))
+        at, args = found[-1].candidate, rung.args
+    return tuple(found)
+
+
 def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
     """Yield lists of recipes. A list is used only if nothing in the earlier lists saves memory."""
     smaller = smaller_micro_batch(recipe, space.setting) or accumulating_instead(recipe, space.setting)

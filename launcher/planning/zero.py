@@ -61,7 +61,8 @@ class Stages(Value):
     """The stages of one recipe. They differ in sharding only."""
 
     recipe: Recipe
-    "Nothing is offloaded, the update follows the backward pass, and gradients are exchanged each time."
+    """Nothing is offloaded, the update follows the backward pass, and gradients are reduced in each
+    micro-batch."""
     stages: tuple[Stage, ...]
     per_parameter: PerParameter
     "With frozen parameters, gradients and states are averaged over all parameters."

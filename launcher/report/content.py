@@ -8,6 +8,7 @@ from launcher.memory.accuracy import validated_on_gpu
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
 from launcher.planning.questions import Comparison
+from launcher.planning.speed import StepTime
 from launcher.planning.zero import Stages
 from launcher.report.terminal import cost_lines, ladder_line, plan_rows, recipe_line
 from launcher.spec.base import GIB, format_bytes, format_duration
@@ -136,19 +137,24 @@ def time_rows(page: Page) -> list[tuple[str, str]]:
     time = page.decision.chosen.time if page.decision is not None else None
     if time is None:
         return []
+    rows = [(name, f"{seconds(value)}{words}") for name, value, words in time_parts(time) if value]
+    total = [("step", seconds(time.total)), ("speed", speed(time.samples_per_second, page.tokens_per_sample))]
+    return [*rows, *total]
+
+
+def time_parts(time: StepTime) -> list[tuple[str, float, str]]:
+    """(name, seconds, more words) of each part of a step. The seconds add up to the step."""
     beside = f", of {seconds(time.communication)} in all" if time.communication > time.exposed else ""
     if time.tensor:
         beside += f", {seconds(time.tensor)} of them within tensor-parallel layers"
-    parts = [
+    return [
         ("matrix products", time.compute, ""),
         ("other kernels", time.memory, ""),
         ("communication", time.exposed, f" in which nothing else runs{beside}"),
+        ("pipeline bubble", time.bubble, " in which a stage waits for others"),
         ("offload", time.offload, ""),
         ("optimizer", time.optimizer, ""),
-        ("step", time.total, ""),
     ]
-    rows = [(name, f"{seconds(value)}{words}") for name, value, words in parts if value]
-    return [*rows, ("speed", speed(time.samples_per_second, page.tokens_per_sample))]
 
 
 def seconds(value: float) -> str:

@@ -200,7 +200,7 @@ RULES = (
     Rule(
         "ranks-need-sharding",
         lambda r, s: data_ranks(r, s.ranks) > 1 and r.sharding == "none",
-        "several ranks without DDP or FSDP train separate models that never exchange gradients",
+        "several ranks without DDP or FSDP train separate models: nothing reduces their gradients",
         "torch.distributed",
         lambda r, s: {"sharding": "ddp"},
     ),
@@ -214,8 +214,8 @@ RULES = (
     Rule(
         "tensor-within-node",
         lambda r, s: (s.ranks // s.nodes) % r.tensor != 0,
-        "a tensor-parallel group exchanges activations in each layer, so it must not span nodes: tensor must "
-        "divide the number of ranks per node",
+        "a tensor-parallel group gathers and reduces activations in each layer, so it must not span nodes: "
+        "tensor must divide the number of ranks per node",
         "Megatron-LM, arXiv 2104.04473, section 3.2",
         lambda r, s: {"tensor": math.gcd(r.tensor, s.ranks // s.nodes)},
     ),

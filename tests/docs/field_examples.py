@@ -29,7 +29,8 @@ prints them as JSON Schema. Sizes are written as in [job files](job.md); a rate 
 <!-- python -m tests.docs.update_reference writes this page from launcher/spec/recipe.py -->
 # Recipe fields
 
-A recipe is everything that decides how much memory a job needs:
+A recipe is the set of options with which a job trains its model, such as precision, optimizer, sharding and
+micro-batch. It decides how much memory the job needs and how fast it is.
 
 `global batch = micro_batch_size x grad_accum x ranks`, always.
 

@@ -14,6 +14,7 @@ from launcher.memory.trace import Affine, Work
 from launcher.planning import speed
 from launcher.planning.hardware import Hardware, card_of
 from launcher.planning.speed import StepTime, step_time
+from launcher.report.content import time_parts
 from launcher.spec.errors import SpecError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -212,3 +213,12 @@ def test_offloaded_activations_go_down_and_up_again():
 def test_float8_on_a_card_without_it_is_refused_with_what_runs():
     with pytest.raises(SpecError, match="use bf16-mixed on A100 80GB"):
         timed(precision="float8")
+
+
+def test_the_printed_parts_of_a_step_add_up_to_it():
+    names = [name for name in StepTime.model_fields if name != "samples"]
+    values = {name: 2.0**power for power, name in enumerate(names)}
+    # `exposed` is a part of `communication`, and `tensor` of both.
+    time = StepTime(**{**values, "communication": 3 * values["exposed"], "samples": 8})
+    assert sum(value for _, value, _ in time_parts(time)) == time.total
+    assert all(value for _, value, _ in time_parts(time))

@@ -153,7 +153,10 @@ class Tracer:
         if not whole:
             blocks, stage = fewer_stages(self._blocks_of_stages(recipe, ranks), ranks.stage)
             world = ranks.world // recipe.pipeline * len(blocks)
-            recipe = recipe.model_copy(update={"pipeline": len(blocks), "stages": blocks})
+            update: dict[str, Any] = {"pipeline": len(blocks), "stages": blocks}
+            if stage < len(blocks) - 1:
+                update["loss_chunks"] = 1  # the last stage computes the loss
+            recipe = recipe.model_copy(update=update)
             ranks = replace(ranks, world=world, stage=stage)
         key = recipe, ranks, received, whole, complete
         if key not in self._stages:
