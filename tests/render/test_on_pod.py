@@ -423,7 +423,7 @@ def test_secrets_enter_the_request_by_reference_only(pod: Pod, monkeypatch: pyte
         "WANDB": "{{ RUNPOD_SECRET_wandb_key }}",
     }
     assert [secret.name for secret in added_at_creation(target)] == ["HF_TOKEN"]
-    assert any("HF_TOKEN is added to the request when it is sent" in note for note in notes(target))
+    assert any("HF_TOKEN is added when the request is sent" in note for note in notes(target))
     assert not any("hf-value" in file.text for file in render_run(target))
 
 

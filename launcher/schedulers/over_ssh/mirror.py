@@ -67,8 +67,8 @@ class Mirrored:
 
     def _report_invalid_state(self, path: str) -> None:
         if path not in self._doubted:
-            where = f"{self.there}/{path} on {self.name} is not the state of a run"
-            print(f"{where}: what was known before is kept", file=sys.stderr)
+            where = f"{self.there}/{path} on {self.name} is not a valid state of a run"
+            print(f"{where}; the previous one is kept", file=sys.stderr)
         self._doubted.add(path)
 
     def run(

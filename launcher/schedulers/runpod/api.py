@@ -1,4 +1,4 @@
-"""RunPod's REST API v2: what is safe to try again is tried again, and no answer is believed blindly."""
+"""Client for RunPod's REST API v2. It retries requests that are safe to repeat and validates every answer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from launcher.spec.variables import RUNPOD_API, RUNPOD_GRAPHQL
 BASE = "https://api.runpod.io/v2"
 GRAPHQL = "https://api.runpod.io/graphql"
 LARGEST = 16 * 2**20
-"Bytes of one answer."
+"Maximum bytes of one answer."
 SLOWEST = 60.0
-"Seconds that one answer may take altogether."
+"Maximum seconds for one complete answer."
 SILENCE = 60.0
-"Seconds after which a stream that says nothing is opened anew: RunPod promises no keep-alive."
+"Seconds after which a silent stream is reopened. RunPod does not promise keep-alives."
 TRIES = 6
 LONGEST_WAIT = 120.0
-"Seconds. An answer whose Retry-After asks for more is an error that says so."
+"Maximum seconds to wait for Retry-After. A longer one is an error, which names it."
 
 
 def base_url() -> str:
@@ -46,7 +46,7 @@ def base_url() -> str:
 
 
 def secure(url: str, name: str) -> str:
-    """Keys go over TLS, or do not leave this machine. Raises ApiError."""
+    """Return `url` if keys may be sent to it: over TLS, or to this machine. Raises ApiError."""
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError) as error:
@@ -55,11 +55,11 @@ def secure(url: str, name: str) -> str:
         parts.scheme == "http" and parts.host in ("127.0.0.1", "::1", "localhost")
     ):
         return url
-    raise ApiError(f"{name}: {clean(url)}: RunPod's keys are sent by https only, or to this machine itself")
+    raise ApiError(f"{name}: {clean(url)}: RunPod's keys are sent only over https, or to this machine")
 
 
 class Client:
-    """One for each verb; the key is in no attribute that is printed, secrets are in no message."""
+    """An HTTP client for one command. Its key is never printed, and its messages hold no secrets."""
 
     def __init__(self, base: str | None = None) -> None:
         key = api_key()
@@ -73,7 +73,7 @@ class Client:
         self._secrets = {key}
 
     def hide(self, values: Iterable[str]) -> None:
-        """Keep these secrets out of messages: an answer may quote what was sent."""
+        """Mask these values in messages, because an answer may quote the request."""
         self._secrets |= set(values)
 
     def __repr__(self) -> str:
@@ -83,11 +83,11 @@ class Client:
         self._http.close()
 
     def get(self, path: str, **params: str) -> Any:
-        """Raises ApiError."""
+        """Send a GET request and return the JSON answer. Raises ApiError."""
         return self._again("GET", path, params=params)
 
     def delete(self, path: str) -> bool:
-        """False when it was gone already. Raises ApiError."""
+        """Send a DELETE request. Return False if the object was already gone. Raises ApiError."""
         try:
             self._again("DELETE", path)
         except ApiError as error:
@@ -97,13 +97,15 @@ class Client:
         return True
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Sent again only if it was certainly not done. Raises ApiError; LostAnswerError if it may have been
-        done."""
+        """Send a POST request. It is retried only if the first one certainly had no effect.
+
+        Raises ApiError, or LostAnswerError if the request may have been carried out.
+        """
         return self._again("POST", path, body=body)
 
     @contextmanager
     def stream(self, path: str, params: Mapping[str, str], headers: Mapping[str, str]) -> Iterator[Any]:
-        """An answer without an end, as it comes. Raises ApiError; SilentError once it was opened."""
+        """Open an endless answer. Raises ApiError, or SilentError if an open stream falls silent."""
         timeout, opened = httpx.Timeout(SILENCE, connect=10.0), False
         url = f"{self.base}{path}"
         try:
@@ -118,7 +120,10 @@ class Client:
             raise ApiError(f"RunPod: GET {path}: {self._said(error)}", fate=Fate.RETRY) from None
 
     def graphql(self, query: str, variables: Mapping[str, Any]) -> Any:
-        """`data` of the answer. Errors come with 200 as well. Raises ApiError, LostAnswerError."""
+        """Send a GraphQL query and return the answer's `data`. Raises ApiError, LostAnswerError.
+
+        GraphQL also reports errors with status 200.
+        """
         body = {"query": query, "variables": variables}
         url = secure(os.environ.get(RUNPOD_GRAPHQL, GRAPHQL), RUNPOD_GRAPHQL)
         answer = self._again("POST", url, body=body)
@@ -147,7 +152,7 @@ class Client:
         body: Mapping[str, Any] | None = None,
     ) -> Any:
         def worth_it(error: BaseException) -> bool:
-            if body is not None:  # only what was certainly not done
+            if body is not None:  # retry only requests that certainly had no effect
                 return isinstance(error, NotReachedError) or _fate(error) is Fate.WAIT
             return _fate(error) in (Fate.RETRY, Fate.WAIT)
 
@@ -174,7 +179,7 @@ class Client:
             with self._http.stream(method, url, params=params, json=body) as answer:
                 if answer.is_redirect:
                     raise HostileAnswerError(
-                        f"RunPod: {what}: the answer sends us elsewhere, which its API does not do; "
+                        f"RunPod: {what}: the answer is a redirect, which RunPod's API never sends; "
                         f"is {clean(self.base)} right (LAUNCHER_RUNPOD_API)?",
                         answer.status_code,
                     )
@@ -197,7 +202,7 @@ class Client:
         fate, meaning = fate_of(status)
         told, wait, too_long = self._problem(answer, what), _retry_after(answer), ""
         if fate in (Fate.RETRY, Fate.WAIT) and wait is not None and wait > LONGEST_WAIT:
-            fate, too_long = Fate.STOP, f"it asks for a pause of {wait:.0f} s: try again after that"
+            fate, too_long = Fate.STOP, f"RunPod asks for a pause of {wait:.0f} s: try again after that"
         if meaning.casefold() in told.casefold():
             meaning = ""
         message = "; ".join(part for part in (told, meaning, too_long) if part)
@@ -205,7 +210,7 @@ class Client:
         return kind(f"RunPod: {what}: {status}: {message}", status, fate, wait)
 
     def _problem(self, answer: httpx.Response, what: str) -> str:
-        """RFC 9457, or what there is."""
+        """Return the error text: RFC 9457 problem details, or else the body or the reason phrase."""
         phrase = self._shown(answer.reason_phrase.encode())
         try:
             data = self._read(answer, what)
@@ -236,7 +241,7 @@ class Client:
         return bytes(data)
 
     def _lost(self, method: str, message: str) -> ApiError:
-        """An answer that tells nothing: what a POST asked for may have been done."""
+        """Return the error for an unusable answer. After a POST, the request may have been carried out."""
         return LostAnswerError(message) if method == "POST" else HostileAnswerError(message)
 
     def _shown(self, data: bytes) -> str:
@@ -248,7 +253,7 @@ class Client:
 
 
 class NotReachedError(ApiError):
-    """The request was certainly not sent."""
+    """The connection failed, so the request was certainly not sent."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, fate=Fate.RETRY)
@@ -259,7 +264,7 @@ def _fate(error: BaseException) -> Fate | None:
 
 
 def _retry_after(answer: httpx.Response) -> float | None:
-    """Seconds; a number or a date."""
+    """Return Retry-After in seconds. The header holds a number or a date."""
     text = answer.headers.get("Retry-After", "").strip()
     if text.isdecimal():
         return float(text[:9])

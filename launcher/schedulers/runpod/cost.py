@@ -1,4 +1,4 @@
-"""What rented pods cost at most, and how long they may run."""
+"""Compute the maximum cost and running time of rented pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def worst_case(
     section: RunPod, job: Job, nodes: int, price: float | None, dearest: tuple[float, int] | None
 ) -> tuple[float | None, str]:
-    """Return the worst cost of every pod that the submitted run rents without another command of yours."""
+    """Return the worst-case cost in USD (None if unlimited or unknown) and an explanation.
+
+    It covers every pod that the run rents without another command from you.
+    """
     seconds = max_seconds(section, job)
     limit = "resources.time" if seconds == job.resources.time else _named(section, "max_hours")
     first, paid = price, seconds
@@ -62,7 +65,7 @@ def max_seconds(section: RunPod, job: Job) -> int:
 
 
 def affordable(section: RunPod, usd_per_hour: float, seconds: int, spent: float) -> int:
-    """Return the seconds that the budget pays for. `spent`: USD of earlier pods of the run."""
+    """Return how many of `seconds` the budget pays for. `spent` is the USD cost of the run's earlier pods."""
     if section.budget is None or not usd_per_hour:
         return seconds
     return max(0, min(seconds, int((section.budget - spent) / usd_per_hour * 3600)))

@@ -1,4 +1,4 @@
-"""What each of RunPod's errors means for who asked."""
+"""RunPod's errors, and what to do after each: retry, try the next offer, or stop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from launcher.schedulers.base import SchedulerError
 class Fate(Enum):
     """What to do after an error."""
 
-    RETRY = "the same again, after a pause"
-    WAIT = "the same again, after what Retry-After says"
-    SKIP = "the next candidate"
-    STOP = "nothing: no candidate will succeed"
+    RETRY = "send the same request again after a pause"
+    WAIT = "send the same request again after the time in Retry-After"
+    SKIP = "try the next offer"
+    STOP = "stop: no other offer will succeed"
 
 
 TABLE: dict[int, tuple[Fate, str]] = {
-    400: (Fate.SKIP, "a rule is broken, or there is no room for it: RunPod has one answer for both"),
-    401: (Fate.STOP, "RunPod does not take the API key: make another one under Settings, API Keys"),
+    400: (Fate.SKIP, "the request is invalid or nothing is in stock: RunPod gives the same error for both"),
+    401: (Fate.STOP, "RunPod rejects the API key: make another one under Settings, API Keys"),
     402: (Fate.STOP, "the balance is too low: add credit"),
     403: (Fate.SKIP, "the account or the API key may not do this"),
-    404: (Fate.STOP, "it does not exist (any more)"),
+    404: (Fate.STOP, "it does not exist, or no longer exists"),
     408: (Fate.RETRY, ""),
     409: (Fate.STOP, "its state does not allow this"),
     422: (Fate.STOP, "the request is wrong: correct the profile or the job"),
     429: (Fate.WAIT, "too many requests"),
 }
-"The status codes of `POST /v2/pods`, by RunPod's documents; other requests have no next candidate."
+"Status codes of `POST /v2/pods` in RunPod's documentation. Other requests have no next offer."
 
 
 def fate_of(status: int) -> tuple[Fate, str]:
@@ -40,7 +40,7 @@ def fate_of(status: int) -> tuple[Fate, str]:
 
 
 class ApiError(SchedulerError):
-    """RunPod did not do what was asked. `status` is 0 where no answer came."""
+    """RunPod did not carry out a request. `status` is 0 if no answer came."""
 
     def __init__(self, message: str, status: int = 0, fate: Fate = Fate.STOP, wait: float | None = None):
         super().__init__(message)
@@ -48,19 +48,19 @@ class ApiError(SchedulerError):
 
 
 class LostAnswerError(ApiError):
-    """It may have been done: the answer did not come, or was not one."""
+    """No usable answer came, so the request may have been carried out."""
 
 
 class SilentError(ApiError):
-    """A stream that was opened, and over which nothing comes for a while."""
+    """An open stream has sent nothing for a while."""
 
 
 class HostileAnswerError(ApiError):
-    """An answer that RunPod's API does not give: too large, of another form, from somewhere else."""
+    """An answer that RunPod's API never gives: too large, of another form, or a redirect."""
 
 
 class UnendedError(SchedulerError):
-    """A pod that is not wanted could not be ended, and goes on costing money."""
+    """An unwanted pod could not be ended and keeps costing money."""
 
     def __init__(
         self, message: str, path: str, usd_per_hour: float | None = None, limit: float | None = None
@@ -70,10 +70,10 @@ class UnendedError(SchedulerError):
 
 
 SHOWN = 400
-"Characters of somebody else's text in one of our messages."
+"Maximum characters of foreign text in one of our messages."
 
 
 def clean(text: object) -> str:
-    """The text in one line, without control characters."""
+    """Return the text on one line, without control characters, cut to SHOWN characters."""
     flat = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(text)).strip()
     return flat if len(flat) <= SHOWN else f"{flat[:SHOWN]}..."

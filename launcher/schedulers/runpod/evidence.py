@@ -1,4 +1,4 @@
-"""What is known about a run and its pods, as one value."""
+"""The `Evidence` value: everything that is known about a run and its pods."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _ASKED = ("submitting", "submitted", "resubmitted", "requeued")
 Question = Literal["records", "pod", "named", "owner", "price", "last words", "other", "begun"]
 """What can be looked up:
 
-- records: the run directory on the volume; its new files are copied here
+- records: the run directory on the volume; new files are copied to this machine
 - pod: the status of the pod that the records name
-- named: living pods with the name of the latest submission, while RunPod has not answered it
-- owner: which of them has begun the run, by its claim on the volume
+- named: live pods with the latest submission's name, while RunPod has not confirmed the submission
+- owner: which of those pods has begun the run, according to the claim file on the volume
 - price: GPU type and price of a pod that was found late
-- last words: the records once more, after the pod is gone
-- other: another living pod of the run that has it, by its claim on the volume
-- begun: whether the run has begun, by the volume
+- last words: the records again, after the pod is gone
+- other: another live pod that has claimed the run on the volume
+- begun: whether the run has begun, according to the volume
 """
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A pod that must not go on and has not been ended yet."""
+    """A pod that must end and has not been ended yet."""
 
     handle: Handle
     reason: str
@@ -40,79 +40,79 @@ class Submission:
 
     number: int = 0
     time: str = ""
-    "As in the events."
+    "Timestamp as written in the events."
     limits: Mapping[str, float] = field(default_factory=dict)
-    "USD per hour by GPU type, `CPU` for a pod without GPUs."
+    "Maximum USD per hour by GPU type; `CPU` stands for a pod without GPUs."
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known about a run and its pods.
+    """Everything known about a run and its pods.
 
-    The fields from `pod` on are answers: each is valid once its question is in `answered`.
+    The fields from `pod` on are answers. Each is valid once its question is in `answered`.
     """
 
     run_id: str
     handle: Handle
-    "Its latest pod, by the records; one that was just found by its name."
+    "The run's latest pod according to the records, or a pod that was just found by its name."
     now: float
     "Seconds since the epoch."
     purpose: Literal["look", "renew", "cancel"] = "look"
-    "`renew` may rent another interruptible pod; `cancel`: the request to stop is on the volume."
+    "`renew` may rent another interruptible pod; with `cancel`, the stop request is already on the volume."
     pace: float = 1.0
     "Factor of all waiting times: 1 for RunPod, less for a sandbox."
     state: Mapping[str, Any] = field(default_factory=dict)
-    "state.json"
+    "Contents of state.json."
     submission: Submission = Submission()
     cluster: bool = False
-    "Several nodes: the run is rented as a cluster of pods."
+    "Whether the run has several nodes and is rented as a cluster of pods."
     gpu: str = "CPU"
     "The GPU type that the run is planned for."
     deadline: float | None = None
-    "When the time of the latest pod is over; seconds since the epoch."
+    "When the latest pod reaches its time limit, in seconds since the epoch."
     seconds: int = 0
-    "The time limit of the latest pod."
+    "Time limit of the latest pod in seconds."
     asked: float | None = None
-    "When a pod was last asked for or rented; seconds since the epoch."
+    "When a pod was last requested or rented, in seconds since the epoch."
     usd_per_hour: float | None = None
-    "Price of the latest pod with a known one."
+    "Price of the latest pod whose price is known."
     rented: str = ""
-    "What was rented, in words."
+    "Description of what was rented."
     priced: bool = False
-    "The price of `handle` is known."
+    "Whether the price of `handle` is known."
     rejected: Rejected | None = None
     waiting: bool = False
-    "No pod could be rented in the place of an interrupted one, or for the run of a sweep."
+    "Whether the run waits for a pod: to replace an interrupted one, or for its turn in its sweep."
     queued: bool = False
-    "It waits for its turn in its sweep."
+    "Whether the run waits for its turn in its sweep."
     attended: bool = True
-    "The process on this machine lives that rents the pods of the sweep."
+    "Whether the process on this machine that rents the sweep's pods is alive."
     turn: bool = False
-    "It is its turn."
+    "Whether it is the run's turn."
     attempts: bool = False
-    "An attempt has been started."
+    "Whether an attempt has been started."
     interruptible: bool = False
-    "RunPod may take the pod away when somebody pays more."
+    "Whether RunPod may take the pod away when another user pays more."
     renewals_left: bool = False
-    "The job and its budget of preemptions allow another interruptible pod."
+    "Whether the job and its preemption budget allow another interruptible pod."
     may_rent_at: float = 0.0
-    "Not to be rented before; seconds since the epoch."
+    "Earliest time to rent again, in seconds since the epoch."
 
     answered: frozenset[Question] = frozenset()
     ended: frozenset[Handle] = frozenset()
-    "Pods that were ended just now."
+    "Pods that were just ended."
     error: str | None = None
-    "Why the latest question was not answered, or the latest pod not ended."
+    "Why the latest question was not answered, or why the latest pod was not ended."
     trouble: str = ""
-    "Why the records could not be read, or not be believed."
+    "Why the records could not be read or were invalid."
     unreadable: bool = False
-    "The records could not be read."
+    "Whether the records could not be read."
     pod: str = ""
-    "Status; empty if RunPod does not know the pod."
+    "Status of the pod; empty if RunPod does not know it."
     named: tuple[str, ...] = ()
     owner: str | None = None
     price: tuple[str, float] | None = None
-    "GPU type and USD per hour, of a pod that was found late."
+    "GPU type and USD per hour of a pod that was found late."
     other: Handle | None = None
     begun: bool = False
 
@@ -122,12 +122,12 @@ class Evidence:
 
     @property
     def age(self) -> float:
-        """Seconds since a pod was last asked for."""
+        """Seconds since a pod was last requested."""
         return float("inf") if self.asked is None else self.now - self.asked
 
 
 def rejected_in(events: Sequence[Mapping[str, Any]]) -> Rejected | None:
-    """The pod that must not go on, until it is ended or another one is asked for."""
+    """Return the rejected pod, or None if it was ended or another one was requested since."""
     for event in reversed(events):
         if event.get("event") in ("submitting", "rejected-ended"):
             return None
@@ -138,6 +138,7 @@ def rejected_in(events: Sequence[Mapping[str, Any]]) -> Rejected | None:
 
 
 def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
+    """Return the latest submission in a run's events."""
     asked = [event for event in events if event.get("event") == "submitting"]
     if not asked:
         return Submission()
@@ -146,12 +147,12 @@ def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
 
 
 def waits_in(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run waits for another interruptible pod, or for its turn in its sweep."""
+    """Return whether the run waits for another interruptible pod or for its turn in its sweep."""
     return _last_wait(events) is not None
 
 
 def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run waits for its turn in its sweep."""
+    """Return whether the run waits for its turn in its sweep."""
     return bool((_last_wait(events) or {}).get("queued"))
 
 
@@ -162,7 +163,7 @@ def _last_wait(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def limit_in(events: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
-    """(deadline in seconds since the epoch, time limit in seconds) of the latest pod."""
+    """Return the latest pod's (deadline in seconds since the epoch, time limit in seconds)."""
     for event in reversed(events):
         seconds, since = event.get("seconds"), seconds_of(str(event.get("time", "")))
         if event.get("event") in _ASKED and isinstance(seconds, int) and since is not None:
@@ -171,7 +172,7 @@ def limit_in(events: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
 
 
 def words(event: Mapping[str, Any]) -> str:
-    """What was rented, by the event that tells of it."""
+    """Describe what was rented, from the event that records it."""
     gpu, price = event.get("gpu") or "CPU", event.get("usd_per_hour")
     parts = [str(gpu), *(str(event[name]) for name in ("cloud", "data_center") if event.get(name))]
     return ", ".join([*parts, f"{price:.3f} USD/h"] if isinstance(price, int | float) else parts)
@@ -184,8 +185,10 @@ def from_events(
     found: Handle | None = None,
     **more: Any,
 ) -> Evidence:
-    """What a run's events and run.json tell. `found`: a pod that no event names yet. `more`: the other fields
-    of the Evidence."""
+    """Build the Evidence from a run's events and run.json.
+
+    `found` is a pod that no event names yet. `more` holds the other fields.
+    """
     cluster: Mapping[str, Any] = about["cluster"]
     handle = handle_in(events, str(cluster.get("name", "")), run_id)
     if handle.id is None and found is not None:

@@ -1,4 +1,4 @@
-"""How a run and its pods are called: the handle, the names of pods, the claim on the run."""
+"""Names of a run and its pods: handles, pod names and the file with which a pod claims a run."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from launcher.rundir.layout import RunDir
 
 PREFIX = "runpod:"
 POD_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
-"The form of `pod_name`."
+"Matches what `pod_name` returns."
 
 
 def pod_name(run_id: str, submission: int) -> str:
-    """The name of the pod or cluster of one submission: by it an unconfirmed pod is found."""
+    """Return the name of a submission's pod or cluster. An unconfirmed pod is found by this name."""
     return f"launcher-{run_id}-{submission}"
 
 
 def claim(submission: int) -> str:
-    """The file in the run directory in which the pod that has begun the run puts its id."""
+    """Return the name of the file in the run directory where the pod that begins the run writes its id."""
     return f"runpod-submission-{submission}"
 
 
 @dataclass(frozen=True)
 class Handle:
-    """`runpod:<profile>:<pod>` or `runpod:<profile>:cluster/<id>`; `runpod:<profile>:run/<run id>` while the
-    pod is unknown."""
+    """A run's handle: `runpod:<profile>:<pod>` or `runpod:<profile>:cluster/<id>`.
+
+    While the pod is unknown, it is `runpod:<profile>:run/<run id>`.
+    """
 
     profile: str
     pod: str | None
     run: str = ""
-    "The run, where its pod is unknown."
+    "Run id, if the pod is unknown."
 
     @classmethod
     def of(cls, profile: str, id: str, cluster: bool) -> Handle:
@@ -40,7 +42,7 @@ class Handle:
 
     @classmethod
     def at(cls, profile: str, path: str) -> Handle:
-        """The handle of a path below the API's address."""
+        """Return the handle for an API path such as `/pods/ID`."""
         return cls(profile, path.removeprefix("/pods/").replace("/clusters/", "cluster/"))
 
     def __str__(self) -> str:
@@ -56,7 +58,7 @@ class Handle:
 
     @property
     def path(self) -> str:
-        """Below the API's address."""
+        """Path in the API, such as `/pods/ID`."""
         return f"/{self.pod}".replace("/cluster/", "/clusters/") if self.cluster else f"/pods/{self.id}"
 
     @property
@@ -65,12 +67,15 @@ class Handle:
 
 
 def handle_of(run: RunDir) -> Handle:
-    """The handle of the run's latest pod."""
+    """Return the handle of the run's latest pod."""
     return handle_in(run.read_events(), str(run.read_about().get("cluster", {}).get("name", "")), run.id)
 
 
 def handle_in(events: Sequence[Mapping[str, Any]], profile: str, run_id: str) -> Handle:
-    """Without a pod if the answer to the last submission was lost."""
+    """Return the handle of the latest pod in a run's events.
+
+    It has no pod if the answer to the last submission was lost.
+    """
     refused = False
     for event in reversed(events):
         name = str(event.get("handle", ""))

@@ -1,4 +1,4 @@
-"""Pods and clusters of launcher's that no run needs any more, and that go on costing money."""
+"""Find leaked pods and clusters: rented by launcher, no longer needed by any run, and still costing money."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rented:
-    """A pod or cluster that RunPod lists under a name of launcher's."""
+    """A pod or cluster that RunPod lists under one of launcher's names."""
 
     path: str
-    "Below the API's address."
+    "Path in the API, such as `/pods/ID`."
     name: str
     run_id: str
     status: str
     usd_per_hour: float
     why: str | None
-    "Why it is leaked; None: it is needed, or its run is not known on this machine."
+    "Why it is leaked, or None if it is needed or its run is not known on this machine."
     known: bool
-    "Its run is known on this machine."
+    "Whether its run is known on this machine."
     ending: bool
-    "Its run has just ended, and it ends by itself."
+    "Whether its run has just ended and the pod is about to end itself."
 
 
 def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
-    """Raises ApiError."""
+    """Return everything rented under launcher's names. `runs` are the runs known here. Raises ApiError."""
     by_id = {run.id: run for run in runs}
     found = []
     for path, name, status, price in pods.rented(client):
@@ -52,7 +52,7 @@ def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
 
 
 def in_use(one: Rented, run: RunDir, copy: Copy) -> bool:
-    """Whether it has its run by the volume's records, whatever is known here. Raises VolumeError."""
+    """Return whether the pod still has its run according to the records on the volume. Raises VolumeError."""
     evidence, name = evidence_of(run), POD_NAME.fullmatch(one.name)
     rejected = evidence.rejected is not None and evidence.rejected.handle.path == one.path
     if one.status in ("EXITED", "ERROR") or rejected or name is None:
@@ -63,4 +63,5 @@ def in_use(one: Rented, run: RunDir, copy: Copy) -> bool:
 
 
 def is_past_deadline(run: RunDir) -> bool:
+    """Return whether the run's latest pod should have ended by now."""
     return past_deadline(evidence_of(run)) is not None

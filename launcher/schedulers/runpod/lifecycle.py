@@ -1,4 +1,4 @@
-"""The life of a run's pods: `decide` turns what is known about them into what to do next.
+"""The lifecycle of a run's pods: `decide` maps the Evidence about them to the next Action.
 
 Nothing here does I/O or reads a clock. `poller` gathers the Evidence and carries out the Actions.
 """
@@ -14,36 +14,36 @@ from launcher.schedulers.runpod.handle import Handle, pod_name
 from launcher.spec.base import format_duration
 
 NOT_LISTED_SECONDS = 60.0
-"A pod that was just made can be missing from RunPod's list for this long."
+"A new pod can be missing from RunPod's list for this long."
 UNANSWERED_SECONDS = 600.0
-"A pod that RunPod never confirmed and that does not appear for this long was never made."
+"An unconfirmed pod that does not appear within this time was never created."
 GRACE_SECONDS = 300.0
-"Time for a pod to end itself: 180 s from SIGTERM to SIGKILL, and a cluster's first pod waits for the others."
+"Time for a pod to end itself: 180 s from SIGTERM to SIGKILL; a cluster's first pod also waits for the rest."
 ENDING_SECONDS = 120.0
 "Time for a pod to end itself after its run; the first pod of a cluster waits 30 s for the others."
 ROUNDING = 1e-3
-"USD per hour by which a price may differ from the catalogue's."
+"USD per hour by which a billed price may differ from the catalogue price."
 UNATTENDED = "the process on this machine that rents the pods of the sweep has ended"
 POD_LIVES = frozenset({"PROVISIONING", "STARTING", "RUNNING"})
 
 
 @dataclass(frozen=True)
 class Look:
-    """Look something up."""
+    """Look up the answer to a question."""
 
     question: Question
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing is to be done now. `reason` is shown in the place of the recorded one, unless it is None."""
+    """Do nothing now. If `reason` is not None, it is shown instead of the recorded one."""
 
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Follow:
-    """A pod that was found by its name is the run's; end its duplicates."""
+    """Take a pod that was found by its name as the run's pod, and end its duplicates."""
 
     handle: Handle
     duplicates: tuple[Handle, ...] = ()
@@ -51,14 +51,14 @@ class Follow:
 
 @dataclass(frozen=True)
 class Adopt:
-    """Another pod has the run: record it as the run's pod, with the state that it wrote."""
+    """Record another pod, which has the run, as the run's pod, with the state that it wrote."""
 
     handle: Handle
 
 
 @dataclass(frozen=True)
 class Reject:
-    """The run's pod must not go on: record it as one to be ended, and ask it to stop."""
+    """Record the run's pod as rejected, and ask it to stop."""
 
     reason: str
     usd_per_hour: float | None
@@ -74,7 +74,7 @@ class End:
 
 @dataclass(frozen=True)
 class EndRejected:
-    """End a rejected pod; its run has failed for this reason."""
+    """End a rejected pod. `reason` says why its run has failed."""
 
     handle: Handle
     reason: str
@@ -91,24 +91,23 @@ class Record:
 
 @dataclass(frozen=True)
 class Rent:
-    """Rent another interruptible pod in the place of the one that was taken away, or the pod of a sweep's run
-    that has waited for its turn."""
+    """Rent a pod: a replacement for an interrupted one, or the pod of a sweep's run whose turn has come."""
 
 
 Action = Look | Wait | Follow | Adopt | Reject | End | EndRejected | Record | Rent
 
 
 def decide(e: Evidence) -> Action:
-    """The next Action for a run. Repeat with the new Evidence until the Action is `Wait`."""
+    """Return the next Action for a run. Repeat with new Evidence until the Action is `Wait`."""
     if e.purpose == "cancel":
         return _cancel(e)
     if e.rejected is not None:
         return _rejected(e, e.rejected)
     if e.error is not None:
-        return Wait(f"as the run itself last said; {e.trouble or e.error}")
+        return Wait(f"last known state; {e.trouble or e.error}")
     stopped = "pod" in e.answered and e.pod and e.pod not in POD_LIVES
     if stopped and "last words" in e.answered and e.handle not in e.ended:
-        return End(e.handle)  # one that has stopped goes on costing
+        return End(e.handle)  # a stopped pod still costs money
     if e.living and "records" not in e.answered:
         return Look("records")
     if e.living and e.queued and not e.attended:
@@ -123,7 +122,7 @@ def decide(e: Evidence) -> Action:
 
 
 def _cancel(e: Evidence) -> Action:
-    """A pod whose run has not begun is ended; a run that has begun stops by itself."""
+    """End the pod of a run that has not begun. A run that has begun stops by itself."""
     if not e.living:
         return Wait()
     if not e.waiting:
@@ -144,7 +143,7 @@ def _cancelled(e: Evidence) -> str:
     began = "went on" if e.attempts else "began"
     if (until := may_appear_until(e)) is not None:
         return (
-            f"cancelled before it {began}; RunPod has named no pod of it: one that still appears "
+            f"cancelled before it {began}; RunPod has confirmed no pod for it. A pod that still appears "
             f"(until {until}) stops by itself"
         )
     if e.handle.id is None:
@@ -168,13 +167,13 @@ def _may_renew(e: Evidence) -> bool:
 
 
 def _unanswered(e: Evidence) -> Action:
-    """RunPod's answer to the submission was lost: its pod is looked for by name."""
+    """Look for the pod by name, because RunPod's answer to the submission was lost."""
     if "named" not in e.answered:
         return Look("named")
     name = pod_name(e.run_id, max(e.submission.number, 1))
     if not e.named:
         if e.age < UNANSWERED_SECONDS * e.pace:
-            return Wait(f"RunPod did not answer; {name} is looked for")
+            return Wait(f"RunPod did not answer; looking for {name}")
         return Record("lost", "node-failed", f"RunPod never answered, and there is no {name}")
     if len(e.named) > 1 and "owner" not in e.answered:
         return Look("owner")
@@ -186,7 +185,7 @@ def _unanswered(e: Evidence) -> Action:
 
 
 def keep_first(ids: Sequence[str], owner: str | None) -> list[str]:
-    """Duplicate pods, the one to keep first: the one that has begun the run, else the first listed."""
+    """Sort duplicate pods so that the one to keep comes first: the owner of the run, or the first listed."""
     return sorted(dict.fromkeys(ids), key=lambda one: one != owner)
 
 
@@ -216,7 +215,7 @@ def _pod_is_gone(e: Evidence) -> Action:
         return Look("other")
     if e.other is not None and e.other != e.handle:
         return Adopt(e.other)
-    if e.unreadable:  # they may tell how the run ended
+    if e.unreadable:  # the records may tell how the run ended
         return Wait(f"{what} is gone; its records cannot be read: {e.trouble}")
     if not e.pod and e.state.get("state", "submitted") == "submitted" and is_past(e, 0.0):
         return Record("failed", "time-limit", _never_began(e))
@@ -233,20 +232,20 @@ def _never_began(e: Evidence) -> str:
     return (
         f"{e.handle.words} is gone: its time of {format_duration(e.seconds)} (max_hours, or the budget) was "
         "over before its start script began; is the image right? "
-        f"`launcher resume {e.run_id} --set image=NAME` gives another one"
+        f"`launcher resume {e.run_id} --set image=NAME` uses another one"
     )
 
 
 def _not_started(e: Evidence) -> str:
     return (
-        f"RunPod could not start {e.handle.words}, and it was ended: is the image right? First give another "
-        f"one, with `launcher resume {e.run_id} --set image=NAME`; "
-        f"`launcher logs {e.run_id} --supervisor -f` shows the pull while it goes on"
+        f"RunPod could not start {e.handle.words}, and it was ended: is the image right? Try another one "
+        f"with `launcher resume {e.run_id} --set image=NAME`; "
+        f"`launcher logs {e.run_id} --supervisor -f` shows the image pull while it runs"
     )
 
 
 def other_gpu(e: Evidence, gpu: str) -> str | None:
-    """Why a pod with this GPU type may not have the run; None if it may.
+    """Return why a pod with this GPU type may not have the run, or None if it may.
 
     A resumed run has one plan for every GPU type that it may get. RunPod may leave out the type.
     """
@@ -256,7 +255,7 @@ def other_gpu(e: Evidence, gpu: str) -> str | None:
 
 
 def too_expensive(usd_per_hour: float, limit: float | None) -> str | None:
-    """Why, or None. An unknown price (0) is below no limit."""
+    """Return why the price is too high, or None. An unknown price (0) exceeds any limit."""
     if limit is None or 0 < usd_per_hour <= limit + ROUNDING:
         return None
     said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "an unknown price"
@@ -264,27 +263,27 @@ def too_expensive(usd_per_hour: float, limit: float | None) -> str | None:
 
 
 def is_past(e: Evidence, grace: float) -> bool:
-    """Whether the time of the latest pod has been over for `grace` seconds."""
+    """Return whether the latest pod is `grace` seconds past its deadline."""
     return e.deadline is not None and e.now >= e.deadline + grace
 
 
 def past_deadline(e: Evidence) -> str | None:
-    """Why the run's latest pod may not go on, by the clock alone; None while it may."""
+    """Return why the run's latest pod has outlived its time limit, or None if it has not."""
     if not is_past(e, GRACE_SECONDS * e.pace):
         return None
-    return f"it is there more than {format_duration(e.seconds)} after its creation (max_hours, or the budget)"
+    return f"it exists more than {format_duration(e.seconds)} after its creation (max_hours, or the budget)"
 
 
 def may_appear_until(e: Evidence) -> str | None:
-    """`HH:MM:SS UTC`, until which an unconfirmed pod may still appear; None if none can."""
+    """Return the time (`HH:MM:SS UTC`) until which an unconfirmed pod may appear, or None if none can."""
     end = (seconds_of(e.submission.time) or 0.0) + UNANSWERED_SECONDS * e.pace
     return f"{stamp(end)[11:19]} UTC" if e.handle.id is None and end > e.now else None
 
 
 def why_leaked(e: Evidence, path: str, status: str) -> str | None:
-    """Why a rented pod of this run is not needed; None if it is, by the records that are known here."""
+    """Return why a rented pod of this run is not needed according to the local records, or None if it is."""
     if status in ("EXITED", "ERROR"):
-        return f"it has stopped ({status}) and is still kept"
+        return f"it has stopped ({status}) but still exists"
     if e.rejected is not None and e.rejected.handle.path == path:
         return e.rejected.reason
     if e.handle.id is not None and e.handle.path != path:

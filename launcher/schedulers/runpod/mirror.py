@@ -1,4 +1,4 @@
-"""The copy of a run directory that lies on a network volume: every reader works on it as on any other."""
+"""A local copy of a run directory on a network volume. Readers use it like any other run directory."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeE
 from launcher.spec.long_work import Advance, working
 
 INDEX = ".volume.json"
-"In the copy, of each file: the bytes that were read, its mark there, the time (ns) of what was sent."
+"File in the copy. For each file: bytes read, its mark on the volume, and the time (ns) of what was sent."
 MARKS = ".marks.json"
-"In a download, of each file: its mark there when it came."
+"File in a download that holds each file's mark on the volume when it was downloaded."
 
 Index = dict[str, list[Any]]
 
 
 class Copy:
-    """The copy of one run; `prefix` is the run's folder on the volume, with a slash at its end."""
+    """The local copy of one run. `prefix` is the run's folder on the volume and ends with a slash."""
 
     def __init__(self, run: RunDir, volume: Volume, prefix: str) -> None:
         self.run, self.volume, self.prefix = run, volume, prefix
 
     def fetch(self, wanted: Wanted) -> str | None:
-        """Bring what is new on the volume, and send requests that were written here. Returns why the state on
-        the volume was not taken. Raises VolumeError."""
+        """Fetch what is new on the volume, and send requests that were written here.
+
+        Return why the state on the volume was not taken, or None. Raises VolumeError.
+        """
         with working(f"reading what {self.run.id} has written"), self._index() as index:
             self._send_requests(index)
-            state = self._state()  # first: once it tells of an end, everything that is read later is final
+            state = self._state()  # first: if it says that the run has ended, what is read later is final
             for item in self._listed("", wanted, index):
                 self._bring(item, index)
             return self._put_state(state, index)
 
     def send(self) -> None:
-        """Send requests that were written here. Raises VolumeError."""
+        """Send the requests that were written here. Raises VolumeError."""
         with self._index() as index:
             self._send_requests(index)
 
     def push(self) -> None:
-        """Send everything that was written here, before a pod begins. Raises VolumeError."""
+        """Send everything that was written here, before a pod starts. Raises VolumeError."""
         with self._index() as index:
             names = ["run.json", "plan.json", "events.jsonl", "state.json"]
             below = [
@@ -70,8 +72,10 @@ class Copy:
             self.volume.delete(item.key)
 
     def download(self, to: Path) -> int:
-        """Download the whole run, checkpoints included, and return how many bytes came. Files that are the
-        same already stay. Raises VolumeError, OSError."""
+        """Download the whole run, checkpoints included, and return the number of bytes received.
+
+        Files that are already up to date are skipped. Raises VolumeError, OSError.
+        """
         came, marks = 0, read_record(to / MARKS)
         try:
             items = list(self.volume.all(self.prefix))
@@ -83,7 +87,7 @@ class Copy:
                     if not is_below(name) or (here == item.size and marks.get(name) == item.mark):
                         advance(item.size)
                         continue
-                    with contextlib.suppress(GoneError):  # since it was listed
+                    with contextlib.suppress(GoneError):  # deleted since it was listed
                         came += self._save(item.key, file, advance)
                         marks[name] = item.mark
         finally:
@@ -92,7 +96,10 @@ class Copy:
         return came
 
     def _save(self, key: str, file: Path, advance: Advance) -> int:
-        """One whole version, while the run may go on writing; of what only grows, what is there by now."""
+        """Save one consistent version of a file, although the run may be writing it.
+
+        A file that only grows is saved up to its current size.
+        """
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.partial")
         try:
@@ -108,24 +115,24 @@ class Copy:
                     return start
         finally:
             partial.unlink(missing_ok=True)
-        raise VolumeError(f"volume {self.volume.id}: {clean(key)} was changed each time that it was read")
+        raise VolumeError(f"volume {self.volume.id}: {clean(key)} changed during every attempt to read it")
 
     def text(self, name: str) -> str:
-        """The text of a small file on the volume; empty if there is none."""
+        """Return the text of a small file on the volume, or "" if it does not exist."""
         try:
             return self.volume.read(self.prefix + name, 0, 4096).decode(errors="replace").strip()
         except GoneError:
             return ""
 
     def has_sent(self, file: Path) -> bool:
-        """Whether the request `file`, at the top of the run directory, is there as it is here."""
+        """Return whether the volume has the current version of `file`, a request in the run directory."""
         known: Index = read_record(self.run.path / INDEX)
         return bool(known.get(file.name, [0, "", 0])[2] == file.stat().st_mtime_ns)
 
     def has_begun(self) -> bool:
-        """By what stands there now. Raises VolumeError."""
+        """Return whether the run has begun, according to state.json on the volume. Raises VolumeError."""
         text = self.text("state.json")
-        with contextlib.suppress(ValueError, AttributeError):  # not whole yet: somebody is writing it
+        with contextlib.suppress(ValueError, AttributeError):  # incomplete, so a pod is writing it
             return bool(json.loads(text or "{}").get("state", "submitted") != "submitted")
         return True
 
@@ -152,7 +159,7 @@ class Copy:
                 yield from self._listed(f"{folder}{name}/", wanted, index)
 
     def _earlier(self, folder: str, wanted: Wanted, index: Index) -> Iterator[Object]:
-        """An attempt that is over is read once more, and then never again."""
+        """Yield the files of an earlier attempt. After its end it is read once more, then never again."""
         seen, over = index.get(folder, [0, "", 0]), f"{folder}verdict.json" in index
         if seen[0] >= (2 if wanted.logs else 1):
             return
@@ -177,12 +184,15 @@ class Copy:
             index[name] = [item.size, item.mark, 0]
 
     def _sent(self, index: Index) -> set[str]:
-        """What goes there and never comes back."""
+        """Return the files that are sent to the volume and never fetched from it."""
         return {name for name, known in index.items() if known[2]}
 
     def _append(self, path: Path, item: Object, start: int, whole_lines: bool) -> int:
-        """Gives up to where it has been read. Our own events stand in the same file, between lines."""
-        if item.size < start:  # written anew
+        """Append what is new after `start`, and return how far the file has been read.
+
+        With `whole_lines`, only complete lines are appended, because our own events go into the same file.
+        """
+        if item.size < start:  # the file was rewritten
             if whole_lines:
                 return item.size
             path.unlink(missing_ok=True)
@@ -209,19 +219,19 @@ class Copy:
             return None
 
     def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> str | None:
-        """Take the state if the run has written it since we wrote ours. Returns why not."""
+        """Take the state if the run has written it since we wrote ours. Return why it is invalid, or None."""
         if found is None or index.get("state.json", [0, "", 0])[1] == found[0].mark:
             return None
         if not is_state(found[1]):
             there = f"{self.prefix}state.json on the volume {self.volume.id}"
-            return f"{there} is not the state of a run: what was known before is kept"
+            return f"{there} is not a valid state of a run; the previous one is kept"
         replace_bytes(self.run.state, found[1])
         index["state.json"] = [found[0].size, found[0].mark, 0]
         return None
 
     @contextlib.contextmanager
     def _index(self) -> Iterator[Index]:
-        """Alone: a second follower would bring the same bytes."""
+        """Open the index under a lock, so that two processes do not append the same bytes."""
         with open(self.run.path / ".volume.lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             index: Index = read_record(self.run.path / INDEX)

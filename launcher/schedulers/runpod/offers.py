@@ -1,4 +1,4 @@
-"""What may be rented for a run, the cheapest first, and why the rest may not."""
+"""Offers that may be rented for a run, cheapest first, and why other GPU types are left out."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ S3_CENTRES = (
 DISK = 0.10 / (30 * 24)
 "USD per GB and hour of a running pod's own disk (RunPod's documentation of prices: 0.10 per GB and month)."
 SHORTEST = 600
-"Seconds that a budget must pay for: what is shorter goes into pulling the image."
+"Minimum seconds that a budget must pay for. A shorter time would be spent pulling the image."
 CLOUD = "SECURE"
-"The one that has network volumes, which every run needs."
+"The only cloud with network volumes, which every run needs."
 Stock = Literal["NONE", "LOW", "MEDIUM", "HIGH"]
 _STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
 
 
 class Place(Answer):
-    """A data centre, with what it has of one GPU type or CPU flavor."""
+    """A data centre and its stock of one GPU type or CPU flavor."""
 
     id: Name
     availability: Stock
@@ -85,21 +85,21 @@ class Volume(Answer):
 
 @dataclass(frozen=True)
 class Need:
-    """What a run needs of one GPU type; `gpu_id` is None for a CPU pod."""
+    """What a run needs if it gets this GPU type. `gpu_id` is None for a CPU pod."""
 
     gpu_id: str | None
     gpus: int
     "Per pod."
     nodes: int
     hours: float | None
-    "Predicted for the whole job."
+    "Predicted hours for the whole job."
     host_gb: int | None = None
-    "Host memory of a pod with GPUs, at least; None if it does not matter."
+    "Minimum host memory of a pod with GPUs, in GB (10^9 bytes), or None if any will do."
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A GPU type or CPU flavor in one data centre, as it may be rented for a run."""
+    """A GPU type or CPU flavor in one data centre that may be rented for a run."""
 
     need: Need
     cloud: str
@@ -109,15 +109,15 @@ class Offer:
     "Price of all pods of the run together."
     max_seconds: int
     ram_gb: float | None = None
-    "Host memory of a CPU pod. GraphQL names the kind of pod by it."
+    "Host memory of a CPU pod in GB. GraphQL's instance id contains it."
 
     @property
     def usd(self) -> float | None:
-        """Predicted for the whole job."""
+        """Predicted USD for the whole job, or None."""
         return None if self.need.hours is None else self.usd_per_hour * self.need.hours
 
     def unfinished(self, budget: float | None) -> str | None:
-        """What is predicted not to fit into one pod's hours, or into what is left of the budget (USD)."""
+        """Return why the job will not finish within one pod's hours or the left budget (USD), or None."""
         hours, limit = self.need.hours, self.max_seconds / 3600
         if hours is None or self.usd is None or hours <= limit:
             return None
@@ -130,7 +130,7 @@ class Offer:
 
     @property
     def place(self) -> str:
-        """What it is and where."""
+        """Description of the hardware and its location."""
         what = f"{self.need.gpus} x {self.need.gpu_id}" if self.need.gpu_id else "CPU pod"
         if self.need.nodes > 1:
             what = f"{self.need.nodes} pods of {what}"
@@ -152,15 +152,15 @@ class Market:
 
     offers: tuple[Offer, ...]
     left_out: tuple[str, ...]
-    "What cannot be rented, each with the reason."
+    "Lines about what cannot be rented, each with the reason."
     data_center: str | None
     "Data centre of the volume, or None if RunPod does not report it."
     budget_spent: bool = False
-    "Nothing is offered, and what is left of the budget is a reason."
+    "Whether there are no offers and the spent budget is one of the reasons."
 
     @property
     def offered(self) -> cost.Offered | None:
-        """What a run costs there; None if nothing can be rented."""
+        """Cost of a run with these offers, or None if there are none."""
         if not self.offers:
             return None
         dearest = max(self.offers, key=lambda one: one.usd_per_hour * one.max_seconds)
@@ -173,13 +173,14 @@ class Market:
 
 
 class NotOfferedError(Exception):
-    """Why a GPU type or CPU flavor cannot be rented."""
+    """A GPU type or CPU flavor cannot be rented. The message says why."""
 
 
 def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
-    """What can be rented. `seconds`: limit of one pod. `spent`: USD of earlier pods of the run.
+    """Return what can be rented.
 
-    Raises SchedulerError if the profile contradicts itself, ApiError.
+    `seconds` is the time limit of one pod, `spent` the USD cost of the run's earlier pods. Raises ApiError,
+    and SchedulerError if the profile contradicts itself.
     """
     centre = volume_centre(client, section)
     found: list[Offer] = []
@@ -200,18 +201,18 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
         elif limit < (least := min(SHORTEST, seconds)):
             poor = True
             out.append(
-                f"{what}: what is left of the budget pays for {format_duration(limit)}, "
-                f"and less than {format_duration(least)} are not rented"
+                f"{what}: the rest of the budget pays for {format_duration(limit)}, "
+                f"and launcher rents for at least {format_duration(least)}"
             )
         else:
             found += [Offer(need, CLOUD, p.id or None, p.availability, price, limit, ram) for p in places]
     if "COMMUNITY" in section.clouds:
-        out.append("COMMUNITY: every run needs a network volume, and RunPod has them in SECURE only")
+        out.append("COMMUNITY: every run needs a network volume, which RunPod offers in SECURE only")
     return Market(ordered(found), tuple(dict.fromkeys(out)), centre, poor and not found)
 
 
 def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """By the cost of the whole job if it is known for all, else by the hour; then by stock."""
+    """Sort offers by the cost of the whole job, or per hour if that is not known for all; then by stock."""
     predicted = all(one.usd is not None for one in offers)
 
     def rank(one: Offer) -> tuple[float, int]:
@@ -221,7 +222,7 @@ def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def volume_centre(client: Client, section: RunPod) -> str | None:
-    """A pod must be where its volume is. Raises SchedulerError."""
+    """Return the volume's data centre, where its pods must be; None if unknown. Raises SchedulerError."""
     if section.volume_id is None:
         return None
     what = f"/network-volumes/{section.volume_id}"
@@ -237,13 +238,13 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
         return section.data_centers[0] if len(section.data_centers) == 1 else None
     if section.data_centers and centre not in section.data_centers:
         raise SchedulerError(
-            f"runpod.data_centers: the volume {section.volume_id} is in {centre}, and so must be its pods"
+            f"runpod.data_centers: the volume {section.volume_id} is in {centre}, so its pods must be too"
         )
     return centre
 
 
 def _in_stock(places: Sequence[Place], section: RunPod, centre: str | None) -> Sequence[Place]:
-    """Data centres that may be rented in. Raises NotOfferedError."""
+    """Return the permitted data centres that have stock. Raises NotOfferedError."""
     wanted = {centre} if centre is not None else set(section.data_centers)
     chosen = [one for one in places if (not wanted or one.id in wanted) and one.availability != "NONE"]
     if not chosen:
@@ -252,7 +253,7 @@ def _in_stock(places: Sequence[Place], section: RunPod, centre: str | None) -> S
 
 
 def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], float, None]:
-    """Data centres and USD per hour of one pod. Raises NotOfferedError, ApiError."""
+    """Return the data centres and the USD per hour of one GPU pod. Raises NotOfferedError, ApiError."""
     params = {
         "include": "AVAILABILITY",
         "product": "CLUSTER" if need.nodes > 1 else "POD",
@@ -269,12 +270,15 @@ def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], 
     if not one.secure:
         raise NotOfferedError(f"not offered in the cloud {CLOUD}")
     if one.maxCount.secure < need.gpus:
-        raise NotOfferedError(f"a pod has at most {one.maxCount.secure} of them")
+        raise NotOfferedError(f"a pod can have at most {one.maxCount.secure} of them")
     return one.dataCenters, (section.bid_per_gpu or one.price.secure) * need.gpus, None
 
 
 def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], float, float]:
-    """Data centres, USD per hour and GB of host memory of one pod. Raises NotOfferedError, ApiError."""
+    """Return the data centres, USD per hour and GB of host memory of one CPU pod.
+
+    Raises NotOfferedError, ApiError.
+    """
     vcpu = section.vcpu or 0
     params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(vcpu)}
     types = get(client, CpuTypes, "/catalog/cpus", **params).cpus
@@ -286,26 +290,26 @@ def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], 
 
 
 def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> str | None:
-    """Why a run cannot be followed there; `endpoint`: one that somebody names."""
+    """Return why a run on this volume cannot be followed, or None. `endpoint` is one that the user set."""
     if volume is None:
-        return "runpod.volume_id is not set: without a network volume the results would end with the pod"
+        return "runpod.volume_id is not set: without a network volume the results are lost with the pod"
     if endpoint is not None:
         return None
     if centre is None:
         return (
-            f"RunPod does not say where the volume {volume} is (the API key may not ask): name its data "
-            "centre, and only that, in runpod.data_centers"
+            f"the data centre of the volume {volume} is unknown (the API key may not query it): name it, and "
+            "only it, in runpod.data_centers"
         )
     if centre not in S3_CENTRES:
         return (
-            f"the volume {volume} is in {centre}, which has no S3 API: without it nothing of the run can be "
-            f"read here. These have: {', '.join(S3_CENTRES)}"
+            f"the volume {volume} is in {centre}, which has no S3 API: without it the run cannot be read "
+            f"here. Data centres with an S3 API: {', '.join(S3_CENTRES)}"
         )
     return None
 
 
 def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
-    """USD of the pods of a run so far, from what they were found to cost per hour."""
+    """Return the USD cost of a run's pods so far, from their billed prices per hour."""
     from launcher.rundir.time import seconds_of
 
     def at(event: Mapping[str, object]) -> float | None:
@@ -313,11 +317,11 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
 
     total, since, price, rejected = 0.0, None, 0.0, False
     timed = [(moment, event) for event in events if (moment := at(event)) is not None]
-    # What a pod wrote comes here later than what was written here meanwhile.
+    # Sort, because a pod's events arrive here later than events that were written here meanwhile.
     for moment, event in sorted(timed, key=lambda one: one[0]):
         what, rented = event.get("event"), event.get("usd_per_hour")
         ends = what in ("rejected-ended", "submitting")
-        if not rejected:  # one that could not be ended outlives its run
+        if not rejected:  # a pod that could not be ended outlives its run
             ends = ends or what in ("finished", "pod-gone")
         if since is not None and (ends or rented is not None):
             total, since = total + (moment - since) / 3600 * price, None

@@ -1,4 +1,4 @@
-"""Looks at a run and its pods, and does what `lifecycle.decide` says."""
+"""Poll a run and its pods, and carry out what `lifecycle.decide` returns."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.mirror import Copy
 
 POD_SECONDS = 10.0
-"Between two questions about one pod: RunPod answers about sixty in a minute."
+"Pause between two queries about one pod. RunPod answers about 60 queries per minute."
 RENT_SECONDS = 30.0
-"Between two tries to rent another pod in the place of one that was taken away."
+"Pause between two tries to replace a pod that was taken away."
 MOST_STEPS = 30
-"Actions of one look. A run takes about ten at most."
+"Maximum actions per poll. A run takes about ten at most."
 
 
 @dataclass
 class _Answers:
-    """What one look has found out."""
+    """The answers found during one poll."""
 
     given: dict[Question, dict[str, Any]] = field(default_factory=dict)
     of: Handle | None = None
-    "The pod that the answers `pod` and `price` are about."
+    "The pod to which the answers `pod` and `price` belong."
     found: Handle | None = None
     error: str | None = None
     ended: set[Handle] = field(default_factory=set)
@@ -56,12 +56,12 @@ class _Answers:
 
 
 class Poller:
-    """Looks at runs. `client` and `copy` raise SchedulerError if there is no key, or no volume."""
+    """Polls runs. `client` and `copy` raise SchedulerError if there is no key or no volume."""
 
     def __init__(self, client: Callable[[], Client], copy: Callable[[RunDir], Copy]) -> None:
         self._client, self.copy = client, copy
         self.wanted = Wanted()
-        "Which files of a run directory are brought here."
+        "Files of a run directory to fetch."
         self.renewed: set[Path] = set()
         "Runs for which this process has rented another interruptible pod."
         self._tried: dict[Path, float] = {}
@@ -72,10 +72,10 @@ class Poller:
         return self._client()
 
     def status(self, run: RunDir, purpose: Literal["look", "renew", "cancel"] = "look") -> Status:
-        """Look at a run and do what is due.
+        """Poll a run, do what is due and return its status.
 
-        `renew` may rent another interruptible pod. `cancel` ends the pod of a run that has not begun; it
-        raises SchedulerError if the volume or RunPod does not answer.
+        With `renew`, this may rent another interruptible pod. With `cancel`, it ends the pod of a run that
+        has not begun, and raises SchedulerError if the volume or RunPod does not answer.
         """
         answers = _Answers()
         for _ in range(MOST_STEPS):
@@ -97,18 +97,18 @@ class Poller:
         raise AssertionError(f"{run.id}: no end after {action} by {evidence}")
 
     def fetch(self, run: RunDir) -> str | None:
-        """Bring what the run has written. Returns why its state was not taken. Raises SchedulerError."""
+        """Fetch the run's files. Return why its state was invalid, or None. Raises SchedulerError."""
         return self.copy(run).fetch(self.wanted)
 
     def end(self, handle: Handle) -> None:
-        """End the pod, if it is known. Raises SchedulerError."""
+        """End the pod if it is known. Raises SchedulerError."""
         from launcher.schedulers.runpod.pods import end
 
         if handle.id is not None:
             end(self.client, handle.path)
 
     def other(self, run: RunDir, handle: Handle) -> Handle | None:
-        """Another living pod that has the run. Raises ApiError, VolumeError."""
+        """Return another live pod that has the run, or None. Raises ApiError, VolumeError."""
         from launcher.schedulers.runpod.pods import ids_of_run
 
         for number, id in ids_of_run(self.client, run.id, handle.cluster):
@@ -135,14 +135,14 @@ class Poller:
         )
 
     def _do(self, run: RunDir, action: life.Action, e: Evidence, answers: _Answers) -> None:
-        """Raises SchedulerError."""
+        """Carry out an action. Raises SchedulerError."""
         match action:
             case life.Look(question):
                 answers.given[question] = self._answer(run, question, e)
             case life.Follow(handle, duplicates):
                 answers.found = handle
                 for one in duplicates:
-                    with suppress(UnendedError):  # it ends itself when its run is taken; `leaks` lists it
+                    with suppress(UnendedError):  # a pod whose run is taken ends itself; `leaks` lists it
                         self.end(one)
             case life.Adopt(handle):
                 adopt(self.copy(run), handle)
@@ -154,13 +154,13 @@ class Poller:
             case life.EndRejected(handle, reason):
                 self.end(handle)
                 run.append(RejectedEnded(handle=str(handle)))
-                if e.living or e.state.get("state") == "cancelled":  # by us, on its pod
+                if e.living or e.state.get("state") == "cancelled":  # `reject` asked it to stop
                     record(run, "failed", "unknown", f"{reason}: its pod was ended")
             case life.Record(state, failure, reason):
                 record(run, state, failure, reason)
 
     def _answer(self, run: RunDir, question: Question, e: Evidence) -> dict[str, Any]:
-        """Fields of the Evidence. Raises SchedulerError."""
+        """Look up a question and return fields of the Evidence. Raises SchedulerError."""
         from launcher.schedulers.runpod import pods
 
         match question:
@@ -178,7 +178,7 @@ class Poller:
                 return {"owner": self.copy(run).text(claim(max(e.submission.number, 1)))}
             case "price":
                 gpu, price = pods.billed(self.client, e.handle.path)
-                # It costs since it was asked for.
+                # The pod has cost money since it was requested.
                 since = e.submission.time
                 run.append(Found(handle=str(e.handle), gpu=gpu, usd_per_hour=price, since=since))
                 return {"price": (gpu, price)}
@@ -191,7 +191,7 @@ class Poller:
                 return {"begun": begun}
 
     def _pod_status(self, run: RunDir, e: Evidence) -> str:
-        """Raises ApiError."""
+        """Return the pod's status, queried at most every POD_SECONDS while it is live. Raises ApiError."""
         from launcher.schedulers.runpod.pods import status
 
         at, seen = self._pods.get((run.path, e.handle), (float("-inf"), ""))
@@ -201,7 +201,7 @@ class Poller:
         return seen
 
     def _renew(self, run: RunDir) -> None:
-        """Rent another pod, unless another process is at it or was faster."""
+        """Rent another pod, unless another process is renting one or has rented one."""
         from launcher.schedulers.runpod.renting import BusyError, NotRentedError, lease, offers_again, renting
 
         queued = False
@@ -223,13 +223,13 @@ class Poller:
                     lease(self.client, self.copy(run), "submitted", market)
                 self.renewed.add(run.path)
         except (BusyError, UnendedError):
-            pass  # another process rents; the next look tells of the pod
+            pass  # another process is renting; the next poll finds the pod
         except (NotRentedError, ApiError) as error:
             wait_for_pod(run, error, queued)
 
 
 def evidence_of(run: RunDir, **more: Any) -> Evidence:
-    """What the records that are here tell."""
+    """Build the Evidence from the local records."""
     return from_events(
         run.id,
         run.read_events(),
@@ -243,8 +243,10 @@ def evidence_of(run: RunDir, **more: Any) -> Evidence:
 
 
 def has_run(copy: Copy, number: int, id: str) -> bool:
-    """Whether this pod or cluster of the submission `number` has begun the run and has not done with it.
-    Raises VolumeError."""
+    """Return whether this pod or cluster of submission `number` has begun the run and not finished it.
+
+    Raises VolumeError.
+    """
     if copy.text(claim(number)) != id or copy.text(f"pod-{id}.done"):
         return False
     state = _state_there(copy)
@@ -252,14 +254,14 @@ def has_run(copy: Copy, number: int, id: str) -> bool:
 
 
 def adopt(copy: Copy, handle: Handle) -> None:
-    """Record that this pod has the run, whatever was recorded of another one. Raises VolumeError."""
+    """Record that this pod has the run, overriding what was recorded about another. Raises VolumeError."""
     copy.run.append(Twin(handle=str(handle)))
     if (state := _state_there(copy)) is not None:
         replace_json(copy.run.state, state)
 
 
 def _state_there(copy: Copy) -> dict[str, Any] | None:
-    """state.json on the volume; None where it is not whole yet, or not the state of a run."""
+    """Return state.json from the volume, or None if it is incomplete or invalid."""
     with suppress(ValueError):
         state = json.loads(copy.text("state.json"))
         if isinstance(state, dict) and isinstance(state.get("state"), str):
@@ -276,9 +278,9 @@ def record(run: RunDir, state: str, failure: str, reason: str) -> None:
 
 
 def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, limit: float | None) -> None:
-    """Record a pod that must not go on and could not be ended yet, and ask it to stop."""
+    """Record a pod that must end and could not be ended yet, and ask it to stop."""
     asked = next(event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting")
-    told = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # it costs from then on
+    told = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # billed from then on
     copy.run.append(Rejected(handle=str(handle), reason=reason, **told))
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
     with suppress(SchedulerError):
@@ -286,15 +288,18 @@ def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, 
 
 
 def ask_to_stop(copy: Copy) -> None:
-    """Ask whichever pod has the run, or will. Raises VolumeError; then the next look sends it."""
+    """Ask the pod that has the run, or will have it, to stop.
+
+    Raises VolumeError; in that case the next poll sends the request.
+    """
     replace_text(copy.run.cancel, f"{time.time()}\n")
     copy.send()
 
 
 def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:
-    """Record that no pod could be rented. With a budget that is spent none will be.
+    """Record that no pod could be rented. If the budget is spent, the run ends.
 
-    `queued`: whether the run waited for its turn in its sweep, in which it keeps its place.
+    `queued` says whether the run waited for its turn in its sweep. It keeps its place there.
     """
     from launcher.schedulers.runpod.renting import BudgetSpentError
 
@@ -302,13 +307,13 @@ def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:
         record(run, "interrupted", "preempted", str(why))
         return
     run.append(Waiting(reason=str(why), queued=queued or None))
-    then = "it is tried again" if queued else f"`launcher logs {run.id} -f` goes on trying"
+    then = "launcher tries again" if queued else f"`launcher logs {run.id} -f` keeps trying"
     reason = f"waits for a pod: {why}; {then}"
     replace_json(run.state, {"state": "submitted", "reason": reason, "time": now()})
 
 
 def _renewals_left(run: RunDir) -> bool:
-    """Whether the job and its budget of preemptions allow another pod."""
+    """Return whether the job and its preemption budget allow another pod."""
     from launcher.spec.job import Job
     from launcher.supervise.policy import spent_budgets
 

@@ -1,4 +1,4 @@
-"""`runpod:` in a cluster profile."""
+"""The `runpod:` section of a cluster profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RunPod(Section):
-    """What launcher may rent, and for how much."""
+    """What launcher may rent, and the maximum price."""
 
     missing: ClassVar[str] = "a `runpod:` section with at least gpu_id or cpu_id"
     runs_elsewhere: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""Sweeps on RunPod: each run is a pod, and a process on this machine rents them as places become free.
+"""Sweeps on RunPod: each run gets its own pod, which a process on this machine rents when a place is free.
 
-Whoever looks at a run does what is due, which includes renting the pod of the first run that waits. The
-process here only looks. RunPod has no queue, and a pod's own key rents no other pod, so nothing else could.
+Polling a run does what is due, including renting the pod of the first run in line, so this process only
+polls. RunPod has no queue, and a pod's own key cannot rent another pod, so it must run outside RunPod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.base import Scheduler
 
 LOOK_SECONDS = 30.0
-"Pause between two looks at all runs of a sweep."
+"Pause between two polls of all runs of a sweep."
 
 
 def put_in_line(run: RunDir) -> None:
@@ -40,7 +40,7 @@ def put_in_line(run: RunDir) -> None:
 
 
 def has_turn(run: RunDir) -> bool:
-    """Whether a run that waits may have a pod: no run before it waits, and a place is free."""
+    """Return whether a waiting run may have a pod: no earlier run waits, and a place is free."""
     sweep = run.read_about().sweep
     if sweep is None:
         return True
@@ -56,13 +56,13 @@ def has_turn(run: RunDir) -> bool:
 
 
 def is_attended(run: RunDir) -> bool:
-    """Whether the process that rents the pods of the run's sweep lives."""
+    """Return whether the process that rents the pods of the run's sweep is alive."""
     sweep = run.read_about().sweep
     return sweep is None or is_looked_after(sweep_folder(run, sweep.id))
 
 
 def attend(folder: Path) -> None:
-    """Look at the runs of a sweep until all have ended."""
+    """Poll the runs of a sweep until all have ended."""
     from launcher.schedulers.lookup import scheduler_of
 
     while runs := runs_of(folder):
@@ -77,7 +77,7 @@ def _lives(run: RunDir) -> bool:
 
 
 def _look(run: RunDir, scheduler: Scheduler) -> bool:
-    """Return whether the run has not ended. An error is tried again at the next look."""
+    """Return whether the run has not ended. After an error, the next poll tries again."""
     try:
         return not scheduler.status(run).ended
     except (SchedulerError, OSError) as error:

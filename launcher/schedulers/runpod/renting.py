@@ -1,4 +1,4 @@
-"""Renting: the first offer that RunPod takes, one pod of it, at no more than its limit."""
+"""Rent one pod or cluster: try the offers in order, and keep the first one within the price limit."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.mirror import Copy
 
 PRICE_LOOKS = 4
-"Looks at the price of a pod that was just made: RunPod can be late to know it."
+"Number of times to query a new pod's price, because RunPod may not know it at once."
 LONGEST_PAUSE = 8.0
-"Seconds between two looks for an unconfirmed pod."
+"Maximum seconds between two searches for an unconfirmed pod."
 TRIES = 2
-"Requests for one offer while RunPod does not answer."
+"Maximum requests for one offer while RunPod does not answer."
 
 
 class NotRentedError(SchedulerError):
-    """Nothing is rented. The message says why."""
+    """Nothing was rented. The message says why."""
 
 
 class BudgetSpentError(NotRentedError):
-    """What is left of the budget pays for nothing: waiting does not help."""
+    """The rest of the budget is too small to rent anything, so waiting does not help."""
 
 
 class BusyError(SchedulerError):
@@ -78,7 +78,7 @@ class Rented:
     cluster: bool
     offer: Offer
     usd_per_hour: float
-    "As it is billed; 0 if the price is unknown."
+    "Billed price; 0 if unknown."
 
     @property
     def path(self) -> str:
@@ -93,21 +93,20 @@ class Order:
     offers: Sequence[Offer]
     name: str
     body: Callable[[Offer], dict[str, Any]]
-    "The create request for an offer."
+    "Returns the create request for an offer."
     owner: Callable[[], str | None] = lambda: None
-    "The id of the pod of that name that has begun the run. Raises VolumeError."
+    "Returns the id of the pod that has begun the run. Raises VolumeError."
 
 
 def rent(client: Client, order: Order) -> Rented:
-    """Raises NotRentedError, UnclearError, UnendedError."""
+    """Rent one pod or cluster. Raises NotRentedError, UnclearError, UnendedError."""
     return _Submission(client, order).rent()
 
 
 class _Submission:
-    """Keeps one pod at most, whatever RunPod answers.
+    """One submission. It keeps at most one pod, whatever RunPod answers.
 
-    An unconfirmed pod is one that RunPod was asked for without a usable answer. Each such request has made
-    one pod at most.
+    A pod is unconfirmed if its request got no usable answer. Each such request created at most one pod.
     """
 
     def __init__(self, client: Client, order: Order) -> None:
@@ -116,13 +115,13 @@ class _Submission:
         self.unanswered: list[tuple[Offer, ApiError]] = []
         self.confirmed: set[str] = set()
         self.listed: set[str] = set()
-        "Ids of this name that RunPod has listed since a request was not answered."
+        "Ids with this name that RunPod has listed since the first unanswered request."
         self.until = 0.0
         "Monotonic time after which the latest unconfirmed pod would be listed."
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether another pod may still appear."""
+        """Return whether another pod may still appear."""
         return len(self.unanswered) > len(self.listed - self.confirmed)
 
     def rent(self) -> Rented:
@@ -142,20 +141,20 @@ class _Submission:
             self._reject(rented, why)
             refused.append((rented.offer, f"{why}: ended at once"))
             if self._has_begun(rented):  # another pod would find the run taken
-                refused.append((rented.offer, "it had begun the run, so no other is asked for: try again"))
+                refused.append((rented.offer, "it had begun the run, so no other is requested: try again"))
                 break
         if self.unconfirmed:  # a pod may still appear, and must find its run
             raise self._unclear(_why_none(refused))
         raise NotRentedError(_why_none(refused))
 
     def _try(self, offer: Offer) -> Rented:
-        """Raises ApiError, NotRentedError, UnclearError, UnendedError."""
+        """Request one offer. Raises ApiError, NotRentedError, UnclearError, UnendedError."""
         for _ in range(TRIES):
             if self.unconfirmed and (there := self._find()):
                 return there
-            # The plan on the volume is for one GPU type, and a pod reads it whenever it begins.
+            # The plan on the volume is for one GPU type, and a late pod would read it when it starts.
             if self.unconfirmed and (gpu := self.unanswered[-1][0].need.gpu_id) != offer.need.gpu_id:
-                raise ApiError(f"not asked for while a pod of {gpu} may still appear", fate=Fate.SKIP)
+                raise ApiError(f"not requested while a pod with {gpu} may still appear", fate=Fate.SKIP)
             body = self.order.body(offer) | {"name": self.order.name}
             try:
                 made, price = _send(self.client, self.order.section, offer, body)
@@ -167,8 +166,8 @@ class _Submission:
                 continue
             self.confirmed.add(made)
             kept = made
-            if self.unconfirmed:  # what was perhaps made before would be a duplicate
-                with suppress(ApiError, VolumeError):  # then the pods settle it among themselves
+            if self.unconfirmed:  # an earlier request may have created a duplicate
+                with suppress(ApiError, VolumeError):  # on errors, the pods settle it among themselves
                     kept = self._keep_one([made, *self._list()])
             return self._with_price(Rented(kept, self.cluster, offer, price if kept == made else 0.0))
         if there := self._find():
@@ -176,7 +175,7 @@ class _Submission:
         raise self._unclear()
 
     def _find(self) -> Rented | None:
-        """An unconfirmed pod that was made; None once it would be listed.
+        """Search for an unconfirmed pod until it would be listed. Return it, or None if there is none.
 
         Raises NotRentedError, UnclearError, UnendedError.
         """
@@ -209,7 +208,7 @@ class _Submission:
         return kept
 
     def _with_price(self, rented: Rented) -> Rented:
-        """Raises NotRentedError, UnendedError."""
+        """Return the pod with its billed price. Raises NotRentedError, UnendedError."""
         price = rented.usd_per_hour
         for at in range(PRICE_LOOKS):
             try:
@@ -225,11 +224,11 @@ class _Submission:
         return replace(rented, usd_per_hour=price)
 
     def _reject(self, rented: Rented, why: str) -> None:
-        """Raises UnendedError."""
+        """End a pod that must not be kept. Raises UnendedError."""
         try:
             pods.end(self.client, rented.path)
         except UnendedError as error:
-            price = rented.usd_per_hour or rented.offer.usd_per_hour  # at least
+            price = rented.usd_per_hour or rented.offer.usd_per_hour  # if unknown, a lower bound
             limit = limit_of(self.order.section, rented.offer)
             raise UnendedError(f"{why}; {error}", rented.path, price, limit) from None
 
@@ -241,12 +240,12 @@ class _Submission:
 
     def _unclear(self, *more: str) -> UnclearError:
         error = self.unanswered[-1][1]
-        first = f"RunPod does not say whether it has created {self.order.name}: {error}"
+        first = f"it is unknown whether RunPod has created {self.order.name}: {error}"
         return UnclearError("\n".join([first, *more]))
 
 
 def limit_of(section: RunPod, offer: Offer) -> float | None:
-    """USD per hour. A budget's hours are valid for the price that was shown only."""
+    """Return the maximum USD per hour. With a budget, it is the offered price, on which the hours depend."""
     return offer.usd_per_hour if section.budget is not None else section.max_price
 
 
@@ -254,13 +253,13 @@ def _why_none(refused: Sequence[tuple[Offer, ApiError | str]]) -> str:
     lines = [f"{offer.place}: {why}" for offer, why in refused]
     if all(isinstance(why, ApiError) and why.status == 400 for _, why in refused):
         lines.append(
-            "every candidate was refused alike: read this as a mistake in the request, or as no room anywhere"
+            "RunPod refused every offer with the same error: the request is wrong, or nothing is in stock"
         )
     return "nothing is rented:\n" + "\n".join(lines)
 
 
 def _send(client: Client, section: RunPod, offer: Offer, body: Mapping[str, Any]) -> tuple[str, float]:
-    """(id, USD per hour); the price is 0 where the answer has none. Raises ApiError."""
+    """Send the create request and return (id, USD per hour); the price is 0 if unknown. Raises ApiError."""
     if offer.need.nodes > 1:
         return pods.read(pods.Created, client.post("/clusters", body), "POST /clusters").id, 0.0
     if (mutation := request.mutation(section, offer.need.nodes, offer.need.gpus)) is not None:
@@ -270,8 +269,10 @@ def _send(client: Client, section: RunPod, offer: Offer, body: Mapping[str, Any]
 
 
 def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
-    """What can be rented for the rest of a run, and lines about it for a person. The run's recipe fits every
-    GPU with as much memory. Raises SchedulerError."""
+    """Return what can be rented for the rest of a run, and lines that describe it to the user.
+
+    The run's recipe fits every GPU with at least as much memory. Raises SchedulerError.
+    """
     about, job, cluster, section = _recorded(run)
     gpu, gpus = cluster.node.gpu, int(about["gpus_per_node"])
     ids: list[str | None] = [section.gpu_id if gpus else None]
@@ -292,7 +293,7 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
 
 
 def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
-    """What run.json tells."""
+    """Return run.json, and the job, cluster and `runpod` section in it."""
     about = run.read_about()
     cluster = Cluster.model_validate(about["cluster"])
     section = RunPod.of(cluster)
@@ -301,7 +302,7 @@ def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
 
 
 def _planned(run: RunDir) -> Plan | None:
-    """What plan.json tells; None if it is damaged or of another version."""
+    """Return the plan in plan.json, or None if it is damaged or of another version."""
     try:
         return Plan.model_validate(read_record(run.plan))
     except ValidationError:
@@ -310,8 +311,10 @@ def _planned(run: RunDir) -> Plan | None:
 
 @contextlib.contextmanager
 def renting(run: RunDir) -> Iterator[None]:
-    """One process at a time rents for a run, or for all runs of a sweep. Look at the run's state within: it
-    may have got a pod since. Raises BusyError."""
+    """Hold the lock under which one process at a time rents for a run, or for all runs of a sweep.
+
+    Check the run's state inside the block, because it may have got a pod since. Raises BusyError.
+    """
     sweep = run.read_about().sweep
     folder = sweep_folder(run, sweep.id) if sweep is not None else run.path
     folder.mkdir(parents=True, exist_ok=True)
@@ -321,7 +324,7 @@ def renting(run: RunDir) -> Iterator[None]:
         except BlockingIOError:
             raise BusyError(
                 f"another process of launcher is renting a pod for {run.id}: "
-                f"`launcher status {run.id}` shows what came of it"
+                f"`launcher status {run.id}` shows the result"
             ) from None
         yield
 
@@ -334,11 +337,10 @@ def lease(
     planned_for: Callable[[Offer], None] = lambda _: None,
     **more: Any,
 ) -> None:
-    """Rent a pod for a run and record it as `event`. `planned_for` makes the run directory that of the
-    offer's GPU type.
+    """Rent a pod for a run and record it as `event`.
 
-    Raises NotRentedError: the run is as it was. Raises UnclearError. Raises UnendedError: the run's records
-    name the pod that is to be ended.
+    `planned_for` rewrites the run directory for the offer's GPU type. Raises UnclearError; NotRentedError,
+    and the run is unchanged; UnendedError, and the run's records name the pod that must be ended.
     """
     run = copy.run
     (_, job, cluster, section), before = _recorded(run), run.read_state()
@@ -364,7 +366,7 @@ def lease(
     except UnclearError as error:
         raise UnclearError(
             f"{error}\n{run.id} is kept, and may cost money: `launcher status {run.id}` looks for its pod "
-            "again, `launcher runpod leaks` lists what is rented"
+            "again, `launcher runpod leaks` lists everything that is rented"
         ) from None
     except UnendedError as error:
         handle = Handle.at(cluster.name, error.path)
@@ -389,7 +391,7 @@ def lease(
 
 
 def _limits(section: RunPod, offers: Sequence[Offer]) -> dict[str, float]:
-    """USD per hour by GPU type: a pod that is found later does not tell which offer it was."""
+    """Return the maximum USD per hour by GPU type. A pod that is found late does not name its offer."""
     limits: dict[str, float] = {}
     for offer in offers:
         name, limit = offer.need.gpu_id or "CPU", limit_of(section, offer)

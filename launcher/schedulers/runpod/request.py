@@ -1,4 +1,4 @@
-"""The request that rents a pod: what is rendered and shown, and what is sent, to REST or to GraphQL."""
+"""Build the request that rents a pod: as it is rendered and shown, and as it is sent to REST or GraphQL."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from launcher.spec.job import Job
 
 DEFAULT_PYTHON = "python3"
-UNPLANNED = "or rent it all the same with --unplanned"
+UNPLANNED = "or rent it anyway with --unplanned"
 NOT_PLANNED = (
-    "it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once (it needs torch, and may "
+    "it is unknown whether the job fits: run `launcher plan JOB -c CLUSTER` once (it needs torch, and may "
     f"take a minute), {UNPLANNED}"
 )
 NO_HOST = (
@@ -52,7 +52,7 @@ NO_HOST = (
     f"with `server_limit: true`. Set it, fix recipe.offload=none, {UNPLANNED}"
 )
 SHOWN = 4
-"Offers."
+"Maximum number of offers to show."
 _INPUTS = {
     "podFindAndDeployOnDemand": "PodFindAndDeployOnDemandInput",
     "podRentInterruptable": "PodRentInterruptableInput",
@@ -60,17 +60,19 @@ _INPUTS = {
 }
 WITHOUT = (
     "only RunPod's GraphQL API rents a pod that RunPod itself ends in time: give the API key access to "
-    "GraphQL, or set `server_limit: false` in the profile, and then nothing but launcher ends the pod "
+    "GraphQL, or set `server_limit: false` in the profile; then only launcher ends the pod "
     "(docs/runpod.md)"
 )
 
 
 @dataclass(frozen=True)
 class PodPrepared(Prepared):
+    """A run that is rendered for RunPod."""
+
     others: tuple[PodPrepared, ...] = ()
-    "The same run as it was planned for the other GPU types of the profile."
+    "The same run, planned for the profile's other GPU types."
     archive: bytes | None = None
-    "The job's code, where it is too large for the start script."
+    "The job's code, if it is too large for the start script."
 
     @property
     def section(self) -> RunPod:
@@ -80,13 +82,15 @@ class PodPrepared(Prepared):
 
     @property
     def gpu_id(self) -> str | None:
-        """The GPU type that it is planned for; None for a CPU pod."""
+        """The GPU type that the run is planned for, or None for a CPU pod."""
         return self.section.gpu_id if self.request.plan.layout.gpus_per_node else None
 
     @property
     def why_unplanned(self) -> str | None:
-        """Why it is not known whether the job fits on this GPU type, or None. It is None for a command that
-        declares no model: that is never known."""
+        """Why it is unknown whether the job fits on this GPU type, or None.
+
+        It is None for a command that declares no model, for which this is never known.
+        """
         job, plan = self.request.job, self.request.plan
         if not plan.layout.gpus_per_node:
             return None
@@ -101,7 +105,7 @@ class PodPrepared(Prepared):
 
     @property
     def needs(self) -> list[Need]:
-        """What the run needs of each GPU type that may be rented."""
+        """What the run needs, for each GPU type that may be rented."""
         from launcher.schedulers.runpod.offers import Need
 
         found = []
@@ -117,8 +121,11 @@ class PodPrepared(Prepared):
 
 
 def host_gb(section: RunPod, job: Job, plan: Plan) -> int | None:
-    """GB of host memory to ask for in a pod with GPUs: `resources.memory_per_node`, else what the ranks of a
-    recipe that offloads need. None if it offloads nothing, or if RunPod cannot be asked."""
+    """Return the GB (10^9 bytes) of host memory to request for a pod with GPUs, or None.
+
+    This is `resources.memory_per_node`, or else what the ranks of an offloading recipe need. It is None if
+    nothing is offloaded, or if the RunPod request has no such field.
+    """
     layout = plan.layout
     if not layout.gpus_per_node or mutation(section, layout.nodes, layout.gpus_per_node) is None:
         return None
@@ -139,7 +146,7 @@ def prepare(request: Request) -> PodPrepared:
 
 
 def market_for(client: Client, prepared: PodPrepared) -> Market:
-    """Ask RunPod what can be rented for it. Raises SchedulerError."""
+    """Query RunPod for what can be rented for the run. Raises SchedulerError."""
     from launcher.schedulers.runpod.offers import look
 
     seconds = max_seconds(prepared.section, prepared.request.job)
@@ -151,7 +158,7 @@ def market_for(client: Client, prepared: PodPrepared) -> Market:
 
 
 def first(prepared: PodPrepared, found: Market) -> PodPrepared:
-    """Put the GPU type of the first offer first: what is shown is what is tried first."""
+    """Put the GPU type of the first offer first, so that launcher shows what it tries first."""
     ordered = [prepared, *prepared.others]
     if found.offers:
         ordered.sort(key=lambda one: one.gpu_id != found.offers[0].need.gpu_id)
@@ -159,7 +166,7 @@ def first(prepared: PodPrepared, found: Market) -> PodPrepared:
 
 
 def told(found: Market, budget: float | None) -> tuple[str, ...]:
-    """Lines for a person, before anything is rented."""
+    """Describe the offers to the user, before anything is rented."""
     lines = [f"{'rents' if not at else 'else'} {offer}" for at, offer in enumerate(found.offers[:SHOWN])]
     if found.offers and (why := found.offers[0].unfinished(budget)) is not None:
         lines.insert(1, f"it {why}")
@@ -167,7 +174,7 @@ def told(found: Market, budget: float | None) -> tuple[str, ...]:
         lines.append(f"and {len(found.offers) - SHOWN} more offers")
     lines += [f"not rented: {why}" for why in found.left_out[:SHOWN]]
     if len(found.left_out) > SHOWN:
-        lines.append(f"and {len(found.left_out) - SHOWN} more that are not rented")
+        lines.append(f"and {len(found.left_out) - SHOWN} more that launcher does not rent")
     return tuple(lines)
 
 
@@ -210,7 +217,7 @@ def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepa
 
 
 def command(section: RunPod | None, nodes: int, gpus: int) -> tuple[str, ...]:
-    """The request that rents it, as a person sees it."""
+    """Return the request that rents the pod, in the form shown to the user."""
     assert section is not None  # a cluster of this scheduler has one
     if (name := mutation(section, nodes, gpus)) is not None:
         return ("POST", "/graphql", name)
@@ -218,7 +225,7 @@ def command(section: RunPod | None, nodes: int, gpus: int) -> tuple[str, ...]:
 
 
 def _refuse(prepared: PodPrepared) -> None:
-    """Refuse what RunPod has no request for. Raises SchedulerError."""
+    """Refuse combinations that RunPod does not offer. Raises SchedulerError."""
     section, layout = prepared.section, prepared.request.plan.layout
     if section.bid_per_gpu is None:
         return
@@ -235,7 +242,7 @@ def with_prices(prepared: PodPrepared, lines: Sequence[str]) -> PodPrepared:
 
 
 def scripts_request(scripts: Path) -> dict[str, object]:
-    """The create request as it was rendered."""
+    """Return the rendered create request. Raises SchedulerError."""
     for name in ("create-pod.json", "create-cluster.json"):
         if (scripts / name).is_file():
             body = json.loads((scripts / name).read_text(encoding="utf-8"))
@@ -246,7 +253,7 @@ def scripts_request(scripts: Path) -> dict[str, object]:
 
 @functools.lru_cache(maxsize=2)
 def pack(code: snapshot.Snapshot) -> bytes:
-    """The job's code as tar.gz: the same bytes for the same content. Raises OSError."""
+    """Pack the job's code as tar.gz. Equal content gives equal bytes. Raises OSError."""
     out = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as zipped,
@@ -266,7 +273,7 @@ def pack(code: snapshot.Snapshot) -> bytes:
 
 
 def secret_values(job: Job) -> dict[str, str]:
-    """The values of secrets that RunPod does not keep itself. Raises SchedulerError."""
+    """Read the values of the secrets that RunPod does not store. Raises SchedulerError."""
     from launcher.supervise.secrets import SecretError, read_secrets
 
     try:
@@ -278,7 +285,7 @@ def secret_values(job: Job) -> dict[str, str]:
 def for_offer(
     scripts: Path, section: RunPod, offer: Offer, number: int, secrets: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The rendered request for one offer, with deadline and secrets, which are in no file."""
+    """Complete the rendered request for one offer with its deadline and the secrets, which are in no file."""
     body: dict[str, Any] = dict(scripts_request(scripts))
     deadline = int(time.time()) + offer.max_seconds
     if no_server_limit(section, offer.need.nodes) is None:
@@ -302,15 +309,19 @@ def for_offer(
 
 
 def own_end_before(seconds: int) -> int:
-    """Seconds between the start script's deadline and RunPod's own. The run records how it ended in them:
-    the script waits 180 s between SIGTERM and SIGKILL."""
+    """Return the seconds between the start script's deadline and RunPod's own.
+
+    In this time the run records how it ended. The script waits 180 s between SIGTERM and SIGKILL.
+    """
     return min(180, seconds // 20)
 
 
 def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
-    """The GraphQL request for a pod that RunPod itself ends in time (`terminateAfter`), on a host with enough
-    memory (`minMemoryInGb`); REST has neither. None if RunPod has no such request, or the profile wants
-    none."""
+    """Return the name of the GraphQL mutation that rents the pod, or None to use REST.
+
+    GraphQL has `terminateAfter`, with which RunPod itself ends the pod, and `minMemoryInGb`. REST has
+    neither. Return None if there is no such mutation for this pod, or if the profile does not want the limit.
+    """
     if no_server_limit(section, nodes) is not None:
         return None
     if not gpus:
@@ -321,8 +332,10 @@ def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
 def rent_by_graphql(
     client: Client, section: RunPod, name: str, offer: Offer, body: Mapping[str, Any]
 ) -> tuple[str, float]:
-    """(id, USD per hour); the price is 0 where the answer has none. `body`: the request to REST. Raises
-    ApiError."""
+    """Rent a pod with GraphQL and return (id, USD per hour); the price is 0 if the answer has none.
+
+    `body` is the REST request. Raises ApiError.
+    """
     from launcher.schedulers.runpod.pods import Created, read
 
     query = f"mutation rent($input: {_INPUTS[name]}!) {{ {name}(input: $input) {{ id costPerHr }} }}"
@@ -335,18 +348,18 @@ def rent_by_graphql(
             raise ApiError(f"{error}; {WITHOUT}", error.status, error.fate, error.wait) from None
         raise
     if data.get(name) is None:
-        raise ApiError("RunPod: GraphQL: no pod, and no reason", 200, Fate.SKIP)
+        raise ApiError("RunPod: GraphQL: the answer has neither a pod nor an error", 200, Fate.SKIP)
     created = read(Created, data[name], f"GraphQL {name}")
     return created.id, created.costPerHr
 
 
 def _refuses_the_request(error: ApiError) -> bool:
-    """Whether RunPod refuses any such request: the key may not use GraphQL, or the field is gone."""
+    """Return whether RunPod refuses every such request: the key lacks GraphQL, or the field is gone."""
     return error.status in (400, 401, 403, 404, 422) or (error.status == 200 and error.fate is Fate.STOP)
 
 
 def _input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request to REST in GraphQL's words."""
+    """Translate the REST request to GraphQL's input."""
     mounts = body.get("mounts", {}).get("network", [])
     wanted = {
         "name": body["name"],
@@ -378,5 +391,5 @@ def _gpu(section: RunPod, offer: Offer, gpu: Mapping[str, Any]) -> dict[str, Any
 
 
 def _cpu(offer: Offer, cpu: Mapping[str, Any]) -> dict[str, Any]:
-    """`instanceId` is flavor, vCPUs and GB of memory, such as `cpu3c-2-4`."""
+    """Return a CPU pod's `instanceId`: flavor, vCPUs and GB of memory, such as `cpu3c-2-4`."""
     return {"instanceId": f"{cpu['id']}-{cpu['vcpuCount']}-{offer.ram_gb:g}"}

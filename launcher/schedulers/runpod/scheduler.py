@@ -1,4 +1,4 @@
-"""RunPod: one run over one or many pods, its directory on a network volume and a copy of it here."""
+"""The RunPod scheduler. A run uses one or more pods, and a network volume for its directory."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 QUEUE = "launcher.schedulers.runpod.queue"
 PAUSE_SECONDS = 60.0
-"The longest pause between a look at the prices and a submission that a submission waits for."
+"How long fetched prices stay valid, and the longest Retry-After pause that a submission waits for."
 LOOK_SECONDS = 2.0
-"Between two looks of one process at a run."
+"Pause between two polls of a run by one process."
 
 
 class RunPodScheduler(OneByOne):
-    """Runs on rented pods. Their run directories are on a network volume that has an S3 API.
+    """Runs jobs on rented pods, with run directories on a network volume that has an S3 API.
 
-    Each run of a sweep is a pod. A process on this machine rents it when it is the run's turn.
+    Each run of a sweep gets its own pod. A process on this machine rents it when it is the run's turn.
     """
 
     multi_node = True
@@ -60,9 +60,9 @@ class RunPodScheduler(OneByOne):
         self._markets: dict[str, Market] = {}
         "Run id -> what can be rented for it."
         self._looked: dict[str, tuple[float, Market]] = {}
-        "Need -> (time of the look, what can be rented)."
+        "Need -> (time of the query, what can be rented)."
         self._pauses: dict[str, ApiError] = {}
-        "Run id -> the error with which RunPod asked for a pause."
+        "Run id -> the error in which RunPod asked for a pause."
         self._last: dict[Path, tuple[float, Status]] = {}
         self._poller = Poller(lambda: self.client, self.copy)
 
@@ -85,19 +85,21 @@ class RunPodScheduler(OneByOne):
         return Client()
 
     def prepare(self, request: Request) -> PodPrepared:
-        """Render the run, with its price if there is an API key. Raises RenderError, SchedulerError,
-        OSError."""
+        """Render the run, with its price if there is an API key.
+
+        Raises RenderError, SchedulerError, OSError.
+        """
         from launcher.schedulers.runpod import request as requests
 
         ready = requests.prepare(request)
         if not has_api_key():
-            return requests.with_prices(ready, ["prices and stock are shown where there is a RunPod API key"])
+            return requests.with_prices(ready, ["prices and stock are shown if there is a RunPod API key"])
         try:
             found = self._markets[request.run_id] = self._look(ready)
         except SchedulerError as error:
             if isinstance(error, ApiError) and error.wait is not None:
                 self._pauses[request.run_id] = error
-            return requests.with_prices(ready, [f"prices and stock are not known: {error}"])
+            return requests.with_prices(ready, [f"prices and stock are unknown: {error}"])
         lines = requests.told(found, ready.section.budget)
         return replace(requests.with_prices(requests.first(ready, found), lines), offered=found.offered)
 
@@ -114,7 +116,7 @@ class RunPodScheduler(OneByOne):
         return notes(target)
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        """Raises SchedulerError."""
+        """Check the volume, the secrets and the offers. Return lines for the user. Raises SchedulerError."""
         from launcher.schedulers.runpod.offers import s3_refusal
         from launcher.schedulers.runpod.request import PodPrepared, secret_values, told
         from launcher.schedulers.runpod.scripts import CHANGE_ME, NO_VOLUME_YET
@@ -138,7 +140,7 @@ class RunPodScheduler(OneByOne):
         prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
         if prefix is None:
             raise SchedulerError(
-                f"paths.runs: {prepared.run_dir} is not below {section.volume_path}, the volume"
+                f"paths.runs: {prepared.run_dir} is not below {section.volume_path}, the volume's mount point"
             )
         self._volume(str(section.volume_id), market.data_center).walk(prefix)
         if not market.offers:
@@ -146,7 +148,7 @@ class RunPodScheduler(OneByOne):
         return () if known else told(market, section.budget)
 
     def submit(self, prepared: Prepared) -> RunDir:
-        """Raises SchedulerError; where there is certainly no pod, nothing is left behind."""
+        """Rent a pod for the run. Raises SchedulerError. If certainly no pod exists, nothing is left over."""
         from launcher.schedulers.runpod.renting import NotRentedError, lease, renting
         from launcher.schedulers.runpod.request import PodPrepared
 
@@ -189,16 +191,15 @@ class RunPodScheduler(OneByOne):
         count = len(sweep.runs)
         return (
             *super().check_sweep(sweep),
-            f"{count} runs, a pod each: together they cost {count} times one run, at most. A process on this "
-            "machine rents a pod when it is a run's turn. While this machine is off, pods go on and none is "
-            f"rented; after a restart `launcher sweep resume {sweep.id}` goes on",
+            f"{count} runs, each with its own pod: together they cost at most {count} times one run. A "
+            "process on this machine rents a pod when it is a run's turn. While this machine is off, pods "
+            f"keep running and none is rented; after a restart, run `launcher sweep resume {sweep.id}`",
         )
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         """Rent a pod for the first run, and let the others wait for their turn.
 
-        Raises SchedulerError; the runs submitted before go on, and are attended, unless the sweep was
-        cancelled meanwhile.
+        Raises SchedulerError. The runs submitted before the error continue, unless the sweep was cancelled.
         """
         market = self._markets.get(sweep.runs[0].request.run_id)
         first = self.submit(sweep.runs[0])
@@ -225,13 +226,13 @@ class RunPodScheduler(OneByOne):
         return run
 
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """Rent a new pod for the run, which goes on from its last checkpoint.
+        """Rent a new pod for the run, which continues from its last checkpoint.
 
-        The run of a sweep waits for its turn.
+        A run of a sweep waits for its turn.
         """
         from launcher.schedulers.runpod.renting import renting
 
-        if run.path in self._poller.renewed:  # the look at its state has just done it
+        if run.path in self._poller.renewed:  # the last poll has rented it
             return
         with renting(run):
             self._resume(run, again)
@@ -244,15 +245,15 @@ class RunPodScheduler(OneByOne):
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
-            raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+            raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume")
         if status.state != "cancelled" and (other := self._poller.other(run, handle_of(run))):
             adopt(self.copy(run), other)
-            raise SchedulerError(f"{run.id} goes on in {other.path.strip('/')}: nothing is rented")
+            raise SchedulerError(f"{run.id} is still running in {other.path.strip('/')}: nothing is rented")
         self._poller.end(handle_of(run))
         self.copy(run).fetch(Wanted())
         if isinstance(again, PodPrepared) and again.why_unplanned is not None and not again.section.unplanned:
             raise SchedulerError(f"nothing is rented: {again.gpu_id}: {again.why_unplanned}")
-        if again is not None:  # where its volume is does not change
+        if again is not None:  # keep the data centre: the volume does not move
             again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
@@ -269,7 +270,7 @@ class RunPodScheduler(OneByOne):
             lease(self.client, self.copy(run), "resubmitted", market)
 
     def status(self, run: RunDir) -> Status:
-        """Look at a run. If its interruptible pod was taken away, this rents another one."""
+        """Poll a run. If its interruptible pod was taken away, rent another one."""
         if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
             return last[1]
         found = self._poller.status(run, "renew")
@@ -277,16 +278,16 @@ class RunPodScheduler(OneByOne):
         return found
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """Look at many runs; nothing is rented for them."""
+        """Poll many runs, without renting anything for them."""
         return [self._poller.status(run) for run in runs]
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """What the pods' own scripts and the supervisors printed, from byte `since` on."""
+        """Return what the pods' start scripts and the supervisors printed, from byte `since` on."""
         parts = [file.read_bytes() for file in sorted(run.path.glob("pod-node-*.log"))]
         return b"".join(parts)[since:]
 
     def stream(self, run: RunDir) -> Iterator[bytes]:
-        """The log of the run's first pod, image pulls included, until the run ends."""
+        """Yield the log of the run's first pod, including the image pull, until the run ends."""
         from launcher.schedulers.runpod.stream import follow
 
         told: str | None = None
@@ -301,25 +302,27 @@ class RunPodScheduler(OneByOne):
             time.sleep(LOOK_SECONDS * pace())
 
     def cancel(self, run: RunDir) -> None:
-        """Ask for a checkpoint and the end; a second call ends the ranks. A run that has not begun, by the
-        volume, has its pod ended."""
+        """Ask the run to write a checkpoint and stop; a second call kills the ranks.
+
+        If the run has not begun according to the volume, end its pod. Raises SchedulerError.
+        """
         status = self._poller.status(run)
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
         self._last.pop(run.path, None)
         copy = self.copy(run)
         with asking_to_stop([run], copy.has_sent, run.id):
-            ask_to_stop(copy)  # first: an unconfirmed pod may begin yet
+            ask_to_stop(copy)  # first, because an unconfirmed pod may still start
         try:
             self._poller.status(run, "cancel")
         except SchedulerError as error:
             raise SchedulerError(
-                f"{error}; {run.id} is asked to stop anyway, also when it begins later: "
-                f"`launcher status {run.id}` shows when it has; if it does not, cancel it again"
+                f"{error}; the request to stop is sent anyway, and {run.id} will obey it even if it starts "
+                f"later: `launcher status {run.id}` shows when it stops; if it does not, cancel it again"
             ) from None
 
     def has_begun(self, run: RunDir) -> bool:
-        """Return whether the run was not ended by `cancel` at once, with its pod if it had one."""
+        """Return whether the run had begun when it was cancelled. If not, `cancel` ended it at once."""
         last = next(reversed(run.read_events()), None)
         return not (isinstance(last, Finished) and last.by == "runpod")
 
@@ -336,8 +339,8 @@ class RunPodScheduler(OneByOne):
         for run in runs:
             if (until := may_appear_until(evidence_of(run))) is not None:
                 raise SchedulerError(
-                    f"{run.id} is kept until {until}: RunPod has named no pod of it, and one that still "
-                    "appears must find on the volume that it is to stop; run "
+                    f"{run.id} is kept until {until}: RunPod has confirmed no pod for it, and a pod that "
+                    "still appears must find the request to stop on the volume; run "
                     f"`launcher clean {run.id}` after that"
                 )
         for run in runs:
@@ -346,7 +349,7 @@ class RunPodScheduler(OneByOne):
             remove_here(run)
 
     def _look(self, prepared: PodPrepared) -> Market:
-        """Look at the market, once for all runs of a sweep that need the same. Raises SchedulerError."""
+        """Query the offers, once for all runs of a sweep with equal needs. Raises SchedulerError."""
         from launcher.schedulers.runpod.request import market_for
 
         which = (prepared, *prepared.others)
@@ -358,7 +361,7 @@ class RunPodScheduler(OneByOne):
         return found
 
     def copy(self, run: RunDir) -> Copy:
-        """Raises SchedulerError."""
+        """Return the local copy of the run's directory on the volume. Raises SchedulerError."""
         from launcher.schedulers.runpod.mirror import Copy
 
         about = run.read_about()
@@ -396,12 +399,12 @@ class RunPodScheduler(OneByOne):
         volume.write(key, prepared.archive)
 
     def _withdraw(self, run: RunDir, copy: Copy) -> None:
-        with suppress(SchedulerError):  # then it stays there
+        with suppress(SchedulerError):  # on errors, the copy on the volume stays
             copy.remove()
         shutil.rmtree(run.path)
 
     def _first_pod(self, handle: Handle) -> str | None:
-        """The pod, or the leading pod of a cluster; None while there is none."""
+        """Return the id of the pod, or of a cluster's first pod; None while there is none."""
         from launcher.schedulers.runpod.pods import members
 
         if not handle.cluster:
@@ -414,7 +417,7 @@ class RunPodScheduler(OneByOne):
 
 
 def folder_on_volume(section: Mapping[str, Any], there: str) -> str | None:
-    """The key of a pod's folder; None if it is not on the volume."""
+    """Return the volume key of a folder on the pod, or None if the folder is not on the volume."""
     mount = posixpath.normpath(str(section["volume_path"]))
     below = posixpath.relpath(posixpath.normpath(there), mount)
     return None if below.startswith("..") else f"{below}/"

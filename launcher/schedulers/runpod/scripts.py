@@ -1,4 +1,4 @@
-"""RunPod: what the create request and the script on the pod are made of."""
+"""Render the create request and the script on the pod."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ MAX_VARIABLES = 50
 MAX_ARGS = 120_000
 
 
-# A secret is a variable of the pod, under which its start script and every program in it run.
+# A secret becomes an environment variable of the pod, which its start script and all its programs see.
 _POD_NEEDS = re.compile(
     r"PATH|HOME|LD_.*|PYTHON.*|NODE_RANK|PRIMARY_ADDR|PUBLIC_KEY|CURL_.*|RUNPOD_(?!API_KEY$).*"
 )
 
 
 class TooLongError(RenderError):
-    """What the pod is started with does not fit into its arguments."""
+    """The start script does not fit into the pod's arguments."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A file that travels inside the script."""
+    """A file embedded in the script."""
 
     path: str
     content: quote.Written
     "base64"
     mode: str
     replace: bool
-    "Scripts are written anew; what the run itself goes on writing is kept."
+    "Whether to overwrite an existing file: true for scripts, false for files that the run itself updates."
 
 
 @dataclass(frozen=True)
 class OnPodValues:
-    """runpod/on-pod.sh.j2."""
+    """Values of runpod/on-pod.sh.j2."""
 
     version: str
     job_name: str
@@ -62,22 +62,22 @@ class OnPodValues:
     nodes: int
     max_seconds: int
     handle_prefix: str
-    "The id of the pod or cluster follows."
+    "Beginning of the run's handle; the id of the pod or cluster follows."
     setup: tuple[quote.Written, ...]
     files: tuple[Carried, ...]
     code: str | None
-    "The folder that must be there before the run starts; None when the job brings no code of its own."
+    "Folder that must exist before the run starts, or None if the job brings no code of its own."
     archive: str | None
-    "What is unpacked into it; None where it is there already."
+    "Archive that is unpacked into `code`, or None if `code` already exists."
     packed: quote.Written | None
-    "The archive itself, in base64, where it is small; else it is on the volume."
+    "The archive in base64 if it is small; otherwise it is on the volume."
     key_for_job: bool
-    "RUNPOD_API_KEY is a secret of the job's own."
+    "Whether RUNPOD_API_KEY is one of the job's own secrets."
 
 
 @dataclass(frozen=True)
 class RequestValues:
-    """runpod/create-pod.json.j2 and runpod/create-cluster.json.j2."""
+    """Values of runpod/create-pod.json.j2 and runpod/create-cluster.json.j2."""
 
     name: str
     image: str
@@ -99,7 +99,7 @@ class RequestValues:
 
 
 CHANGE_ME = "CHANGE-ME"
-"What shipped profiles have in the place of a network volume's id."
+"Placeholder for a network volume's id in shipped profiles."
 NO_VOLUME_YET = (
     f"runpod.volume_id is still {CHANGE_ME}: put your network volume's id into the profile. RunPod's console "
     "lists the volumes under Storage, its API under GET /v2/network-volumes"
@@ -108,9 +108,12 @@ NO_VOLUME_YET = (
 
 @as_render_error
 def scripts(target: Target) -> tuple[RenderedFile, ...]:
-    """start.sh, on-pod.sh, and create-pod.json (one node) or create-cluster.json. Raises RenderError."""
+    """Render start.sh, on-pod.sh, and create-pod.json or (several nodes) create-cluster.json.
+
+    Raises RenderError.
+    """
     if (runtime := target.cluster.container.runtime) not in ("runpod", "none"):
-        raise RenderError(f"container.runtime {runtime}: a pod is a container itself; write runpod")
+        raise RenderError(f"container.runtime: {runtime}: a pod is itself a container; write runpod")
     start = start_script(target)
     values = on_pod_values(target, start.text)
     on_pod = rendered(target, "on-pod.sh", "runpod/on-pod.sh.j2", values)
@@ -128,56 +131,59 @@ def scripts(target: Target) -> tuple[RenderedFile, ...]:
 
 
 def notes(target: Target) -> tuple[str, ...]:
-    """What a person should know before anything is rented."""
+    """Return what the user should know before anything is rented."""
     found, runpod = list[str](), _section(target.cluster)
     if runpod.volume_id == CHANGE_ME:
         found.append(NO_VOLUME_YET)
     if runpod.volume_id is None:
         found.append(
-            "runpod.volume_id is not set: the run directory lies on the pod's disk and is lost with it"
+            "runpod.volume_id is not set: the run directory is on the pod's disk and is lost with it"
         )
     if target.code is None and target.workdir != target.run_dir:
         found.append(f"workdir is absolute: the job's code must be on the pod, in {target.workdir}")
     found += [
-        f"secret {secret.name} is added to the request when it is sent; it is in no file"
+        f"secret {secret.name} is added when the request is sent; it is in no file"
         for secret in added_at_creation(target)
     ]
     if target.nodes > 1 and target.cluster.network.interface is None:
-        found.append("network.interface is not set: only ens1 and its siblings connect RunPod's pods")
+        found.append("network.interface is not set: only ens1, ens2 and so on connect RunPod's pods")
     found.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
     return (*found, *render.notes(target))
 
 
 def pod_run_dir(cluster: Cluster, run_id: str) -> str:
-    """Where a run lies on the pod's volume."""
+    """Return the run directory's path on the pod's volume."""
     return posixpath.join(cluster.paths.runs or posixpath.join(_section(cluster).volume_path, "runs"), run_id)
 
 
 def code_folder(cluster: Cluster) -> str:
-    """On the volume: a folder for each snapshot of a job's code, and beside it the archive."""
+    """Return the path on the volume that holds a folder and an archive for each snapshot of a job's code."""
     return posixpath.join(_section(cluster).volume_path, ".launcher", "code")
 
 
 def brings_code(job: Job) -> bool:
-    """A task of launcher's own package needs none; an absolute `workdir:` is one of the pod's own."""
+    """Return whether the job's code must be sent.
+
+    It is not sent for launcher's own tasks, nor for an absolute `workdir:`, which is a folder of the pod.
+    """
     own = job.task is not None and job.task.startswith("launcher.")
     return not own and not posixpath.isabs(job.workdir)
 
 
 def pod_workdir(cluster: Cluster, job: Job, run_dir: str, digest: str | None) -> str:
-    """Where the job's processes start on the pod."""
+    """Return the working directory of the job's processes on the pod."""
     if digest is not None:
         return posixpath.join(code_folder(cluster), digest)
     return job.workdir if posixpath.isabs(job.workdir) else run_dir
 
 
 def added_at_creation(target: Target) -> tuple[Secret, ...]:
-    """Secrets whose values the sender puts into the request's `env`: they are in no file."""
+    """Return the secrets that are added to the request's `env` only when it is sent. They are in no file."""
     return tuple(secret for secret in target.job.secrets if secret.runpod is None)
 
 
 def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
-    """`start_sh` is the text of the rendered start.sh, which the pod script carries."""
+    """Return the values of on-pod.sh. `start_sh` is the rendered start.sh, which is embedded in it."""
     files = [
         Carried(path, _base64(text), "644", replace=False) for path, text in sorted(target.carried.items())
     ]
@@ -219,7 +225,10 @@ def in_request(on_pod_sh: str) -> tuple[Packed, ...]:
 
 
 def request_values(target: Target, on_pod_sh: str) -> RequestValues:
-    """`on_pod_sh` is the text of the rendered on-pod.sh, which `args` carries."""
+    """Return the values of the create request. `on_pod_sh` is the rendered on-pod.sh, embedded in `args`.
+
+    Raises RenderError.
+    """
     runpod = _section(target.cluster)
     if target.image is None:
         raise RenderError("RunPod needs an image: `image:` in the job or `container.image` in the cluster")
@@ -242,13 +251,13 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
     if target.nodes > 1 and runpod.registry_id is not None:
         raise RenderError("runpod.registry_id: several nodes cannot use a private registry (RunPod's API)")
     if target.nodes > 1 and runpod.volume_id is None:
-        raise RenderError("several nodes need runpod.volume_id: they meet in the run directory on it")
+        raise RenderError("several nodes need runpod.volume_id: they share the run directory on it")
     if not gpus and runpod.cpu_id is None:
         raise RenderError("resources.gpus_per_node is 0: name a runpod.cpu_id and runpod.vcpu in the profile")
     if gpus and runpod.gpu_id is None:
         raise RenderError("the profile has no runpod.gpu_id: resources.gpus_per_node must be 0")
     if not gpus and target.nodes > 1:
-        raise RenderError("RunPod's clusters are of GPU pods: a job of several nodes needs GPUs")
+        raise RenderError("RunPod's clusters consist of GPU pods: a job with several nodes needs GPUs")
     return RequestValues(
         name=pod_name(target.run_id, 1),
         image=quote.image(target.image),
@@ -271,10 +280,10 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
 
 
 def _args(script: str, run_id: str) -> str:
-    """One string for the image's command line.
+    """Return the image's command line as one string. Raises TooLongError.
 
-    How RunPod splits it is not documented, so it holds base64, blanks and one fixed pair of quotes. The
-    script goes through a file: were it bash's standard input, the processes it starts could read from it.
+    RunPod does not document how it splits the string, so it holds only base64, spaces and one pair of quotes.
+    The script is written to a file, because processes that it starts could read from bash's standard input.
     """
     path = f"/tmp/launcher-{re.sub('[^A-Za-z0-9_.-]', '-', run_id)}.sh"
     args = f"bash -c 'echo {_base64(script)} | base64 -d > {path} && exec bash {path}'"

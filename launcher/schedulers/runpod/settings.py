@@ -1,4 +1,4 @@
-"""Keys and pauses, from the environment or a file of the user's own. Keys go nowhere but into requests."""
+"""Read keys and pauses from the environment or the user's configuration. Keys are used in requests only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def folder() -> Path:
 
 
 def api_key() -> str:
-    """Raises SchedulerError."""
+    """Return RunPod's API key. Raises SchedulerError."""
     found = os.environ.get("RUNPOD_API_KEY", "").strip() or _file("runpod-key")
     if not found:
         raise SchedulerError(
@@ -32,7 +32,7 @@ def has_api_key() -> bool:
 
 
 def s3_keys() -> tuple[str, str]:
-    """Access key and secret key of the S3 API of network volumes. Raises SchedulerError."""
+    """Return the access key and the secret key for the S3 API of network volumes. Raises SchedulerError."""
     access = os.environ.get("RUNPOD_S3_ACCESS_KEY", "").strip()
     secret = os.environ.get("RUNPOD_S3_SECRET_KEY", "").strip()
     if not (access and secret):
@@ -48,9 +48,9 @@ def s3_keys() -> tuple[str, str]:
 
 
 def pause_seconds() -> float:
-    """The pause before a second try; each further pause is twice as long. A sandbox needs less patience.
+    """Return the pause before the first retry in seconds; each further pause is twice as long.
 
-    Raises ApiError.
+    It is shorter for a sandbox. Raises ApiError.
     """
     written = os.environ.get(variables.RUNPOD_PAUSE, "1")
     try:
@@ -63,7 +63,7 @@ def pause_seconds() -> float:
 
 
 def pace() -> float:
-    """The factor of all waiting times: a sandbox is looked at more often than RunPod. Raises ApiError."""
+    """Return the factor of all waiting times. It is below 1 for a sandbox only. Raises ApiError."""
     return min(1.0, pause_seconds())
 
 
@@ -82,7 +82,10 @@ def _file(name: str) -> str:
 
 
 def _plain(key: str, what: str) -> str:
-    """A line break in it would end a header, and be shown in an error about it."""
+    """Return the key if it is valid. A line break would end the HTTP header, and an error would show the key.
+
+    Raises SchedulerError.
+    """
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise SchedulerError(f"{what} holds a blank, a line break or another character that no key has")
+        raise SchedulerError(f"{what} contains a space, a line break or another character that no key has")
     return key

@@ -1,4 +1,4 @@
-"""A pod's log as it is written (Server-Sent Events); a lost connection goes on behind the last line."""
+"""Follow a pod's log over Server-Sent Events. After a lost connection, it continues after the last line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
 
 TAIL = "5000"
-"Earlier lines, the most that RunPod gives."
+"Number of earlier lines to request; RunPod's maximum."
 LONGEST = 2**20
-"Characters of one event."
+"Maximum characters of one event."
 _BLANK = re.compile(r"\n\n|\n\r|\r\r")
-"The end of a line and a blank line, whichever of the three line ends is used."
+"The end of a line and a blank line, for each of the three line endings."
 
 
 def follow(client: Client, pod: str, done: Callable[[], bool]) -> Iterator[LogLine]:
@@ -62,18 +62,18 @@ def _line(text: str, what: str) -> LogLine:
     try:
         return read(LogLine, json.loads(text), what)
     except (ValueError, RecursionError):
-        raise HostileAnswerError("RunPod: a line of the log is no JSON") from None
+        raise HostileAnswerError("RunPod: a line of the log is not JSON") from None
 
 
 class _Bounded:
-    """An answer whose events have an end."""
+    """Wraps an answer and limits the length of its events."""
 
     def __init__(self, answer: Any) -> None:
         self.headers = answer.headers
         self._answer = answer
 
     def iter_text(self) -> Iterator[str]:
-        """At most LONGEST characters for one event: all its lines are kept until a blank one."""
+        """Yield the text. Raises HostileAnswerError if an event, which ends at a blank line, is too long."""
         since, last = 0, ""
         for text in self._answer.iter_text():
             first, *others = _BLANK.split(last + text)

@@ -1,4 +1,4 @@
-"""A network volume by its S3 API: readable and writable without a pod."""
+"""Read and write a network volume without a pod, through its S3 API."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ from launcher.schedulers.runpod.settings import s3_keys
 from launcher.spec import variables
 
 PART = 8 * 2**20
-"Bytes of one answer."
+"Maximum bytes read per request."
 MOST_PAGES = 1000
-"Pages of one list, a thousand files each."
+"Maximum pages of one listing, with a thousand files each."
 
 
 @dataclass(frozen=True)
 class Object:
+    """A file on the volume. `size` is in bytes."""
+
     key: str
     size: int
     mark: str
-    "Another one after it was written again."
+    "ETag and modification time; it changes whenever the file is written."
 
 
 class VolumeError(SchedulerError):
-    pass
+    """A request to the volume failed."""
 
 
 class NoAnswerError(VolumeError, MaybeDoneError):
-    """The connection was there; no answer came."""
+    """The request was sent, but no answer came."""
 
 
 class GoneError(VolumeError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 def endpoint(centre: str | None) -> str:
-    """Raises VolumeError."""
+    """Return the URL of a data centre's S3 API. Raises VolumeError."""
     named = named_endpoint()
     if named is None and centre is None:
-        raise VolumeError("the data centre of the volume is not known: name it in runpod.data_centers")
+        raise VolumeError("the data centre of the volume is unknown: name it in runpod.data_centers")
     if named is not None:
         from launcher.schedulers.runpod.api import secure
 
@@ -51,18 +53,19 @@ def endpoint(centre: str | None) -> str:
 
 
 def named_endpoint() -> str | None:
+    """Return the URL that the user set in the environment, or None."""
     return os.environ.get(variables.RUNPOD_S3)
 
 
 class Volume:
-    """Keys are paths below the mount point. Every method raises VolumeError."""
+    """A network volume. Keys are paths below the mount point. Every method raises VolumeError."""
 
     def __init__(self, volume_id: str, centre: str | None) -> None:
         self.id = volume_id
         self._client = _client(endpoint(centre), centre)
 
     def walk(self, prefix: str) -> tuple[list[Object], list[str]]:
-        """The files of one folder, and the names of its folders. `prefix` ends with a slash."""
+        """Return the files of one folder and the names of its folders. `prefix` ends with a slash."""
         files, folders = [], []
         for page in self._pages(prefix, Delimiter="/"):
             files += [_object(one) for one in page.get("Contents", ()) if one["Key"] != prefix]
@@ -76,14 +79,14 @@ class Volume:
             yield from (_object(one) for one in page.get("Contents", ()))
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes from `start` up to, not including, `end`; at most PART of them."""
+        """Return the bytes from `start` up to, but not including, `end`; at most PART bytes."""
         end = start + PART if end is None else min(end, start + PART)
         if end <= start:
             return b""
         answer = self._do("get_object", Key=key, Range=f"bytes={start}-{end - 1}")
         data: bytes = answer["Body"].read(end - start + 1)
         if len(data) > end - start:
-            raise VolumeError(f"volume {self.id}: {clean(key)}: more was sent than was asked for")
+            raise VolumeError(f"volume {self.id}: {clean(key)}: the answer is longer than requested")
         return data
 
     def look(self, key: str) -> Object:
@@ -104,7 +107,7 @@ class Volume:
             if not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
-        raise VolumeError(f"volume {self.id}: the list of {clean(prefix)} has no end")
+        raise VolumeError(f"volume {self.id}: the listing of {clean(prefix)} does not end")
 
     def _do(self, what: str, **fields: Any) -> dict[str, Any]:
         from botocore.exceptions import (
@@ -123,7 +126,7 @@ class Volume:
             told = error.response.get("Error", {})
             if status == 404 and told.get("Code") != "NoSuchBucket":
                 raise GoneError(f"{where}: there is no such object") from None
-            if status == 416:  # nothing beyond `start`
+            if status == 416:  # `start` is at or beyond the end
                 return {"Body": _Empty()}
             said = clean(told.get("Message") or told.get("Code") or status)
             raise VolumeError(f"{where}: {said}") from None
@@ -170,6 +173,6 @@ def _client(url: str, centre: str | None) -> Any:
 
 
 NO_EXTRA = (
-    "RunPod needs what is not installed here: install launcher's checkout with the extra `runpod`: "
-    "pip install '.[runpod]' in it"
+    "RunPod needs packages that are not installed: install launcher's checkout with the extra `runpod`: "
+    "run pip install '.[runpod]' in it"
 )

@@ -82,7 +82,7 @@ def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: st
     if not trouble and shows_life(run):
         trouble = f"Slurm does not know job {job} here"
     if trouble:
-        return {"state": _living(state), "reason": f"as the run itself last said; {trouble}"}
+        return {"state": _living(state), "reason": f"last known state; {trouble}"}
     what = f"job {job}" if job is not None else "a job of this run"
     reason = f"Slurm does not know {what} (any more), and the run's own records do not tell its end"
     return {"state": "lost", "failure": "node-failed", "reason": reason}

@@ -1,4 +1,4 @@
-"""Judge the state of a run from its records and the lock of its supervisor."""
+"""Determine the state of a run from its records and its supervisor's lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _HELD = 75
 
 
 def locks_script(there: str, runs: Sequence[str]) -> str:
-    """Shell that prints for each run `RUN held`, `free` (a supervisor was there) or `none` (none so far)."""
+    """Return shell code that prints each run with the state of its supervisor's lock.
+
+    `held`: the supervisor runs; `free`: it has ended; `none`: none has started so far.
+    """
     return (
         f"for r in {' '.join(map(quote, runs))}; do\n"
         f"f={quote(there)}/$r/supervisor.lock w=none\n"
@@ -34,22 +37,25 @@ def words(answer: bytes) -> dict[str, str]:
 
 
 def judged(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
-    """state.json, corrected. It is read after the lock was tested, so a run that has ended says so."""
+    """Return state.json, corrected by the lock and by why the host could not be queried (`trouble`).
+
+    It is read after the lock was tested, so it shows the end of a run that has released its lock.
+    """
     state = run.read_state()
     name = state.get("state", "submitted")
     if name not in LIVING:
         return state
     if trouble:
-        return {**state, "reason": f"as the run itself last said; {trouble}"}
+        return {**state, "reason": f"last known state; {trouble}"}
     if lock == "free":
         return state | (
             end_told(run)
             or _lost("the supervisor was killed or its host was restarted; its ranks ended with it")
         )
     if lock == "lost":
-        return state | _lost(f"{where} is not there any more")
+        return state | _lost(f"{where} no longer exists")
     if lock == "none" and _asked_for(run) > UNSTARTED_SECONDS:
-        return state | _lost("no supervisor has started: the connection was lost while it was submitted")
+        return state | _lost("no supervisor has started: the connection was lost during the submission")
     return state
 
 
@@ -58,7 +64,7 @@ def _lost(reason: str) -> dict[str, Any]:
 
 
 def _asked_for(run: RunDir) -> float:
-    """Seconds since the latest submission."""
+    """Return the seconds since the latest submission."""
     for event in reversed(run.read_events()):
         if event.get("event") == "submitting":
             asked = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00"))

@@ -369,7 +369,7 @@ def test_what_is_no_state_of_a_run_is_told_and_does_not_come(
     for _ in range(2):
         both.sync()
         assert both.here.read_state() == {"state": "submitted"}
-    assert capsys.readouterr().err.count("a run/state.json on this host is not the state of a run") == 1
+    assert capsys.readouterr().err.count("a run/state.json on this host is not a valid state of a run") == 1
     both.write("state.json", '{"state": "running", "time": "2026", "failure": null}')
     both.sync()
     assert both.here.read_state()["state"] == "running"

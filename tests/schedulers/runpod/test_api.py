@@ -56,7 +56,7 @@ def problem(status: int, detail: str = "why", **headers: str) -> Reply:
 @pytest.mark.parametrize(
     ("status", "fate", "word"),
     [
-        (400, Fate.SKIP, "no room"),
+        (400, Fate.SKIP, "nothing is in stock"),
         (401, Fate.STOP, "API key"),
         (402, Fate.STOP, "add credit"),
         (403, Fate.SKIP, "may not"),
@@ -90,7 +90,7 @@ def test_a_longer_wait_than_anybody_has_is_an_error_that_says_so(serve, monkeypa
     monkeypatch.setattr("time.sleep", slept.append)
     client, server = serve(problem(status, **{"Retry-After": "3600"}))
     for ask in (lambda: client.get("/pods"), lambda: client.post("/pods", {})):
-        with pytest.raises(ApiError, match=r"it asks for a pause of 3600 s") as caught:
+        with pytest.raises(ApiError, match=r"RunPod asks for a pause of 3600 s") as caught:
             ask()
         assert caught.value.fate is Fate.STOP
     assert len(server.asked) == 2 and not slept
@@ -115,7 +115,7 @@ def test_a_pod_that_is_gone_is_deleted_without_complaint(serve) -> None:
     ("reply", "words"),
     [
         (Reply(raw=b"x" * (api.LARGEST + 1)), "larger than 16 MiB"),
-        (Reply(302, None, {"Location": "http://127.0.0.1:9/elsewhere"}), "sends us elsewhere"),
+        (Reply(302, None, {"Location": "http://127.0.0.1:9/elsewhere"}), "the answer is a redirect"),
         (Reply(raw=b"<html>\x1b[2J"), "is not JSON: <html> [2J"),
         (Reply(raw=b"[" * 100_000), "is not JSON"),
     ],
@@ -146,7 +146,7 @@ GOOD = {"id": "p1", "name": "n", "status": "RUNNING", "cost": 0.5, "env": {"TOKE
 def test_a_wrong_type_names_the_field_and_shows_no_value(change: dict[str, Any], where: str) -> None:
     with pytest.raises(HostileAnswerError) as caught:
         read(Pods, {"pods": [{**GOOD, **change}]}, "GET /pods")
-    assert f"GET /pods: not what its API promises: {where}" in str(caught.value)
+    assert f"GET /pods: the answer does not match RunPod's API: {where}" in str(caught.value)
     assert "CANARY" not in str(caught.value)
     assert read(Pod, GOOD, "").living
 
@@ -196,7 +196,7 @@ def test_keys_are_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None
         "http://127.0.0.1.evil.example/",
     ):
         monkeypatch.setenv("LAUNCHER_RUNPOD_API", address)
-        with pytest.raises(ApiError, match=r"LAUNCHER_RUNPOD_API: .* by https only"):
+        with pytest.raises(ApiError, match=r"LAUNCHER_RUNPOD_API: .* only over https"):
             Client()
 
 

@@ -53,7 +53,7 @@ def test_whether_a_run_has_begun_is_read_before_its_pod_is_ended(lab: Lab) -> No
     lab.sandbox.faults(slow_pull={"p": 1, "value": 60, "times": 1})
     run = lab.submit(lab.prepare())
     lab.sandbox.faults(s3_error={**AWAY, "on": "(GET|HEAD) /"})
-    with pytest.raises(SchedulerError, match="is asked to stop anyway"):
+    with pytest.raises(SchedulerError, match="the request to stop is sent anyway"):
         lab.scheduler.cancel(run)
     assert (lab.there(run) / "cancel").exists() and len(lab.pods(run)) == 1
     lab.sandbox.faults()

@@ -113,7 +113,7 @@ def test_the_pod_that_trains_is_followed_and_never_ended_as_leaked(
     for text in ('{"state": []}', "[]", said):  # no state of a run; the real one
         there.write_text(text)
         assert ended_by_leaks(capsys) == set()
-    with pytest.raises(SchedulerError, match=f"goes on in pods/{first}: nothing is rented"):
+    with pytest.raises(SchedulerError, match=f"is still running in pods/{first}: nothing is rented"):
         lab.scheduler.resume(run)
     lab.scheduler.cancel(run)
     assert lab.until(run, "cancelled").exit_code == 18

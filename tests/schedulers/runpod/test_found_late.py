@@ -53,7 +53,7 @@ def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(l
 def test_a_pod_runs_with_the_plan_of_its_own_card_or_is_ended(lab: Lab, card: str) -> None:
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     lab.sandbox.faults(server_error={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"}, no_capacity=1)
-    words = rf"{A6000}, .*: not asked for while a pod of {A5000} may still appear"
+    words = rf"{A6000}, .*: not requested while a pod with {A5000} may still appear"
     with pytest.raises(UnclearError, match=words):
         lab.submit(ready)
     lab.sandbox.faults()

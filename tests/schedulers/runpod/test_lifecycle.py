@@ -67,14 +67,14 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     ),
     "without an answer from RunPod nothing is concluded": (
         at(POD, *READ, error="503"),
-        Wait("as the run itself last said; 503"),
+        Wait("last known state; 503"),
     ),
     "an ended run is left as it is": (at(state={"state": "succeeded"}), Wait()),
     # a pod that RunPod never confirmed
     "an unconfirmed pod is looked for by its name": (at(UNKNOWN, *READ), Look("named")),
     "it may appear for ten minutes": (
         at(UNKNOWN, *READ, "named"),
-        Wait("RunPod did not answer; launcher-r-1 is looked for"),
+        Wait("RunPod did not answer; looking for launcher-r-1"),
     ),
     "after that it was never made": (
         at(UNKNOWN, *READ, "named", asked=NOW - 601),
@@ -95,7 +95,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     ),
     "duplicates live on where the volume does not answer": (
         at(UNKNOWN, *READ, "named", named=("p1", "p2"), error="no volume"),
-        Wait("as the run itself last said; no volume"),
+        Wait("last known state; no volume"),
     ),
     # a pod that was found late
     "a pod without a known price is asked for it": (
@@ -126,7 +126,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     "a pod past its deadline and five minutes is rejected": (
         at(POD, *SEEN, pod="RUNNING", deadline=NOW - 300),
         Reject(
-            "it is there more than 10m after its creation (max_hours, or the budget)", 0.27, None
+            "it exists more than 10m after its creation (max_hours, or the budget)", 0.27, None
         ),
     ),
     "it has five minutes to end itself": (at(POD, *SEEN, pod="RUNNING", deadline=NOW - 299), Wait("")),
@@ -137,8 +137,8 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         EndRejected(POD, "it was billed at 1.000 USD/h, the limit is 0.300"),
     ),
     "a rejected pod that cannot be ended is told": (
-        at(POD, *READ, rejected=REJECTED, error="pods/p1 goes on costing money"),
-        Wait("it was billed at 1.000 USD/h, the limit is 0.300; pods/p1 goes on costing money"),
+        at(POD, *READ, rejected=REJECTED, error="pods/p1 keeps costing money"),
+        Wait("it was billed at 1.000 USD/h, the limit is 0.300; pods/p1 keeps costing money"),
     ),
     # a pod that is gone
     "a pod can be missing from the list for a minute": (
@@ -173,7 +173,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         Record(
             "failed", "time-limit",
             "pod p1 is gone: its time of 10m (max_hours, or the budget) was over before its start "
-            "script began; is the image right? `launcher resume r --set image=NAME` gives another one",
+            "script began; is the image right? `launcher resume r --set image=NAME` uses another one",
         ),
     ),
     # another interruptible pod
@@ -205,7 +205,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         at(UNKNOWN, "begun", purpose="cancel"),
         Record(
             "cancelled", "cancelled",
-            "cancelled before it began; RunPod has named no pod of it: one that still appears "
+            "cancelled before it began; RunPod has confirmed no pod for it. A pod that still appears "
             "(until 08:09:30 UTC) stops by itself",
         ),
     ),
@@ -285,7 +285,7 @@ def ended_before(seconds: float) -> dict[str, Any]:
     ("known", "path", "status", "why"),
     [
         ({}, "/pods/p1", "RUNNING", None),
-        ({}, "/pods/p1", "EXITED", "it has stopped (EXITED) and is still kept"),
+        ({}, "/pods/p1", "EXITED", "it has stopped (EXITED) but still exists"),
         ({}, "/pods/p2", "RUNNING", "its run is in pods/p1"),
         ({"rejected": REJECTED}, "/pods/p1", "RUNNING", REJECTED.reason),
         (ended_before(121), "/pods/p1", "RUNNING", "its run has ended: lost"),

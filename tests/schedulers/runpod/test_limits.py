@@ -44,7 +44,7 @@ def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
     assert event["handle"] == f"runpod:box:{pod['id']}" == lab.handle(run)
     assert event["usd_per_hour"] > 0.1
     wait_for(lambda: b'"cancelled"' in (lab.there(run) / "state.json").read_bytes(), "its pod stops")
-    assert "goes on costing money" in lab.look(run).reason
+    assert "keeps costing money" in lab.look(run).reason
     for end in (False, True):
         with pytest.raises(SystemExit) as ended:
             leaks(None, end=end, json=True)
@@ -138,7 +138,8 @@ def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     assert lab.look(run).handle == unknown, "nobody knows of a pod yet"
     said = CliRunner().invoke(app, ("cancel", run.id)).output
     words = (
-        r"RunPod has named no pod of it: one that still appears \(until \d\d:\d\d:\d\d UTC\) stops by itself"
+        r"RunPod has confirmed no pod for it\. "
+        r"A pod that still appears \(until \d\d:\d\d:\d\d UTC\) stops by itself"
     )
     assert re.search(words, said), said
     assert lab.look(run).state == "cancelled"
@@ -212,7 +213,7 @@ def test_a_pod_that_never_begins_is_a_leak_once_its_time_is_over_and_a_look_ends
     lab.sandbox.faults(slow_pull={"p": 1, "value": 600})
     first = lab.submit(lab.prepare(max_hours=1 / 3600, limits=Limits(budget=0.01), server_limit=False))
     second = lab.submit(lab.prepare(max_hours=1 / 3600, server_limit=False))
-    words = "it is there more than 1s after its creation (max_hours, or the budget)"
+    words = "it exists more than 1s after its creation (max_hours, or the budget)"
     wait_for(
         lambda: {past_deadline(evidence_of(run)) for run in (first, second)} == {words},
         "their time is over",

@@ -156,7 +156,7 @@ def test_an_answer_of_wrong_types_is_looked_behind(serve: Any) -> None:
 
 def test_where_nothing_ever_appears_nobody_claims_to_know(serve: Any) -> None:
     client, there = serve(lambda *_: Reply(502, {"detail": "bad gateway"}))
-    with pytest.raises(UnclearError, match=r"whether it has created launcher-r-1: .*502: bad gateway"):
+    with pytest.raises(UnclearError, match=r"whether RunPod has created launcher-r-1: .*502: bad gateway"):
         rent(client, order())
     assert len(posts(there)) == 2
 
@@ -167,12 +167,12 @@ def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any)
 
     client, there = serve(posted)
     with pytest.raises(
-        UnclearError, match=r"(?s)503.*no room.*B, .*not asked for while a pod of A may still"
+        UnclearError, match=r"(?s)503.*no room.*B, .*not requested while a pod with A may still"
     ):
         rent(client, order(offer("A"), offer("B"), offer("A", 2.0)))
     assert [card(asked) for asked in posts(there)] == ["A", "A", "A"]
     client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
-    with pytest.raises(NotRentedError, match="every candidate was refused alike"):
+    with pytest.raises(NotRentedError, match="RunPod refused every offer with the same error"):
         rent(client, order(offer("A"), offer("B")))
 
 
@@ -218,7 +218,7 @@ def test_another_card_is_asked_for_once_every_doubtful_pod_is_accounted_for(serv
     client, there = serve(posted)
     wanted = order(offer("A"), offer("B", 1.0), max_price=2.0)
     if hidden:
-        with pytest.raises(UnclearError, match="not asked for while a pod of A may still appear"):
+        with pytest.raises(UnclearError, match="not requested while a pod with A may still appear"):
             rent(client, wanted)
         assert there.deleted == ["p2"]
     else:
@@ -269,7 +269,7 @@ def test_what_cannot_be_ended_is_said_to_cost_money(serve: Any) -> None:
 
     client, there = serve(posted)
     there.stuck = True
-    with pytest.raises(SchedulerError, match="pods/p1 could not be ended and goes on costing money"):
+    with pytest.raises(SchedulerError, match="pods/p1 could not be ended and keeps costing money"):
         rent(client, order(max_price=2))
 
 

@@ -123,7 +123,9 @@ def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None
         lost_response={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"},
         server_error={"p": 1, "on": "GET /v2/pods$"},
     )
-    with pytest.raises(UnclearError, match="does not say whether it has created launcher-tiny") as caught:
+    with pytest.raises(
+        UnclearError, match="it is unknown whether RunPod has created launcher-tiny"
+    ) as caught:
         lab.submit(ready)
     lab.sandbox.faults()
     run = find_run(ready.request.run_id)
@@ -170,7 +172,7 @@ HELD = {"plan": {"params": 2e9}, "recipe": {"offload": "cpu", "sharding": "fsdp"
         (
             TASK,
             True,
-            f"{A5000}: it is not known whether the job fits: run `launcher plan JOB -c CLUSTER` once",
+            f"{A5000}: it is unknown whether the job fits: run `launcher plan JOB -c CLUSTER` once",
         ),
         (HELD, False, r"keeps [\d.]+ GiB in a node's host memory, and `node.memory` is not set"),
     ],
@@ -249,7 +251,7 @@ def test_a_pause_that_runpod_asks_for_is_kept(lab: Lab, monkeypatch: pytest.Monk
     server = Served(lambda _: Reply(429, problem, {"Retry-After": "3600"}))
     monkeypatch.setenv("LAUNCHER_RUNPOD_API", server.url)
     ready = lab.prepare()
-    words = r"429: Too many requests; it asks for a pause of 3600 s: try again after that$"
+    words = r"429: Too many requests; RunPod asks for a pause of 3600 s: try again after that$"
     with pytest.raises(ApiError, match=words):
         lab.scheduler.check(ready)
     server.close()
@@ -283,7 +285,7 @@ def test_a_run_is_resumed_with_another_job_on_its_volume(lab: Lab) -> None:
 def test_what_is_too_dear_or_has_no_room_leaves_nothing_behind(lab: Lab) -> None:
     with pytest.raises(SchedulerError, match=r"0\.\d+ USD/h is above the 0\.1 of max_price"):
         lab.submit(lab.prepare(gpu=True, limits=Limits(max_price=0.1)))
-    with pytest.raises(SchedulerError, match=r"budget pays for \d+s, and less than 10m are not"):
+    with pytest.raises(SchedulerError, match=r"budget pays for \d+s, and launcher rents for at least 10m"):
         lab.submit(lab.prepare(limits=Limits(budget=0.001)))
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     for fault, words in {
@@ -310,9 +312,9 @@ def test_a_volume_that_is_not_there_and_one_that_cannot_be_read_are_refused(
         lab.submit(lab.prepare(volume_id="nowhere"))
     with pytest.raises(SchedulerError, match="put your network volume's id into the profile"):
         lab.submit(lab.prepare(volume_id="CHANGE-ME"))
-    with pytest.raises(SchedulerError, match="the results would end with the pod"):
+    with pytest.raises(SchedulerError, match="the results are lost with the pod"):
         lab.submit(lab.prepare(volume_id=None))
-    with pytest.raises(SchedulerError, match="is in EU-RO-1, and so must be its pods"):
+    with pytest.raises(SchedulerError, match="is in EU-RO-1, so its pods must be too"):
         lab.submit(lab.prepare(data_centers=["US-KS-2"]))
     monkeypatch.delenv("RUNPOD_S3_ACCESS_KEY")
     with pytest.raises(SchedulerError, match="no key for the S3 API"):
@@ -532,7 +534,7 @@ def test_a_damaged_state_on_the_volume_is_told_and_neither_believed_nor_a_leak(l
     for damaged in ('{"state": 5, "time": []}', '{"state": "failed", "reason": {}}', '["failed"]', "nothing"):
         (lab.there(run) / "state.json").write_text(damaged)
         status = lab.look(run)
-        assert status.state == "running" and "is not the state of a run" in status.reason
+        assert status.state == "running" and "is not a valid state of a run" in status.reason
         for verb in (["status", run.id], ["list"]):
             done = runner.invoke(app, verb, catch_exceptions=False)
             assert done.exit_code == 0 and "running" in done.output, done.output

@@ -37,7 +37,7 @@ def submit(lab: Lab, *arguments: str) -> tuple[str, list[RunDir]]:
     lab.prepare(job={"env": {"N": "0"}})  # writes the job and the profile
     command = ["submit", str(lab.folder / "job.yaml"), "-c", str(lab.folder / "box.yaml")]
     said = call(*command, "--sweep", "env.N=1,2,3", *arguments)
-    assert "3 runs, a pod each" in " ".join(said.split())
+    assert "3 runs, each with its own pod" in " ".join(said.split())
     found = find(said.rstrip().rpartition(" ")[2])
     assert isinstance(found, SweepRuns)
     return found.id, list(found.runs)
@@ -136,7 +136,7 @@ def test_a_run_for_which_no_pod_can_be_had_keeps_its_turn_and_gets_one_later(lab
         lambda: [one for one in runs[1].read_events() if one.kind == "refused"], "a pod that was refused"
     )
     told = wait_for(lambda: _reason(lab, runs[1], "waits for a pod"), "the reason")
-    assert "the limit is 0.150" in told and told.endswith("; it is tried again")
+    assert "the limit is 0.150" in told and told.endswith("; launcher tries again")
     assert lab.scheduler.statuses([runs[2]])[0].reason == "waits for its turn in the sweep (--at-once 1)"
     lab.sandbox.faults()
     for run in runs[1:]:

@@ -45,7 +45,7 @@ def test_only_a_lock_that_was_let_go_makes_a_living_run_lost(
     assert told["state"] == seen and told["attempt"] == 0
     assert (told.get("failure") == "node-failed") == (seen == "lost")
     if trouble and seen in ("running", "submitted"):
-        assert told["reason"] == "as the run itself last said; no connection"
+        assert told["reason"] == "last known state; no connection"
 
 
 def test_a_run_that_is_just_being_submitted_is_not_lost(tmp_path: Path) -> None:
