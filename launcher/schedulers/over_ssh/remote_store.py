@@ -94,8 +94,8 @@ class RemoteStore(Mirrored):
         self.look_along([run])
         self.bring()
         if run.id in self.lost:
-            lost = f"{self.there}/{run.id} is not on {self.name} any more"
-            raise SchedulerError(f"{lost}; what was copied of it is in {run.path}")
+            lost = f"{self.there}/{run.id} no longer exists on {self.name}"
+            raise SchedulerError(f"{lost}; a local copy is in {run.path}")
 
     def where(self, run: RunDir) -> str:
         return f"{self.name}:{self.there}/{run.id}"

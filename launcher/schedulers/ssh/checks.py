@@ -21,7 +21,7 @@ class Need:
     runs: str
     gpus: int
     waits: bool = False
-    "The run waits on its host until its GPUs are free."
+    "Whether the run waits on its host until GPUs are free."
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
     if not facts["torch"]:
         refusals.append(f"{need.python} there has no torch: {_INSTALL.format(python=need.python)}")
     if facts["runs"]:
-        refusals.append(f"paths.runs: {need.runs} cannot be written to ({facts['runs']})")
+        refusals.append(f"paths.runs: {need.runs} is not writable ({facts['runs']})")
     if facts["tools"]:
         refusals.append(f"these programs are missing there: {', '.join(facts['tools'])}")
     refusals += [
@@ -58,8 +58,8 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
         refusals.append(f"{short}{BUSY}")
     if facts["ends_at_logout"]:
         warnings.append(
-            "systemd-logind there ends what you have started when your last session closes; ask for "
-            "KillUserProcesses=no in /etc/systemd/logind.conf, or the run ends with the connection"
+            "systemd-logind there kills your processes when your last session closes, so the run would end "
+            "with the connection; ask for KillUserProcesses=no in /etc/systemd/logind.conf"
         )
     return Findings(
         tuple(f"{host}: {refusal}" for refusal in refusals),
@@ -68,33 +68,31 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
 
 
 def apart(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
-    """Whether each host has its own folder `runs`.
+    """Return whether each host has its own folder `runs`. Raises ValueError if only some hosts share it.
 
-    `visits` holds meet.meet's answers of all but the first host.
-
-    Raises ValueError if only some of the hosts share it.
+    `visits` holds the answers of `meet` from all hosts but the first.
     """
     alone = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
     if alone and len(alone) < len(visits):
         sharing = [host for host in hosts if host not in alone]
         raise ValueError(
-            f"{', '.join(alone)}: what {hosts[0]} writes into paths.runs ({runs}) is not there, and "
-            f"{', '.join(sharing)} share it; all hosts of a job share that folder, or none does"
+            f"{', '.join(alone)}: files that {hosts[0]} writes into paths.runs ({runs}) are missing, while "
+            f"{', '.join(sharing)} share the folder; either all hosts of a job must share it, or none"
         )
     return bool(alone)
 
 
 def rendezvous(hosts: Sequence[str], seen: Mapping[str, Any], visits: Sequence[Mapping[str, Any]]) -> str:
-    """The address at which all others reach the first host.
+    """Return the address at which all other hosts reach the first one.
 
-    `seen` is the first host's answer; `visits` holds meet.meet's answers of the others. Raises ValueError
-    with the reason if there is no such address.
+    `seen` is the first host's answer to `look`; `visits` holds the others' answers to `meet`. Raises
+    ValueError if there is no such address.
     """
     for address in seen["addresses"]:
         if all(address in visit["reached"] for visit in visits):
             return str(address)
     deaf = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["reached"]]
-    tried = ", ".join(seen["addresses"]) or "none that leads out of it"
+    tried = ", ".join(seen["addresses"]) or "none that other hosts can use"
     raise ValueError(
         f"{', '.join(deaf or hosts[1:])} cannot reach {hosts[0]} at port {seen['port']} (its addresses: "
         f"{tried}); open the ports from 61000 to 65535 between the hosts"

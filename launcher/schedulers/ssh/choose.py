@@ -1,4 +1,4 @@
-"""Choose a job's hosts: all are inspected, and the first that can take the job are chosen."""
+"""Choose a job's hosts: inspect all of them, and take the first that can run the job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 DEFAULT_PYTHON = "python3"
 About = Mapping[str, Any]
-"run.json"
+"Contents of run.json."
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the supervisors of one start meet. A single supervisor needs no address."""
+    """The rendezvous of the supervisors of one start. A single supervisor needs no address."""
 
     address: str | None
     port: int
@@ -43,19 +43,19 @@ class Chosen:
     place: Place
     notes: tuple[str, ...]
     apart: bool = False
-    "The hosts share no folder: each has its own run directory."
+    "Whether the hosts share no folder, so that each has its own run directory."
 
 
 def hosts_of(about: About) -> tuple[str, ...]:
-    """The run's hosts, with node 0's first, which holds the run directory."""
+    """Return the run's hosts. The first is node 0's, which holds the run directory."""
     return tuple(about.get("hosts") or about["cluster"]["ssh"]["hosts"][: about["nodes"]])
 
 
 def choose(own: Sequence[Over], others: Sequence[Over], about: About, there: str) -> Chosen:
     """Choose the job's hosts.
 
-    `own` are the hosts of a run that is resumed, which must be used. Missing ones are taken from `others`, in
-    their order. All hosts are inspected at once. Raises SchedulerError with each host's refusals.
+    `own` are the hosts of a resumed run, which must be used. If more are needed, they are taken from `others`
+    in order. All hosts are inspected in parallel. Raises SchedulerError with each host's refusals.
     """
     nodes = about["nodes"]
     hosts = [*own, *others] if len(own) < nodes else list(own[:nodes])
@@ -80,19 +80,19 @@ def choose(own: Sequence[Over], others: Sequence[Over], about: About, there: str
 
 @dataclass(frozen=True)
 class Share:
-    """What a host gets of a sweep."""
+    """A host's share of a sweep."""
 
     chosen: Chosen
     places: int | None
-    "How many of its runs go on there at the same time; None: as many as its GPUs allow."
+    "Number of runs that run there at the same time, or None for as many as its GPUs allow."
 
 
 def deal(
     hosts: Sequence[Over], about: About, there: str, tasks: int, at_once: int | None
 ) -> tuple[list[Share], tuple[str, ...]]:
-    """Deal the runs of a sweep out to the hosts. Return the share of each run's host, and notes.
+    """Distribute the runs of a sweep over the hosts. Return the share of each run's host, and notes.
 
-    `about` is the run.json of one that needs the most GPUs. Raises SchedulerError if no host can take it.
+    `about` is the run.json of a run that needs the most GPUs. Raises SchedulerError if no host can run it.
     """
     facts, found = _look(hosts, about, there)
     good = [rank for rank in range(len(hosts)) if not found[rank].refusals]
@@ -119,7 +119,7 @@ def deal(
 
 
 def free_rooms(host: Over, about: About, there: str) -> float:
-    """Return for how many runs like this one a host has free GPUs now; 0 if it cannot take any."""
+    """Return how many runs like this one fit on a host's free GPUs now; 0 if it cannot take any."""
     facts, found = _look([host], about, there)
     if found[0].refusals:
         return 0
@@ -128,16 +128,16 @@ def free_rooms(host: Over, about: About, there: str) -> float:
 
 
 def dealt(rooms: Sequence[int], seats: int) -> list[int]:
-    """Deal `seats` to hosts by turns. A host with room for two runs gets two where another gets one.
+    """Distribute `seats` over hosts in turn, in proportion to how many runs each host can hold.
 
-    Return each seat's host as an index of `rooms`, which holds at least 1 for each host.
+    `rooms` holds that number for each host, at least 1. Return each seat's host as an index of `rooms`.
     """
     order = sorted((turn / room, host) for host, room in enumerate(rooms) for turn in range(room))
     return [order[seat % len(order)][1] for seat in range(seats)]
 
 
 def _look(hosts: Sequence[Over], about: About, there: str) -> tuple[list[Mapping[str, Any]], list[Findings]]:
-    """Each host's answer (empty if there is none), and its findings."""
+    """Inspect the hosts. Return each host's answer (empty if there is none) and its findings."""
     need = Need(python_of(about), there, about["gpus_per_node"], waits=about.get("sweep") is not None)
     here = secrets_here(about)
     asked = {
@@ -158,14 +158,14 @@ def _look(hosts: Sequence[Over], about: About, there: str) -> tuple[list[Mapping
 
 
 def _choice(chosen: Sequence[Over], passed: Sequence[Findings]) -> str:
-    """Say in one line which hosts were chosen, and why others were passed over."""
+    """Return a line that says which hosts were chosen and why others were skipped."""
     taken = f"on {', '.join(host.name for host in chosen)}"
     why = "; ".join(refusal.removesuffix(BUSY) for finding in passed for refusal in finding.refusals)
     return f"{taken}; passed over: {why}" if why else taken
 
 
 def _meet(hosts: Sequence[Over], about: About, there: str, first: Mapping[str, Any]) -> tuple[str, bool]:
-    """The address of the first host, and whether the hosts share no folder."""
+    """Return the address of the first host, and whether the hosts share no folder. Raises HostError."""
     request = {
         "do": "meet",
         "token": tokens.token_hex(16),
@@ -191,9 +191,9 @@ def python_of(about: About) -> str:
 
 
 def secrets_here(about: About) -> dict[str, str]:
-    """The secrets whose value this machine has.
+    """Return the secrets whose values exist on this machine.
 
-    Raises SchedulerError for a value that no process can receive.
+    Raises SchedulerError for a value that cannot be passed to a process.
     """
     from launcher.spec.job import Job
     from launcher.supervise.secrets import SecretError, found

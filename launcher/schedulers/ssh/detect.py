@@ -45,13 +45,13 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
 
 
 def _gpu(host: str, rows: list[list[Any]]) -> Gpu | None:
-    """All GPUs of one host. Raises HostError."""
+    """Return the GPUs of one host, or None if it has none. Raises HostError if they differ."""
     from launcher.spec.cluster import Gpu
 
     if not rows:
         return None
     if len({name for name, _ in rows}) > 1 or any(mib is None for _, mib in rows):
-        memory = (f"{mib} MiB" if mib else "memory that is not told" for _, mib in rows)
+        memory = (f"{mib} MiB" if mib else "unknown memory" for _, mib in rows)
         have = ", ".join(f"{name} with {what}" for (name, _), what in zip(rows, memory, strict=True))
         raise HostError(f"node.gpu: auto: {host} has {have}; {WRITE}")
     return Gpu(type=rows[0][0], count=len(rows), memory=min(mib for _, mib in rows) * 2**20)

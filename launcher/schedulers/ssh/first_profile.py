@@ -26,10 +26,10 @@ QUESTIONS = {
 
 
 def first_profile(hosts: Sequence[str]) -> str:
-    """Return the profile as YAML, with a comment wherever a person must check a value.
+    """Return the profile as YAML, with a comment wherever you must check a value.
 
-    Raises SchedulerError if a host does not answer or the hosts have different GPUs, SpecError if a name is
-    none of a host.
+    Raises SchedulerError if a host does not answer or the hosts have different GPUs, and SpecError if a host
+    name is invalid.
     """
     answers = all_of(side_by_side(lambda host: ask(Over(host), QUESTIONS), hosts))
     said = [{name: answer.out.strip() for name, answer in one.items()} for one in answers]
@@ -51,12 +51,12 @@ def first_profile(hosts: Sequence[str]) -> str:
 
 
 def describes(hosts: Sequence[str], cluster: Mapping[str, Any]) -> bool:
-    """Return whether a profile is of these hosts."""
+    """Return whether a profile describes these hosts."""
     return set((cluster.get("ssh") or {}).get("hosts") or ()) == set(hosts)
 
 
 def _size(size: int) -> str:
-    """A size in profile syntax, rounded down."""
+    """Return a size in profile syntax, rounded down."""
     return f"{int(size / GIB * 10) / 10:g}GiB"
 
 

@@ -1,4 +1,4 @@
-"""Which waiting runs of a sweep move to another host. Nothing is asked or done here."""
+"""Decide which waiting runs of a sweep move to another host. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Living:
     run: RunDir
     host: str
     waits: bool
-    "It has not begun."
+    "Whether it has not begun."
     places: float
-    "How many runs of the sweep go on at the same time on its host."
+    "Number of runs of the sweep that run at the same time on its host."
 
 
 def to_move(host: str, living: Sequence[Living], at_once: float) -> tuple[list[Living], float]:
-    """Return the runs that move to a free host next, and how many places it has then; [] if none may.
+    """Return the runs that move to a free host next, and the number of places it then has; [] if none may.
 
-    Hosts do not know of each other: each starts what waits there when it has GPUs and a place. So after the
-    move there are at most `at_once` runs that could go on, on all hosts together. Often one run moves; if
-    only a host that loses all its waiting runs gives a place away, all of these do.
+    Hosts do not know of each other: each starts its waiting runs when it has GPUs and a place. After the
+    move, at most `at_once` runs on all hosts together must therefore be able to run. Usually one run moves.
+    If a host frees a place only when it loses all its waiting runs, all of them move.
     """
     here = [one for one in living if one.host == host]
     waiting = [one for one in living if one.waits]
@@ -42,7 +42,7 @@ def to_move(host: str, living: Sequence[Living], at_once: float) -> tuple[list[L
 
 
 def _most(living: Sequence[Living]) -> float:
-    """How many of these runs could go on at the same time."""
+    """Return how many of these runs could run at the same time."""
     by_host: dict[str, list[Living]] = {}
     for one in living:
         by_host.setdefault(one.host, []).append(one)

@@ -1,5 +1,4 @@
-"""Hosts that share no folder: each gets a copy of what a submission writes, and keeps its own ranks'
-output."""
+"""Hosts that share no folder: each gets a copy of the submitted files and keeps its own ranks' output."""
 
 from __future__ import annotations
 
@@ -30,11 +29,10 @@ done
 
 
 def bring(run: RunDir, there: str, hosts: Sequence[RemoteStore]) -> None:
-    """Send the run directory and the job's code to every host; the first one's run directory is already on
-    its way.
+    """Send the run directory and the job's code to every host. Node 0 receives the run directory separately.
 
-    The hosts are handled one after the other, so that two that share a folder find each other's mark. Raises
-    NotSentError; then nothing was started.
+    Hosts are handled one after another, so that two hosts that share a folder find each other's marks. Raises
+    NotSentError; in that case, nothing was started.
     """
     for rank, store in enumerate(hosts):
         try:
@@ -43,8 +41,8 @@ def bring(run: RunDir, there: str, hosts: Sequence[RemoteStore]) -> None:
             raise NotSentError(str(error)) from None
         if done.returncode == _SHARED:
             raise NotSentError(
-                f"{store.name} has {there} in common with another host of the job, and not with all; "
-                "all of them share that folder, or none does"
+                f"{store.name} shares {there} with another host of the job, but not with all; either all "
+                "hosts must share that folder, or none"
             )
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
@@ -62,13 +60,13 @@ def _bring(run: RunDir, there: str, rank: int, store: RemoteStore) -> subprocess
 
 
 def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
-    """What is different for the user if the hosts share no folder."""
+    """Return what the user must know if the hosts share no folder."""
     names = ", ".join(hosts)
     found = [f"{names} share no folder: each keeps its ranks' part of the checkpoints in its own paths.runs"]
     if about["job"].get("task") is None:
         found.append(
-            f"what the command writes stays on its host: {names} have a {{checkpoint_dir}} each, and a rank "
-            "that goes on from a checkpoint finds what was written on its own host only"
+            f"files that the command writes stay on their host: {names} each have their own "
+            "{checkpoint_dir}, and a rank that resumes finds only what was written on its own host"
         )
     return tuple(found)
 
@@ -79,22 +77,22 @@ def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -
     names = ", ".join(own)
     if before.get("apart") and about["nodes"] != len(own):
         raise HostError(
-            f"{run.id} has run on {names}, which share no folder: each has a part of the checkpoints, so it "
-            f"goes on with {len(own)} nodes only"
+            f"{run.id} has run on {names}, which share no folder: each has a part of the checkpoints, so the "
+            f"run can continue only with {len(own)} nodes"
         )
     if before.get("apart") and not chosen.apart:
         raise HostError(
-            f"{run.id} began when {names} had a paths.runs each, and now they share one: each host must find "
-            "its own part of the checkpoints there"
+            f"{run.id} began when {names} each had their own paths.runs, and now they share one: each host "
+            "must find its own part of the checkpoints there"
         )
     if chosen.apart and not before.get("apart"):
         others = ", ".join(host.name for host in chosen.hosts[1:])
         raise HostError(
-            f"{others}: what {chosen.hosts[0].name} writes into paths.runs is not there, and the checkpoints "
-            f"of {run.id} are; it goes on where its hosts share that folder, or on that host alone"
+            f"{others}: paths.runs is not shared with {chosen.hosts[0].name}, which holds the checkpoints of "
+            f"{run.id}; the run can continue on hosts that share that folder, or on that host alone"
         )
 
 
 def where_it_lies(about: About, hosts: Sequence[str]) -> Sequence[str]:
-    """The hosts that hold a directory of the run."""
+    """Return the hosts that hold a directory of the run."""
     return hosts if about.get("apart") else hosts[:1]

@@ -1,7 +1,7 @@
-"""launcher's part on a host: inspect it and its GPUs, meet the other hosts, start and end the supervisor.
+"""launcher's program on a host: inspect it and its GPUs, meet the other hosts, start and end the supervisor.
 
-It is sent as text and runs there with the profile's interpreter, so it uses the standard library only. It
-reads one JSON request on stdin (which may contain secrets) and prints one JSON answer.
+It is sent as text and runs there with the profile's interpreter, so it uses only the standard library. It
+reads one JSON request from stdin (which may contain secrets) and prints one JSON answer.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ FIRST_PORT, LAST_PORT = 61000, 65535
 START_SECONDS = 90.0
 "Timeout for the supervisor to take its lock. A first import from a cold or remote disk is slow."
 END_SECONDS = 30.0
-"Timeout for killed processes to end. One that waits for a disk or a GPU takes long."
+"Timeout for killed processes to end. A process that waits for a disk or a GPU takes long."
 SEEN_SECONDS = 60.0
-"Timeout until one host sees what another wrote. A network file system may show it late."
+"Timeout until one host sees another host's files, which a network file system may show late."
 Request = Mapping[str, Any]
 
 
 class RefusedError(Exception):
-    """The request cannot be carried out here; the message says why."""
+    """The request cannot be carried out on this host. The message says why."""
 
 
 def look(request: Request) -> dict[str, Any]:
-    """Report facts about the host. The sender decides what they mean."""
+    """Report facts about the host. The sender judges them."""
     cards, trouble = [], ""
     if request["gpus"]:
         try:
@@ -67,7 +67,7 @@ def look(request: Request) -> dict[str, Any]:
 
 
 def gpus(request: Request) -> dict[str, Any]:
-    """Name and memory in MiB of each GPU; empty without nvidia-smi."""
+    """Report the name and memory in MiB of each GPU; none without nvidia-smi."""
     return {"gpus": installed() if shutil.which("nvidia-smi") else []}
 
 
@@ -81,7 +81,7 @@ def _version(package: str) -> str | None:
 
 
 def _unwritable(folder: str) -> str:
-    """Why the folder cannot be written; empty if it can be written or created."""
+    """Return why the folder is not writable, or "" if it is writable or can be created."""
     existing = Path(folder)
     while not os.path.lexists(existing):
         existing = existing.parent
@@ -89,11 +89,11 @@ def _unwritable(folder: str) -> str:
         with tempfile.TemporaryFile(dir=existing):
             return ""
     except OSError as error:
-        return f"no file can be made in {existing}: {error.strerror}"
+        return f"cannot create a file in {existing}: {error.strerror}"
 
 
 def _why_not_here(secret: Mapping[str, Any]) -> str:
-    """Why the supervisor could not read a secret here; empty if it can."""
+    """Return why the supervisor cannot read a secret on this host, or "" if it can."""
     name = secret["name"]
     if secret.get("file"):
         try:
@@ -106,7 +106,7 @@ def _why_not_here(secret: Mapping[str, Any]) -> str:
 
 
 def _addresses() -> list[str]:
-    """This host's addresses, as others may reach it."""
+    """Return the addresses at which other hosts may reach this one."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["ip", "-o", "addr", "show", "scope", "global", "up"]
         lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -128,7 +128,10 @@ def _free_port(wanted: int) -> int:
 
 
 def _ends_at_logout() -> bool:
-    """Whether systemd-logind ends a user's processes when the last session closes (KillUserProcesses)."""
+    """Return whether systemd-logind kills a user's processes at the end of the last session.
+
+    The setting is KillUserProcesses in logind.conf.
+    """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         with open("/proc/self/cgroup", encoding="utf-8") as file:
             if "/session-" not in file.read() or os.getuid() == 0:
@@ -141,13 +144,13 @@ def _ends_at_logout() -> bool:
 
 
 def start(request: Request) -> dict[str, Any]:
-    """Start the supervisor, detached. It holds the locks of its GPUs until it ends, however that happens."""
+    """Start the supervisor, detached. It holds the locks of its GPUs until it ends, even if it is killed."""
     run, rank = Path(request["run_dir"]), request["rank"]
     _wait_for(run / "run.json")
     lock = _lock_path(run, rank)
     if _held(lock) and rank == 0:
-        raise RefusedError("a supervisor of this run is still there")
-    _end(run, rank)  # what a lost run has left behind
+        raise RefusedError("a supervisor of this run is still running")
+    _end(run, rank)  # processes that a lost run has left behind
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
     gpus: tuple[int, ...] = ()
     locks: list[int] = []
@@ -195,8 +198,8 @@ def _supervisor(
             return process
         time.sleep(0.05)
     if process.poll() is not None and rank == 0 and _state(run) not in (None, "submitted"):
-        return process  # the whole run ended before we looked
-    process.kill()  # if it came up later, it would keep running after we reported failure
+        return process  # the whole run ended before the lock was checked
+    process.kill()  # a late start would keep running after we reported failure
     said = log.read_bytes()[before:].decode(errors="replace").strip()
     raise RefusedError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
 
@@ -208,12 +211,12 @@ def stop(request: Request) -> dict[str, Any]:
 
 
 def withdraw(request: Request) -> dict[str, Any]:
-    """End the supervisor of a run that waits for its turn, and remove the run. Answer whether it was so."""
+    """If a run waits for its turn, end its supervisor and remove the run. Report whether this was done."""
     run = Path(request["run_dir"])
     lock = _lock_path(run, 0)
     if not _held(lock) or (pid := _pid(lock)) is None:
         return {"withdrawn": False}
-    os.kill(pid, signal.SIGSTOP)  # it must not begin while it is looked at
+    os.kill(pid, signal.SIGSTOP)  # it must not begin during the check
     while _process_state(pid) not in ("T", ""):
         time.sleep(0.01)
     if _state(run) != "submitted" or (run / "attempts").exists() or (run / "cancel").exists():
@@ -227,14 +230,14 @@ def withdraw(request: Request) -> dict[str, Any]:
 
 
 def _process_state(pid: int) -> str:
-    """The state's letter in proc(5); "" if the process has ended."""
+    """Return the state's letter from proc(5), or "" if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     return ""
 
 
 def _end(run: Path, rank: int) -> None:
-    """End a leftover supervisor and its ranks. The kernel ends the ranks with it, a moment later."""
+    """End a leftover supervisor and its ranks. The kernel kills the ranks shortly after the supervisor."""
     lock = _lock_path(run, rank)
     deadline, killed = time.monotonic() + END_SECONDS, False
     while _held(lock) or _ranks(run, rank):
@@ -244,7 +247,7 @@ def _end(run: Path, rank: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline and _held(lock) and not killed:
             raise RefusedError(
-                f"a supervisor of this run is still there, and {lock} does not name its process: end it by "
+                f"a supervisor of this run is still running, and {lock} does not name its process: end it by "
                 f"hand (`launcher.supervise {run}` in the list of processes)"
             )
         if time.monotonic() > deadline:
@@ -253,14 +256,14 @@ def _end(run: Path, rank: int) -> None:
 
 
 def _pid(lock: Path) -> int | None:
-    """The supervisor's process id; None while it is being written, and if the disk was full."""
+    """Return the supervisor's process id, or None while it is being written, or if the disk was full."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(lock.read_text(encoding="utf-8"))["pid"])
     return None
 
 
 def _ranks(run: Path, rank: int) -> list[int]:
-    """Processes of this host that the run's supervisor has started here."""
+    """Return the processes on this host that the run's supervisor has started."""
     marks = {f"LAUNCHER_RUN_DIR={run}".encode(), f"LAUNCHER_NODE_RANK={rank}".encode()}
     found = []
     for entry in Path("/proc").iterdir():
@@ -275,14 +278,14 @@ def _wait_for(file: Path) -> None:
     deadline = time.monotonic() + SEEN_SECONDS
     while not file.exists():
         if time.monotonic() > deadline:
-            raise RefusedError(f"{file} cannot be seen here")
+            raise RefusedError(f"{file} does not appear here")
         time.sleep(0.2)
-        with contextlib.suppress(OSError):  # makes a network file system ask its server again
+        with contextlib.suppress(OSError):  # makes a network file system query its server again
             os.listdir(file.parent.parent)
 
 
 def _lock_path(run: Path, rank: int) -> Path:
-    """The lock file, named as in supervise.host."""
+    """Return the path of the lock file, named as in supervise.host."""
     return run / ("supervisor.lock" if rank == 0 else f"supervisor.{rank:02d}.lock")
 
 

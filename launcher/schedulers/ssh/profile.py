@@ -1,4 +1,4 @@
-"""`ssh:` in a cluster profile."""
+"""The `ssh:` section of a cluster profile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Find out, before the start, whether several hosts share a disk and at which address they reach the first.
 
-This file is sent to the hosts and runs there, so it uses the standard library only.
+This file is sent to the hosts and runs there, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 MEET_SECONDS = 15.0
-"Timeout for a host to reach the first one, and to see the file that the first one has written."
+"Timeout for a host to reach the first host, and to see the file that the first host has written."
 Request = Mapping[str, Any]
 
 
 def meet(request: Request) -> dict[str, Any]:
-    """Run one host's part; all hosts do so at the same time."""
+    """Run one host's part. All hosts run theirs at the same time."""
     note = Path(request["runs"]) / f".meeting-{request['token'][:16]}"
     return _receive(request, note) if request["rank"] == 0 else _visit(request, note)
 
 
 def _receive(request: Request, note: Path) -> dict[str, Any]:
-    """The first host: write the note, and send the token to every connection until all have left."""
+    """Run the first host's part: write the note, and send the token to each peer until all have left."""
     note.parent.mkdir(parents=True, exist_ok=True)
     left = 0
     try:
@@ -91,7 +91,7 @@ def _token_at(address: str, port: int, word: bytes) -> str:
 def _shows(note: Path, token: str, deadline: float) -> bool:
     while True:
         with contextlib.suppress(OSError):
-            os.listdir(note.parent)  # makes a network file system ask its server again
+            os.listdir(note.parent)  # makes a network file system query its server again
             if note.read_text() == token:
                 return True
         if time.monotonic() > deadline:

@@ -59,17 +59,18 @@ if TYPE_CHECKING:
 CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
 SPREAD = "launcher.schedulers.ssh.spread"
 FIRST_PORT = 61000
-"A single supervisor meets no other one."
+"Port of a single supervisor, which has no others to meet."
 
 
 class SshHosts(OneByOne):
-    """Runs a job on n nodes on the first n of `hosts` that can take it.
+    """Runs a job with n nodes on the first n of `hosts` that can take it.
 
     The run directory is on the first of these, in the folder `runs`; run.json names the hosts. If the hosts
-    do not share this folder, each has a run directory, and the first one's covers all.
+    do not share this folder, each has a run directory, and the first host's covers all.
 
-    The runs of a sweep are dealt out to the hosts when they are submitted, and each waits for its turn there.
-    While this machine is on, a process here moves waiting runs to hosts that have become free (`spread`).
+    The runs of a sweep are distributed over the hosts when they are submitted, and each waits for its turn
+    there. While this machine is on, a process here moves waiting runs to hosts that have become free
+    (`spread`).
     """
 
     multi_node = True
@@ -78,12 +79,12 @@ class SshHosts(OneByOne):
         self.there = absolute(runs, f"ssh.hosts {hosts[0]}")
         self.hosts = hosts
         self._stores: dict[tuple[str, Path | None], RemoteStore] = {}
-        "By host, and by the folder of the local copies if that is another host's."
+        "Key: host, and the folder of the local copies if it is another host's."
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
-        "Run id -> what `check` has chosen."
+        "Run id -> the hosts that `check` has chosen."
         self._places: dict[str, int | None] = {}
-        "Run id -> what `check_sweep` found for its host: how many of its runs go on at the same time."
+        "Run id -> how many runs of the sweep run at the same time on its host, from `check_sweep`."
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> SshHosts:
@@ -95,7 +96,7 @@ class SshHosts(OneByOne):
 
     @classmethod
     def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
-        """Whether this is the host itself: the run directory, not a copy of it."""
+        """Return whether `run` is the run directory itself, not a copy: this machine is the host."""
         return str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
 
     @classmethod
@@ -111,13 +112,13 @@ class SshHosts(OneByOne):
         return f"ssh:{run.read_about().get('cluster', {}).get('name', '')}:{run.id}"
 
     def prepare(self, request: Request) -> Prepared:
-        """Prepare a run with the code as it is now. Raises RenderError, SchedulerError, OSError."""
+        """Render a run with the current code. Raises RenderError, SchedulerError, OSError."""
         from launcher.schedulers.prepare import ready
 
         _leave_gpus_to_us(request)
         place = self._on(self.hosts[0]).place(request)
         python = request.cluster.paths.python or DEFAULT_PYTHON
-        either = "|".join(self.hosts)  # the host is chosen after they were inspected
+        either = "|".join(self.hosts)  # the host is chosen after the inspection
         command = ("ssh", either, python, "-m", "launcher.supervise", place.run_dir)
         return ready(self, request, place, python, command)
 
@@ -143,21 +144,23 @@ class SshHosts(OneByOne):
         return said
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
-        """Submit every run, and look after those that wait. Raises SchedulerError; the runs submitted before
-        go on."""
+        """Submit every run, and start the process that moves waiting runs.
+
+        Raises SchedulerError. The runs submitted before the error continue.
+        """
         runs = super().submit_sweep(sweep)
         self._look_after(sweep.id)
         return runs
 
     def _look_after(self, sweep: str) -> None:
-        """Start the process that moves waiting runs of a sweep, unless it lives. Raises SchedulerError."""
+        """Start the process that moves waiting runs of a sweep, unless it runs. Raises SchedulerError."""
         roots = [self._on(host).here for host in self.hosts]
         folders = [root / "sweeps" / sweep for root in roots if any(root.glob(f"{escape(sweep)}-*"))]
         if len(self.hosts) > 1:  # otherwise there is nowhere to move to
             look_after(folders[0], SPREAD, *map(str, folders[1:]))
 
     def spread(self, runs: Sequence[RunDir]) -> Iterator[RunDir]:
-        """Move waiting runs of a sweep to hosts of the profile that have room; yield each.
+        """Move waiting runs of a sweep to hosts of the profile that are free. Yield each moved run.
 
         Raises SchedulerError.
         """
@@ -174,15 +177,17 @@ class SshHosts(OneByOne):
                     break
                 rooms -= 1
                 for place, one in enumerate(moved):
-                    now = replace(one, waits=False)  # it has begun
+                    now = replace(one, waits=False)  # if it did not move, it has begun
                     if self._move(one.run, host, places):
                         yield one.run
                         now = replace(one, host=host, waits=place > 0, places=places)
                     living[living.index(one)] = now
 
     def _move(self, run: RunDir, host: str, places: float) -> bool:
-        """Move a run to a host, unless it has begun. Raises SchedulerError; then it is where it was, or lost
-        if that does not answer."""
+        """Move a run to a host, unless it has begun. Return whether it was moved.
+
+        Raises SchedulerError. The run is then on its old host, or lost if that host does not answer.
+        """
         about = run.read_about()
         before = hosts_of(about)[0]
         self._bring_code(run, before, host)
@@ -199,12 +204,12 @@ class SshHosts(OneByOne):
         return True
 
     def _bring_code(self, run: RunDir, before: str, host: str) -> None:
-        """Bring the run's code to a host that had no run of it. Raises SchedulerError."""
+        """Copy the run's code to a host that may not have it. Raises SchedulerError."""
         digest = run.read_about()["workdir"].rpartition("/")[2]
         relay(digest, self._on(before).ssh, self._on(host).ssh, self.there)
 
     def _start_again(self, run: RunDir, about: About) -> None:
-        """Send a run that is on no host, and start it. Raises SchedulerError."""
+        """Send and start a run that is currently on no host. Raises SchedulerError."""
         replace_json(run.run, about)
         replace_json(run.state, {"state": "submitted", "time": now()})
         forget(run)
@@ -212,7 +217,7 @@ class SshHosts(OneByOne):
         self._start(run, Chosen((over,), Place(None, FIRST_PORT), ()), "resubmitted")
 
     def submit(self, prepared: Prepared) -> RunDir:
-        """Submit the run. Raises SchedulerError; if nothing was started, nothing is left behind."""
+        """Submit the run. Raises SchedulerError. If nothing was started, nothing is left over."""
         run_id, about = prepared.request.run_id, prepared.about
         chosen = self._chosen.pop(run_id, None) or self._choose((), about)
         if run_id in self._places:
@@ -239,7 +244,7 @@ class SshHosts(OneByOne):
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
         if status.state == "succeeded":
-            raise SchedulerError(f"{run.id} has succeeded: there is nothing to go on with")
+            raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume")
         before, own = run.read_state(), hosts_of(run.read_about())
         about = again.about if again is not None else run.read_about()
         chosen = self._choose(own, about)
@@ -262,7 +267,7 @@ class SshHosts(OneByOne):
         return self._of(run).lately(run, lambda: self.statuses([run])[0])
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
-        """Query each host once for all runs that have not ended by their own records."""
+        """Query each host once for all runs that have not ended according to their records."""
         living: dict[RemoteStore, list[RunDir]] = {}
         for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
@@ -276,7 +281,7 @@ class SshHosts(OneByOne):
         ]
 
     def _locks(self, store: RemoteStore, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
-        """Run id -> (the word for its lock, why the host could not be asked)."""
+        """Return run id -> (state of its lock, why the host could not be queried)."""
         store.look_along(runs)
         try:
             done = store.run(locks_script(self.there, [run.id for run in runs]))
@@ -286,7 +291,7 @@ class SshHosts(OneByOne):
         return {run: (lock, "") for run, lock in locks.items()}
 
     def cancel(self, run: RunDir) -> None:
-        """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""
+        """Ask the run to write a checkpoint and stop. A second call kills the ranks."""
         if not (before := self.statuses([run])[0]).ended:
             store = self._of(run)
 
@@ -318,7 +323,7 @@ class SshHosts(OneByOne):
             self._on(host).remove(stored_runs)
             self._forget_sweeps(host, stored_runs)
         for host, names in ran.items():
-            # Shared memory that the ranks of a killed supervisor have left on the host.
+            # Remove shared memory that the ranks of a killed supervisor have left on the host.
             left = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
             with suppress(LoginError):
                 self._on(host).ssh.run(left)
@@ -334,12 +339,15 @@ class SshHosts(OneByOne):
                 self._on(host).ssh.run(gone)
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """The output of the supervisors of all hosts, from byte `since` on."""
+        """Return the output of all hosts' supervisors, from byte `since` on."""
         parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
         return b"".join(parts)[since:]
 
     def _on(self, host: str, here: Path | None = None) -> RemoteStore:
-        """`here`: the folder of the local copies if it is another host's, from which the runs have moved."""
+        """Return the store on a host. `here` is the folder of the local copies if they are from another host.
+
+        That is the host from which the runs have moved.
+        """
         if (host, here) not in self._stores:
             store = RemoteStore(Over(host), self.there, self._codes)
             if here is not None and here != store.here:
@@ -348,8 +356,8 @@ class SshHosts(OneByOne):
         return self._stores[host, here]
 
     def _of(self, run: RunDir) -> RemoteStore:
-        """The host that holds the run's directory."""
-        about = run.read_about()  # empty if it was deleted in the meantime
+        """Return the store on the host that holds the run's directory."""
+        about = run.read_about()  # empty if the run was deleted meanwhile
         host = hosts_of(about)[0] if about else self.hosts[0]
         store = self._on(host)
         return store if store.here == run.path.parent else self._on(host, run.path.parent)
@@ -361,7 +369,7 @@ class SshHosts(OneByOne):
     def _start(self, run: RunDir, chosen: Chosen, event: str) -> None:
         """Start the supervisors.
 
-        Raises NotSentError and HostError if nothing was started; LoginError if that is unknown.
+        Raises NotSentError and HostError if nothing was started, and LoginError if that is unknown.
         """
         run.append(Submitting())
         store = self._of(run)
@@ -376,12 +384,12 @@ class SshHosts(OneByOne):
             store.deliver([run], (), start.everywhere)
         except LoginError as error:
             raise LoginError(
-                f"{error}; the run may have started or not: `launcher status {run.id}` tells when "
+                f"{error}; the run may or may not have started: run `launcher status {run.id}` when "
                 f"{store.name} answers again"
             ) from None
 
     def _withdraw(self, run: RunDir) -> None:
-        with suppress(SchedulerError):  # otherwise it stays on both sides
+        with suppress(SchedulerError):  # on errors, the run stays on both sides
             self.remove([run])
 
 
@@ -394,7 +402,7 @@ def _living(run: RunDir, status: Status) -> Living:
 
 
 def _at_once(run: RunDir) -> float:
-    """How many runs of the run's sweep go on at the same time, on all hosts together."""
+    """Return how many runs of the run's sweep run at the same time on all hosts together."""
     sweep = run.read_about().sweep
     return math.inf if sweep is None or sweep.at_once_in_all is None else sweep.at_once_in_all
 

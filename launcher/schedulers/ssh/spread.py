@@ -1,6 +1,6 @@
 """Move waiting runs of a sweep to other hosts that have become free, while this machine is on.
 
-The hosts do not know of each other, so nothing else could. Without this process each run stays on its host.
+The hosts do not know of each other. Without this process, each run stays on its host.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from launcher.schedulers.ssh.scheduler import SshHosts
 from launcher.schedulers.sweeps_without_queue import runs_of
 
 LOOK_SECONDS = 10.0
-"Pause between two looks at all runs of a sweep."
+"Pause between two polls of all runs of a sweep."
 
 
 def main(folders: Sequence[str]) -> None:
-    """Look until no run waits any more. `folders`: the sweep's, beside the copies of each host's runs."""
+    """Poll until no run waits. `folders` are the sweep's folders, one beside each host's copies of runs."""
     while waiting := [run for run in _runs(folders) if run.read_state().get("state") == "submitted"]:
         try:
             hosts = scheduler_of(waiting[0])
             assert isinstance(hosts, SshHosts)
             for run in hosts.spread(_runs(folders)):
                 print(f"{now()} {run.id} waits on {hosts.where(run)} now", file=sys.stderr, flush=True)
-        except (SchedulerError, OSError) as error:  # it is tried again
+        except (SchedulerError, OSError) as error:  # the next poll tries again
             print(f"{now()} {error}", file=sys.stderr, flush=True)
         time.sleep(LOOK_SECONDS)
 

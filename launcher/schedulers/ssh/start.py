@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.login import Login
 
 START_SECONDS = 240.0
-"Timeout for a host that may wait for its disk, for processes of an earlier start and for a cold interpreter."
+"Timeout for one host, which may wait for its disk, processes of an earlier start and a cold interpreter."
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Start:
     "Token by which these supervisors recognise each other."
 
     def everywhere(self) -> None:
-        """Start all supervisors; the others wait for node 0.
+        """Start all supervisors. The others wait for node 0's.
 
-        Raises SchedulerError, and then ends the others again.
+        If one cannot be started, end the others and raise SchedulerError.
         """
         gpus: dict[str, list[int]] = {}
         others = range(1, len(self.hosts))

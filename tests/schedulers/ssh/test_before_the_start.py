@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(laptop: Laptop) -> None:
     paths = {"python": sys.executable, "runs": f"{laptop.folder}/file/runs"}
     laptop.profile("wrong.yaml", NAMES[:1], paths=paths)
     said = " ".join(submit(laptop, "wrong.yaml").split())
-    assert f"paths.runs: {paths['runs']} cannot be written to (no file can be made in " in said
+    assert f"paths.runs: {paths['runs']} is not writable (cannot create a file in " in said
     laptop.profile("wrong.yaml", NAMES[:1], paths={"python": sys.executable})
     assert "name the folder for the runs in the profile" in submit(laptop, "wrong.yaml")
 
@@ -181,8 +181,7 @@ def test_findings_name_the_host_and_say_what_to_do() -> None:
     assert found.refusals == ("a: these programs are missing there: rsync",)
     assert [warning.partition(",")[0] for warning in found.warnings] == [
         "a: launcher 0.0.1 there",
-        "a: systemd-logind there ends what you have started when your last session closes; ask for "
-        "KillUserProcesses=no in /etc/systemd/logind.conf",
+        "a: systemd-logind there kills your processes when your last session closes",
     ]
     gpus = Need("/env/bin/python", "/data/runs", gpus=2)
     card = {"index": 0, "uuid": "GPU-0", "name": "A6000", "total": 49140, "used": 4, "busy": ""}
@@ -215,7 +214,7 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     wait_for(lambda: supervisor not in daemon.children(recursive=True), "end of what has started it")
     sshd.stop()
     _, said = submitting.communicate(timeout=240)
-    assert submitting.returncode == 4 and "the run may have started or not: `launcher status" in said
+    assert submitting.returncode == 4 and "the run may or may not have started: run `launcher status" in said
     sshd.start()
     run = laptop.newest()
     assert laptop.wait(run)["state"] == "succeeded"

@@ -114,7 +114,7 @@ def test_hosts_with_different_gpus_are_not_guessed_at(laptop: Laptop) -> None:
     gpus.write_text(gpus.read_text().replace("49140", "[N/A]"))
     laptop.profile("lab.yaml", NAMES[:1])
     said = laptop.said("submit", job, "-c", "lab.yaml", code=4)
-    assert "tensor01 has NVIDIA RTX A6000 with memory that is not told; write node.gpu into" in said
+    assert "tensor01 has NVIDIA RTX A6000 with unknown memory; write node.gpu into" in said
 
 
 def test_what_hosts_without_a_batch_system_cannot_do_is_refused_before_anybody_asks_them(
