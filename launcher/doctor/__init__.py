@@ -4,14 +4,15 @@
 before the ranks:
 
 1. Each node measures itself: `on_node.measure_node`, with the functions of `measure/`.
-2. Node 0 (`coordinator.py`) gives orders to all nodes, itself included: files in the run directory
-   (`orders.py`). Every node carries them out (`on_node.py`) and answers there. Ranks of a test are processes
-   of `measure/group.py`. What is ordered next depends on the answers; `settings.py` has what a search tries.
-3. `heartbeat.py` tells node 0 which nodes have died meanwhile.
+2. Node 0 (`coordinator.py`) gives orders to all nodes, including itself, as files in the run directory
+   (`orders.py`). Every node carries them out (`on_node.py`) and writes its answer there. The ranks of a test
+   are processes of `measure/group.py`. Each order depends on the answers so far; `settings.py` lists what a
+   search tries.
+3. `heartbeat.py` tells node 0 which nodes have died.
 
 The answers are the results. `results.py` reads them, `interpret.py` and `outcome.py` turn them into measured
-values, and the table in `checks/` judges each of them (`examine.py`). `page.py` shows the findings, and
-`profile_change.py` writes what was found out into the profile.
+values, and the table in `checks/` judges each value (`examine.py`). `page.py` shows the findings, and
+`profile_change.py` writes them into the profile.
 
-In the run of an ordinary job only the first step is done: `checks: doctor`, and between two attempts.
+In the run of an ordinary job, only the first step is done: with `checks: doctor`, and between two attempts.
 """

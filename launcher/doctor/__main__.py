@@ -1,11 +1,11 @@
 """`python -m launcher.doctor [RUN_DIR]`: examine this node. start.sh runs it before the ranks.
 
-In the run of an ordinary job it is the quick check of the node: what is broken is printed in a line on
-stdout, and the exit code is then EXIT_SICK. It takes CHECK_SECONDS at most. Between two attempts, only what
-may have ended the first one counts. In the doctor's own run it goes on with what the options of the run's
-command ask for.
+In the run of an ordinary job, this is a quick check of the node, which takes at most CHECK_SECONDS. If the
+node is broken, it prints the reason as one line on stdout and exits with EXIT_SICK. Between two attempts,
+only faults that may have ended the first one count. In the doctor's own run, it continues with the tests
+that the options of the run's command ask for.
 
-With RUN_DIR, before any attempt, nothing is written. Slurm's check-node.sh leaves a node out that fails.
+With RUN_DIR, it runs before any attempt and writes nothing. Slurm's check-node.sh excludes nodes that fail.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from launcher.spec.one_line import plain
 from launcher.spec.verdict import EXIT_SICK
 
 NODE = 0
-"Number of the first order, which is not given: every node measures itself."
+"Number of the first, implicit order: every node measures itself."
 START_SECONDS = 60.0
 "How long node 0 waits for the other nodes. All are in one allocation, but a node may start late."
 
 
 CHECK_SECONDS = 60.0
-"Time limit of the check before a job's ranks. A file system that hangs is then met by the ranks."
+"Time limit of the check before a job's ranks start. If a file system hangs, the ranks will run into it."
 
 
 def main() -> int:
     """Return 0, or EXIT_SICK if the node of an ordinary job is broken."""
     here, job = variables.split(os.environ)
-    os.environ.update(job)  # the ranks have the job's variables
+    os.environ.update(job)  # measure with the variables that the ranks will have
     before = len(sys.argv) > 1
     place = Place.of({variables.RUN_DIR: sys.argv[1]} if before else here)
     if before and place.options is not None:
@@ -86,17 +86,17 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, orders: Orders) -> None:
 
 
 def _checked(place: Place, leftovers: Leftovers, orders: Orders | None) -> int:
-    """Examine the node of an ordinary job; write the values if `orders` is given. Return the exit code."""
+    """Examine the node of an ordinary job. Write the values if `orders` is given. Return the exit code."""
     faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True)
     values = measure_node(place, leftovers)
     if orders is not None:
-        with suppress(OSError):  # a folder that cannot be written is one of the values
+        with suppress(OSError):  # an unwritable folder is itself one of the values
             orders.answer(NODE, {"values": [value.as_json() for value in values]})
     return _told(values, place)
 
 
 def _told(values: Sequence[Measured], place: Place) -> int:
-    """Print all findings that are not good, and what is broken in a line on stdout. Return the exit code."""
+    """Print findings that are not good to stderr, and faults as one line to stdout. Return the exit code."""
     needless = SOFTWARE if place.expected.command else frozenset()
     findings = examine([one for one in values if one.check not in needless], place.expected)
     found = [one for one in findings if one.verdict != "good"]

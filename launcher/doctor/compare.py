@@ -1,4 +1,4 @@
-"""What has changed since an earlier run of the doctor. Pure."""
+"""Compare the findings with those of an earlier run of the doctor. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Key = tuple[str, tuple[str, ...]]
 
 
 def changes(before: Iterable[Finding], now: Iterable[Finding]) -> list[str]:
-    """Return a line for each check whose verdict is another, or whose value is, if it is one of TOLD."""
+    """Return a line for each check whose verdict has changed, or whose value has, for checks in TOLD."""
     old, new = _worst(before), _worst(now)
     lines = []
     for key, finding in new.items():
@@ -31,7 +31,7 @@ def changes(before: Iterable[Finding], now: Iterable[Finding]) -> list[str]:
 TOLD = frozenset(
     {"torch", "launcher", "python", "bitsandbytes", "driver", "gpus", "cpus", "shm", "mtu", "interfaces"}
 )
-"Checks whose value is told if it changed, though both are good: versions and sizes, and nothing that varies."
+"Checks whose changed value is reported even if both values are good: versions and sizes that do not vary."
 
 
 def _name(one: Finding) -> str:
@@ -49,7 +49,7 @@ def _worst(findings: Iterable[Finding]) -> dict[Key, Finding]:
 
 
 def lines(name: str, told: Sequence[str], *, complete: bool = True) -> list[str]:
-    """Return the changes for a person. `name`: the earlier run. `complete`: whether all is examined now."""
+    """Format the changes. `name` is the earlier run; `complete` says whether everything was examined now."""
     if told:
         return [f"changed since {name}:", *(f"  {plain(line)}" for line in told)]
     return [f"as in {name}" + ", as far as it was examined" * (not complete)]

@@ -1,4 +1,4 @@
-"""What node 0 orders, one after the other, and what it makes depend on the answers so far."""
+"""Node 0 of a doctor's run: it gives one order after another, each depending on the answers so far."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ SIZES = {
     "gloo": (8, 2**16, 2**20, 2**24),
     "nccl": (8, 2**16, 2**20, 2**24, 2**28),
 }
-"Bytes of the collectives, by backend."
+"Message sizes of the collectives in bytes, by backend."
 THOROUGH_SIZES = tuple(2**power for power in range(3, 31, 3))
 "8 bytes to 1 GiB."
 CONNECT_SECONDS, COLLECTIVE_SECONDS, THOROUGH_SECONDS = 10.0, 12.0, 40.0
-"Time limits of one test. A rank that hangs costs that much."
+"Time limits of one test. A rank that hangs uses all of it."
 TRY_SECONDS = 8.0
-"Time limit of a test with a setting that is tried."
+"Time limit of a test that tries a setting."
 AT_ONCE = 4
-"Settings with which the ranks connect at the same time. A hang costs TRY_SECONDS, and each takes GPU memory."
+"Number of settings tried at the same time. A hang costs TRY_SECONDS, and each setting takes GPU memory."
 CONNECT_SECONDS_PER_RANK = 0.05
 PAIR_SECONDS, PAIR_BYTES = 10.0, 2**20
 TRAIN_SECONDS = 120.0
-"Time limit of a training of the tiny model, which takes seconds, and a minute on a very busy machine."
+"Time limit for training the tiny model. It takes seconds, or a minute on a very busy machine."
 SLOW_SIZES = (8, 2**20)
-"Bytes of the collectives after a slow one."
+"Message sizes in bytes after a slow collective."
 BROKEN_SECONDS, BROKEN_SIZES = 8.0, (8, 2**16)
-"Time limit and bytes of the collectives if the network is broken, or after one has hung."
+"Time limit and message sizes of the collectives if the network is broken or a collective has hung."
 REACH_SECONDS, REACH_SECONDS_EACH = 30.0, 10.0
-"""How much later than node 0 another node may have examined its ways to the others, and how much for each of
-them: data that does not get through takes that long."""
+"""How much later than node 0 another node may finish examining its connections, plus an allowance for each
+connection, because data that does not get through takes that long."""
 TURNS = 2
-"How often the fastest setting is compared with none."
+"Number of times the fastest setting is compared with the default."
 LATE_SECONDS = 15.0
-"How much later than its ranks' time limit the answer of a node may come."
+"How long after its ranks' time limit a node's answer may arrive."
 FREE_PART = 0.1
-"A thorough test uses buffers of at most this part of a node's free host memory, or GPU memory, per rank."
+"Maximum fraction of a node's free memory used for the buffers of a thorough test."
 
 
 class NodeGoneError(Exception):
-    """A node does not answer any more."""
+    """A node no longer answers."""
 
 
 class Coordinator:
@@ -70,16 +70,16 @@ class Coordinator:
         assert self.options is not None
         self._late = IMPORT_SECONDS
         self.env: dict[str, str] = {}
-        "Settings without which the collectives fail."
+        "Settings that the collectives need to work."
         self._network_is_broken = False
         self._number = 0
         self._gone: dict[int, str] = {}
-        "Nodes that do not answer any more, and what they were asked for."
+        "Nodes that no longer answer, and what they were asked for."
         self._everyone = tuple(range(self.expected.ranks))
         self._identities: dict[int, Mapping[str, Any]] = {}
 
     def examine(self, first: Answers) -> None:
-        """Give all orders. `first` has what each node measured by itself."""
+        """Give all orders. `first` holds what each node measured by itself."""
         self._identities = {
             node: answer["identity"] for node, answer in first.items() if answer.get("identity")
         }
@@ -99,7 +99,7 @@ class Coordinator:
         self.orders.give(self._number + 1, {"do": END})
 
     def _reach(self, words: str = "") -> None:
-        """Have every node measure its ways to the others. `words` go into the subject of each value."""
+        """Have every node measure its connections to the others. Append `words` to each value's subject."""
         order = {"do": REACH, "peers": self._identities, "words": words}
         partners_each = len(partners(0, self.expected.nodes))
         ways = self.give(order, REACH_SECONDS + REACH_SECONDS_EACH * partners_each, "the ways to other nodes")
@@ -114,15 +114,15 @@ class Coordinator:
             self._tiny_model()
 
     def _files(self) -> None:
-        """Have every node make a file, and look for those of the others."""
+        """Have every node create a file and look for the other nodes' files."""
         answers = self.give({"do": MARK}, LATE_SECONDS, "its files")
         marks = {node: one.get("marks", {}) for node, one in answers.items()}
         self.give({"do": LOOK, "marks": marks}, SEEN_SECONDS + LATE_SECONDS, "the files of other nodes")
 
     def give(self, order: Mapping[str, Any], seconds: float, what: str) -> Answers:
-        """Give an order, carry it out here as well, and return the answers of all nodes that answer.
+        """Give an order, also carry it out here, and return the answers of all nodes that answer.
 
-        `seconds`: how much later than this node another one may answer. `what` is asked for, in words.
+        `seconds` is how much later than this node another may answer. `what` describes the order.
         """
         self._number += 1
         self.orders.give(self._number, order)
@@ -136,7 +136,7 @@ class Coordinator:
         return {*self._gone, *self.on_node.lost()}
 
     def test(self, check: str | Sequence[str], tests: Sequence[RankTest], **more: Any) -> list[Outcome]:
-        """Run tests at the same time, and return how each ended. `check`: of all, or of each of them."""
+        """Run tests at the same time and return their outcomes. `check` names the check of all or of each."""
         order = {"do": TESTS, "check": check, "tests": [asdict(one) for one in tests], **more}
         return outcomes(order, self._give_all(order, check if isinstance(check, str) else check[0]))
 
@@ -156,7 +156,7 @@ class Coordinator:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> RankTest:
-        """A test whose first rank serves the store at a port that is probably free."""
+        """Return a test whose first rank serves the store on a port that is probably free."""
         given = {"gpus": self.expected.gpus_per_node > 0, **options}
         identity = self._identities.get(ranks[0] // self.expected.ranks_per_node, {})
         taken = identity.get("ports", {}).get("rendezvous", ())
@@ -165,7 +165,7 @@ class Coordinator:
         return RankTest(what, given, tuple(ranks), host, port, seconds, env or {})
 
     def _collectives(self, sizes: Sequence[int]) -> bool:
-        """Test the collectives, and look for settings if they fail. Return whether they work in the end."""
+        """Test the collectives, and search for settings if they fail. Return whether they work in the end."""
         [joined] = self.test("joined", [self.new_test("connect", self._everyone, self._connect_seconds)])
         found: dict[str, Outcome] = {}
         assert self.options is not None
@@ -177,7 +177,7 @@ class Coordinator:
             [end] = self.test(name, [self._collective(name, seconds, SLOW_SIZES if slow else sizes)])
             found[name] = end
             broken, slow = end.kind == "hang", slow or self._slow(end)
-        if left:  # all at the same time: only whether they work is of interest now
+        if left:  # run the rest at the same time, because only whether they work matters now
             tests = [self._collective(name, BROKEN_SECONDS, BROKEN_SIZES) for name in left]
             found |= zip(left, self.test(left, tests), strict=True)
         failed = [name for name, one in found.items() if not one.ok] if joined.ok else [*BUS]
@@ -187,7 +187,7 @@ class Coordinator:
                 self._reach(", after a hang")
             pairs = self._pairs(slow=False)
             if any(one.state in STOPPED for one in ended):
-                return False  # no setting wakes a stopped process
+                return False  # no setting resumes a stopped process
             what, before = (failed[0], found[failed[0]]) if joined.ok else ("connecting", joined)
             most = SIZES[self.expected.backend][-1]
             small = [size for size in sizes if size <= most]
@@ -208,13 +208,13 @@ class Coordinator:
         return self.new_test("collective", self._everyone, seconds, env, name=name, sizes=list(sizes))
 
     def _search(self, failed: Sequence[str], before: str, sizes: Sequence[int], where: Where) -> None:
-        """Try settings until one makes everything work that failed. `before`: what fails, for the page."""
+        """Try settings until one fixes all `failed` collectives. `before` describes the failure."""
         settings, at_once = self._candidates(where), 1
         while settings:
-            # The first one alone: it often helps, and takes no time then.
+            # Try the first one alone, because it often helps and is then quick.
             some, settings = settings[:at_once], settings[at_once:]
             at_once = AT_ONCE
-            # What takes least comes first: most settings do not help.
+            # Run the cheapest test first, because most settings do not help.
             connects = self.test(
                 "setting", [self._try("connect", one) for one in some], subject=[one.text for one in some]
             )
@@ -238,7 +238,7 @@ class Coordinator:
 
         tried = [(setting, measure(setting)) for setting in self._candidates(self._where())]
         if (best := fastest(tried)) is not None:
-            # A busy machine may slow one test down, so the best one must win again and again.
+            # A busy machine may slow down a single test, so the best setting must win repeatedly.
             turns = [(measure(NO_SETTING), measure(best)) for _ in range(TURNS)]
             if (speeds := gain(turns)) is not None:
                 self._choose(best, *(f"all-reduce {rate(speed)}" for speed in speeds))
@@ -252,26 +252,26 @@ class Coordinator:
             self.expected.backend, where, common_interfaces(identities), common_adapters(identities),
             several=self.expected.nodes > 1, tune=self.options.tune,
         )  # fmt: skip
-        return [one for one in found if not one.env.items() <= os.environ.items()]  # those are in force
+        return [one for one in found if not one.env.items() <= os.environ.items()]  # skip those already set
 
     def _try(self, what: str, setting: Setting, **options: Any) -> RankTest:
         return self.new_test(what, self._everyone, TRY_SECONDS, setting.env, **options)
 
     def _choose(self, setting: Setting, before: str, after: str) -> None:
-        """Note the setting, and use it for the tests that follow."""
+        """Record the setting and use it for the tests that follow."""
         self.env = dict(setting.env)
         explains = setting.explains if after == "works" or setting.purpose == "faster" else "It is faster."
         value = {"env": self.env, "explains": explains, "before": before, "after": after}
         self._note(Measured("chosen", 0, value))
 
     def _note(self, *values: Measured) -> None:
-        """Add conclusions to the measured values. Other nodes have nothing to do for it: none is awaited."""
+        """Add conclusions to the measured values. Other nodes have nothing to do, so none is awaited."""
         self._number += 1
         self.orders.give(self._number, {"do": NOTE, "values": [one.as_json() for one in values]})
         self.orders.answer(self._number, {})
 
     def _tiny_model(self) -> None:
-        """Train a tiny model as TRAININGS says, all at the same time, with the setting that was chosen."""
+        """Train the tiny model in all ways of TRAININGS at the same time, with the chosen setting."""
         options = {"run_dir": "", "per_node": self.expected.ranks_per_node}
         tests = [
             self.new_test("train", members, TRAIN_SECONDS, self.env, **options)
@@ -289,7 +289,7 @@ class Coordinator:
         )
 
     def _pairs(self, *, slow: bool) -> dict[tuple[int, ...], Outcome]:
-        """Test pairs of ranks, many at a time: all in one node, and one rank of each of two nodes."""
+        """Test pairs of ranks, many at a time. In large runs: pairs within a node, and one rank per node."""
         found: dict[tuple[int, ...], Outcome] = {}
         if self.expected.ranks <= 2:
             return found
@@ -308,7 +308,7 @@ class Coordinator:
         return found
 
     def _where(self, pairs: Mapping[tuple[int, ...], Outcome] | None = None) -> Where:
-        """Return where collectives fail: between nodes, inside of nodes, or anywhere."""
+        """Return where collectives fail: between nodes, inside nodes, or anywhere."""
         per = self.expected.ranks_per_node
         if self.expected.nodes == 1:
             return "inside"

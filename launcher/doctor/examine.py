@@ -14,7 +14,7 @@ ORDER: dict[Verdict, int] = {"good": 0, "poor": 1, "broken": 2}
 
 
 def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
-    """Return a finding for each value, in the order of the table. Findings that tell the same are one."""
+    """Return a finding for each value, in the order of the table. Equal findings are merged."""
     known = [value for value in values if value.check in CHECKS]
     found: list[Finding] = []
     for check in CHECKS.values():
@@ -27,7 +27,7 @@ def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
 
 
 def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
-    """Unite good findings of all nodes: of one subject, or of all if they are ways between nodes."""
+    """Merge good findings of all nodes, per subject; connections between nodes are merged into one."""
     groups: dict[tuple[object, ...], list[tuple[Measured, Finding]]] = {}
     for value, finding in judged:
         about = finding.subjects if not _is_way(check) and "GPU" not in value.subject else ()
@@ -35,19 +35,19 @@ def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Find
     united = []
     for group in groups.values():
         shown = _range(check, [value.value for value, _ in group])
-        # Where all ways between nodes are good, nobody wants to read their names.
+        # If all connections between nodes are good, their names are omitted.
         alike = [replace(finding, measured=shown, cause="") for _, finding in group]
         united += _merged([replace(one, subjects=()) for one in alike] if _is_way(check) else alike)
     return united
 
 
 def _is_way(check: Check) -> bool:
-    """Whether a check is of ways between nodes."""
+    """Return whether a check is about connections between nodes."""
     return check.part == "network" and not check.of_node
 
 
 def _bad(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
-    """Unite findings with the same cause and cure. Numbers may differ."""
+    """Merge findings with the same cause and cure, even if their numbers differ."""
     groups: dict[Finding, list[Any]] = {}
     for value, finding in judged:
         if _is_number(value.value):
@@ -118,7 +118,7 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Unite findings that differ in their nodes and subjects only."""
+    """Merge findings that differ only in their nodes and subjects."""
     groups: dict[Finding, tuple[dict[int, None], dict[str, None]]] = {}
     for one in findings:
         nodes, subjects = groups.setdefault(replace(one, nodes=(), subjects=()), ({}, {}))

@@ -1,4 +1,4 @@
-"""What the doctor has found out about a cluster and belongs into its profile."""
+"""Facts about a cluster that the doctor has found and that belong in its profile."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from launcher.spec.base import GIB
 
 @dataclass(frozen=True)
 class Facts:
-    """Each value with the reason that is written beside it."""
+    """Values for the profile, each with the reason that is written next to it."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    "For `network.env`."
+    "Variables for `network.env`."
     why_env: str = ""
     gpu_type: str = ""
-    "For `node.gpu`, as NVML names it; empty if the run had no GPUs or different ones."
+    "GPU type for `node.gpu`, as NVML names it; empty if the run had no GPUs or different types."
     gpu_memory: str = ""
-    "The memory of the smallest GPU, rounded down."
+    "Memory of the smallest GPU, rounded down."
     why_gpu: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.env or self.gpu_type)
 
     def or_else(self, older: Facts) -> Facts:
-        """Return these facts, and those of an older run for what this one did not find out."""
+        """Return these facts, filled up with an older run's where this one found nothing."""
         env, gpu = (self if self.env else older), (self if self.gpu_type else older)
         return Facts(env.env, env.why_env, gpu.gpu_type, gpu.gpu_memory, gpu.why_gpu)
 
 
 def facts_of(results: Results) -> Facts:
-    """Return what a run found out."""
+    """Return the facts that a run has found."""
     day = str(results.run.read_about().created or "")[:10]
     by = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}"
     chosen = next((one.value for one in results.values if one.check == "chosen"), None) or {}

@@ -18,23 +18,23 @@ Steps = Sequence[Mapping[str, float]]
 "Loss and gradient norm of each step of the tiny model."
 
 TESTS = "tests"
-"What an order with tests of ranks says that the nodes do."
+"An order to run tests of ranks."
 TRAIN = "train"
 "An order to train the tiny model."
 TRAININGS = {"model-alone": "none", "model-ddp": "ddp", "model-fsdp": "fsdp"}
-"The checks of that order, and the sharding of each training. The first is in one process."
+"The checks of that order with the sharding of each training. The first runs in one process."
 END = "end"
 "The last order: the examination is over."
 NOTE = "note"
-"An order to do nothing, which has conclusions of node 0 as its `values`."
+"An order to do nothing. Its `values` are conclusions of node 0."
 PAIRS = "pairs"
-"The check of the orders that test pairs of ranks. There is one for each round."
+"The check of orders that test pairs of ranks. There is one such order per round."
 
 
 def values_of(history: Sequence[tuple[Order, Answers]], nodes: int = 1) -> list[Measured]:
     """Return every measured value: those that nodes measured by themselves, and those of tests of ranks.
 
-    The last test counts only if all nodes have answered: otherwise it goes on, or the run was cut off.
+    The last test counts only if all nodes have answered. Otherwise it is still running, or was cut off.
     """
     found: list[Measured] = []
     pairs: dict[tuple[int, int], Outcome] = {}
@@ -63,12 +63,12 @@ def values_of(history: Sequence[tuple[Order, Answers]], nodes: int = 1) -> list[
 
 
 def _each(words: str | Sequence[str], ended: Sequence[Outcome]) -> Sequence[str]:
-    """Return a word for each test of an order: the same for all, or the order's own ones."""
+    """Return a word for each test of an order. A single word applies to all tests."""
     return [words] * len(ended) if isinstance(words, str) else words
 
 
 def _trained(order: Order, answers: Answers) -> list[Measured]:
-    """Return how the tiny model trained: in one process, and in several compared with that."""
+    """Return how the tiny model trained in one process, and in several processes compared with one."""
     found = []
     all_steps: Sequence[Steps] = answers.get(0, {}).get("steps") or [[] for _ in TRAININGS]
     for number, (check, one) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
@@ -112,7 +112,7 @@ def _told(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, Any]]
 
 
 def plain(one: Outcome) -> dict[str, Any]:
-    """Return an outcome as JSON reads it back."""
+    """Return an outcome in the form that JSON gives back."""
     lists = {"ranks": list(one.ranks), "waiting": list(one.waiting), "sizes": list(one.sizes)}
     lists["each"] = {str(rank): result for rank, result in one.each.items()}
     return {**asdict(one), **lists}

@@ -1,4 +1,4 @@
-"""What a job needs on every node before it can start. It travels to the nodes in the doctor's command."""
+"""What a job needs on every node before it can start. The doctor's command carries it to the nodes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:  # `launcher why` reads the doctor's options, and needs none o
 FIELDS = ("name", "task", "args", "command", "batch", "steps", "epochs")
 "Fields of the job that name what it needs."
 SAVED_BYTES: Mapping[State, int] = {"bf16": 2, "8-bit": 1, "fp32-per-row": 0}
-"Bytes of an optimizer state for each parameter, in a checkpoint. The others are as large as the parameter."
+"Bytes per parameter of an optimizer state in a checkpoint. Other states are as large as the parameter."
 
 
 @dataclass(frozen=True)
 class JobNeeds:
+    """What a job needs. Memory and disk are in bytes."""
+
     job: Mapping[str, Any]
     "FIELDS of the job file."
     secrets: tuple[str, ...] = ()
@@ -31,13 +33,13 @@ class JobNeeds:
     image: str | None = None
     "Image of the job, or of the profile."
     contained: bool = False
-    "Whether the ranks run in it. The doctor runs where they do."
+    "Whether the ranks, and therefore the doctor, run in that image."
     gpu: int | None = None
-    "Bytes of each GPU; None without a plan by memory."
+    "Memory needed on each GPU, or None if the plan has no memory estimate."
     host: int | None = None
-    "Bytes of host memory of each node."
+    "Host memory needed on each node."
     checkpoints: int | None = None
-    "Bytes of all checkpoints that exist at the same time."
+    "Size of all checkpoints that exist at the same time."
 
     @classmethod
     def of(cls, job: Job, plan: Plan, cluster: Cluster) -> JobNeeds:
@@ -56,7 +58,7 @@ class JobNeeds:
 
     @property
     def argument(self) -> str:
-        """The needs as an argument of the doctor's command."""
+        """Argument of the doctor's command that holds the needs."""
         return f"--job={json.dumps(asdict(self))}"
 
     @classmethod
@@ -67,7 +69,7 @@ class JobNeeds:
 
 
 def checkpoint_bytes(parameters: int, recipe: Recipe) -> int:
-    """Bytes of one checkpoint: parameters and optimizer states."""
+    """Return the bytes of one checkpoint: parameters and optimizer states."""
     width = 2 if recipe.precision == "bf16" else 4
     states = OPTIMIZERS[recipe.optimizer].states
     return parameters * (width + sum(SAVED_BYTES.get(state, width) for state in states))
@@ -76,6 +78,6 @@ def checkpoint_bytes(parameters: int, recipe: Recipe) -> int:
 def _checkpoints(job: Job, plan: Plan) -> int | None:
     if plan.parameters is None or job.adapter is not None or job.task is None:
         return None
-    # The newest is complete before the oldest is deleted.
+    # One more than kept, because the newest is written before the oldest is deleted.
     kept = job.train.keep_checkpoints + 1 + job.train.keep_best
     return kept * checkpoint_bytes(plan.parameters, plan.recipe)

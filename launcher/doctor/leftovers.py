@@ -1,7 +1,7 @@
-"""Remove the doctor's temporary files however it ends.
+"""Remove the doctor's temporary files, even if it is killed.
 
-A run that is cancelled before its ranks start gets SIGKILL. A process of its own therefore holds the paths,
-and removes them when the doctor has ended.
+A run that is cancelled before its ranks start gets SIGKILL. A separate process therefore keeps the paths and
+removes them when the doctor has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 from launcher.supervise.process import STOP_SIGNALS
 
 REMOVE_SECONDS = 3.0
-"Time in which the ranks of a test, which the kernel kills with the doctor, stop to write. Then it gives up."
+"How long to keep removing files. The ranks of a test, which die with the doctor, may still write at first."
 
 
 class Leftovers:
@@ -29,7 +29,7 @@ class Leftovers:
             os.close(self._into)
             _remove_at_end(out)
         os.close(out)
-        os.setpgid(self._pid, self._pid)  # SIGKILL goes to the doctor's group
+        os.setpgid(self._pid, self._pid)  # leave the doctor's process group, which gets SIGKILL
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,7 +47,7 @@ def _remove_at_end(out: int) -> NoReturn:
         for signum in STOP_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):  # bash waits until nobody has its pipe open
+        for stream in (0, 1, 2):  # bash waits until its pipe is closed everywhere
             os.dup2(nothing, stream)
         with os.fdopen(out, "rb") as file:
             paths = file.read().split(b"\0")

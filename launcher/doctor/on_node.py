@@ -33,21 +33,21 @@ from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
 
 ORDER_SECONDS = 300.0
-"How long a node waits for the next order. Longer than any order takes on another node."
+"How long a node waits for the next order. It is longer than any order takes on another node."
 DRIVER_SECONDS = 20.0
-"How long NVML may take for one answer. Without persistence mode it starts the driver first."
+"How long NVML may take for one answer. Without persistence mode, it starts the driver first."
 MARK = "mark"
-"The order to make files that other nodes look for."
+"The order to create files that other nodes look for."
 LOOK = "look"
 "The order to look for the files of other nodes."
 REACH = "reach"
-"The order to measure the ways to other nodes."
+"The order to measure the connections to other nodes."
 
 Answer = dict[str, Any]
 
 
 def measure_node(place: Place, leftovers: Leftovers) -> list[Measured]:
-    """Measure this node without its neighbours."""
+    """Measure this node by itself."""
     values = list(measure_host(place.node, place.run.path))
     if place.expected.gpus_per_node:
         told = in_child(lambda: measure_gpus(place.node), DRIVER_SECONDS)
@@ -72,12 +72,12 @@ def measure_node(place: Place, leftovers: Leftovers) -> list[Measured]:
 
 
 class OnNode:
-    """The doctor of one node."""
+    """Carries out orders on one node."""
 
     def __init__(self, place: Place, group: Group, leftovers: Leftovers) -> None:
         self.place, self.group, self.leftovers = place, group, leftovers
         self.lost: Callable[[], Collection[int]] = lambda: ()
-        "Returns the nodes that show no sign of life any more, as far as this one watches them."
+        "Returns the nodes that no longer show a sign of life, as far as this node watches them."
         self._mark: Mark | None = None
         self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             TESTS: self._tests,
@@ -89,14 +89,14 @@ class OnNode:
         }
 
     def carry_out(self, order: Mapping[str, Any]) -> Answer:
-        """Return the answer to an order. What fails is part of it."""
+        """Carry out an order and return the answer. A failure becomes the answer's `error`."""
         try:
             return self._does[order["do"]](order)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {reason_of(error)}"}
 
     def follow(self, orders: Orders) -> None:
-        """Carry out orders until node 0 gives the last one, or none for long."""
+        """Carry out orders until node 0 gives the last one, or gives none for ORDER_SECONDS."""
         number = 1
         while (order := orders.wait_for_order(number, ORDER_SECONDS)) is not None and order["do"] != END:
             self.answer(orders, number, self.carry_out(order))

@@ -1,4 +1,4 @@
-"""The options of a doctor's run. They travel as arguments of the command that its ranks execute."""
+"""The options of a doctor's run. They are arguments of the command that its ranks execute."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ TUNE = "--tune"
 
 @dataclass(frozen=True)
 class Options:
+    """The options of a doctor's run."""
+
     level: Level = "standard"
     tune: bool = False
     "Search for faster settings even if nothing is broken."
     job: JobNeeds | None = None
-    "The job that should start there."
+    "Needs of the job that should start on the nodes."
 
     @property
     def thorough(self) -> bool:

@@ -1,7 +1,7 @@
-"""How the doctors of several nodes coordinate: node 0 gives orders, and every node answers.
+"""Orders and answers, with which the doctors of several nodes coordinate: node 0 orders, every node answers.
 
-Orders and answers are files in the run directory, as those of the supervisors are, so that nothing depends on
-the network that is examined. They are also the results: every measured value is in an answer.
+Both are files in the run directory, so that nothing depends on the network under examination. They are also
+the results: every measured value is in an answer.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ ANSWER: Form = {"values?": [VALUE], "told?": [[TOLD]], "error?": str}
 ORDER: Form = {"do": str, "values?": [VALUE], "tests?": [dict]}
 POLL_SECONDS = 0.02
 LIST_SECONDS = 0.5
-"""How often the folder is listed, so that a network file system asks its server: NFS remembers for half a
-minute that a file does not exist (nfs(5), acdirmin)."""
+"""How often the folder is listed, which makes a network file system query its server. Otherwise NFS caches
+for half a minute that a file does not exist (nfs(5), acdirmin)."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """The folder of orders and answers of one attempt, `attempts/000/doctor/`, seen from one node."""
+    """One node's view of the folder of orders and answers of an attempt, `attempts/000/doctor/`."""
 
     folder: Path
     node: int
     nodes: int
 
     def give(self, number: int, order: Mapping[str, Any]) -> None:
-        """Node 0: give an order. Raises OSError."""
+        """Give an order. Only node 0 calls this. Raises OSError."""
         replace_json(self._order(number), order)
 
     def wait_for_order(self, number: int, seconds: float) -> Mapping[str, Any] | None:
-        """Return an order of node 0, or None after this time."""
+        """Wait for an order of node 0 and return it, or None after `seconds`."""
         return self._wait(lambda: _read(self._order(number), ORDER), seconds)
 
     def answer(self, number: int, answer: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Orders:
         replace_json(self._answer(number, self.node), answer)
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """Node 0: write the answer of a node that cannot write it. Raises OSError."""
+        """Write the answer of a node that cannot write it. Only node 0 calls this. Raises OSError."""
         node, number = int(told["node"]), int(told["number"])
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_json(self._answer(number, node), {key: told[key] for key in told.keys() - {"node", "number"}})
@@ -62,7 +62,7 @@ class Orders:
     def wait_for_answers(
         self, number: int, seconds: float, lost: Callable[[], Collection[int]]
     ) -> dict[int, Mapping[str, Any]]:
-        """Return the answers of the nodes that give one in this time. `lost` nodes are not awaited."""
+        """Return the answers that arrive within `seconds`, by node. `lost` nodes are not awaited."""
 
         def all_answers() -> dict[int, Mapping[str, Any]] | None:
             found = self.answers(number)
@@ -71,32 +71,32 @@ class Orders:
         return self._wait(all_answers, seconds) or self.answers(number)
 
     def answers(self, number: int) -> dict[int, Mapping[str, Any]]:
-        """Return the answers that are there now, by node."""
+        """Return the answers that exist now, by node."""
         found = {node: _read(self._answer(number, node), ANSWER) for node in range(self.nodes)}
         return {node: answer for node, answer in found.items() if answer is not None}
 
     def beat(self, pulse: Mapping[str, Any]) -> None:
-        """Write the pulse of this node. Raises OSError."""
+        """Write this node's heartbeat. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_json(self._pulse(self.node), pulse)
 
     def pulses(self) -> dict[int, Mapping[str, Any]]:
-        """Return the newest pulse of each node that has one."""
+        """Return the newest heartbeat of each node that has written one."""
         self._list()
         found = {node: read_json(self._pulse(node)) for node in range(self.nodes)}
         return {node: pulse for node, pulse in found.items() if pulse is not None}
 
     def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
-        """Return every order with its answers. Order 0, that a node measures itself, is never written.
+        """Return every order with its answers. Orders with a damaged file are left out.
 
-        An order of which a file is damaged is left out.
+        Order 0, with which each node measures itself, is never written.
         """
         damaged = set(map(_number, self.damaged())) - {0}
         numbers = sorted(set(map(_number, self._files())) - damaged)
         return [(_read(self._order(number), ORDER) or {}, self.answers(number)) for number in numbers]
 
     def damaged(self) -> list[Path]:
-        """Return the orders and answers that cannot be read, or are not as launcher writes them."""
+        """Return the files of orders and answers that cannot be read or have an unknown form."""
         forms = ((path, ORDER if path.name.startswith("order-") else ANSWER) for path in self._files())
         return [path for path, form in forms if _read(path, form) is None]
 
@@ -129,11 +129,11 @@ class Orders:
 
 
 def _number(path: Path) -> int:
-    """Return the number of an order from the name of its file, or from that of an answer."""
+    """Return the number of an order from the name of its file or of an answer's file."""
     return int(path.stem.rpartition("-")[2])
 
 
 def _read(path: Path, form: Form) -> Any | None:
-    """Return the content of a file; None if it is missing, unreadable or of another form."""
+    """Return the content of a file, or None if it is missing, unreadable or of another form."""
     found = read_json(path)
     return found if fits(found, form) else None

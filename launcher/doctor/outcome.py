@@ -1,4 +1,4 @@
-"""What a test of several ranks shows: times, wrong values, a hang, and which rank is to blame. Pure."""
+"""Judge a test of several ranks: times, wrong values or a hang, and which rank is to blame. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["ok", "wrong", "error", "hang"]
 STOPPED = frozenset("Tt")
 "States of a stopped process in proc(5)."
 SLOWER = 3.0
-"A pair is slow if it needs so many times what a typical pair needs."
+"A pair is slow if it takes this many times as long as a typical pair."
 
 BUS: Mapping[str, Any] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -24,8 +24,8 @@ BUS: Mapping[str, Any] = {
     "broadcast": lambda n: 1.0,
     "point-to-point": lambda n: 1.0,
 }
-"""Bus bandwidth per algorithm bandwidth with n ranks, as nccl-tests defines it (doc/PERFORMANCE.md), and the
-order in which the collectives are tested."""
+"""Ratio of bus bandwidth to algorithm bandwidth with n ranks, as nccl-tests defines it (doc/PERFORMANCE.md).
+The collectives are tested in this order."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Outcome:
     at: str = ""
     "The step at which it hung or failed."
     ranks: tuple[int, ...] = ()
-    "Ranks to blame, over all nodes. Empty if they cannot be told apart."
+    "Global ranks to blame. Empty if they cannot be distinguished."
     waiting: tuple[int, ...] = ()
     "Ranks that hung because they waited for others."
     state: str = ""
-    "State of the process to blame: `T` is stopped."
+    "State of the blamed process in proc(5); `T` means stopped."
     error: str = ""
     sizes: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
     "For each size: `bytes`, `seconds` of the slowest rank and `bus`, the bus bandwidth in bytes/s."
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
-    """Judge what all ranks of a test told. A rank that told nothing has not been started."""
+    """Judge the reports of all ranks of a test. A rank without a report was not started."""
     by_rank = {one.rank: one for one in told}
     silent = tuple(rank for rank in test.ranks if rank not in by_rank)
     if silent:
@@ -65,7 +65,7 @@ def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
     if late:
         return _hang(list(by_rank.values()), late, failed)
     if failed:
-        # Where all fail alike, none of them is to blame.
+        # If all ranks fail alike, none of them is to blame.
         blamed = tuple(one.rank for one in failed) if len(failed) < len(by_rank) else ()
         return Outcome("error", failed[0].at, blamed, error=failed[0].error)
     sizes = _sizes(test, by_rank)
@@ -85,7 +85,7 @@ def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
 
 
 def _hang(everyone: Sequence[Told], late: Sequence[Told], failed: Sequence[Told]) -> Outcome:
-    """Blame the ranks that are stopped, otherwise those that failed, otherwise those that got least far."""
+    """Blame the ranks that are stopped, or else those that failed, or else those furthest behind."""
     stopped = [one for one in late if one.state in STOPPED]
     least = min(one.done for one in everyone)
     behind = [one for one in everyone if one.done == least]
@@ -98,23 +98,23 @@ def _hang(everyone: Sequence[Told], late: Sequence[Told], failed: Sequence[Told]
 
 
 def _sizes(test: RankTest, by_rank: Mapping[int, Told]) -> tuple[Mapping[str, Any], ...]:
-    """Return the times of each size. That of the slowest rank counts, as in nccl-tests."""
+    """Return the times for each size. The slowest rank's time counts, as in nccl-tests."""
     found = []
     for results in zip(*(one.results for one in by_rank.values()), strict=False):
         if "bytes" not in results[0]:  # not a collective
             continue
         seconds, size = max(one["seconds"] for one in results), results[0]["bytes"]
-        # A rank of point-to-point sends what one rank sends; the other operations name the whole.
+        # For point-to-point, `bytes` is what one rank sends; for the other operations, the whole message.
         factor = BUS[results[0]["name"]](len(test.ranks))
         found.append({"bytes": size, "seconds": seconds, "bus": size / seconds * factor})
     return tuple(found)
 
 
 def culprits(pairs: Iterable[tuple[int, int | None]], ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks that explain all wrong values, each as the one that sent or received them.
+    """Return the ranks that explain all wrong values, either as their sender or as their receiver.
 
-    `pairs`: the rank that got wrong values, and the rank they are from; None for a sum of all. If every rank
-    got a wrong sum, nothing tells which of them gave a wrong number.
+    Each of `pairs` is (rank that got wrong values, rank that sent them); the sender is None for a sum over
+    all ranks. If every rank got a wrong sum, the rank that caused it is unknown.
     """
     known = list(pairs)
     if all(source is None for _, source in known) and len({got for got, _ in known}) == len(ranks):
@@ -125,7 +125,7 @@ def culprits(pairs: Iterable[tuple[int, int | None]], ranks: Sequence[int]) -> t
 
 @dataclass(frozen=True)
 class Pairs:
-    """What tests of pairs of ranks show together."""
+    """The combined result of tests of pairs of ranks."""
 
     bad: tuple[tuple[int, int], ...]
     "Pairs that hang, fail, get wrong values, or are slow."
@@ -136,19 +136,19 @@ class Pairs:
     seconds: float = 0.0
     "Time of the slowest pair."
     typical: float = 0.0
-    "What a good pair needs."
+    "Time of a good pair."
 
 
 def pairs_of(outcomes: Mapping[tuple[int, int], Outcome], per_node: int = 1, *, slow: bool = False) -> Pairs:
-    """Find the ranks, or else the pairs, that are to blame. With `slow`, slow pairs are bad, too.
+    """Find the ranks, or else the pairs, that are to blame. With `slow`, slow pairs count as bad.
 
-    Pairs of one node are compared with each other, and pairs of two nodes as well.
+    Pairs within a node are compared with each other, and so are pairs across nodes.
     """
     times = {pair: one.sizes[-1]["seconds"] for pair, one in outcomes.items() if one.ok and one.sizes}
     classes: dict[bool, list[float]] = {}
     for (one, other), seconds in sorted(times.items(), key=lambda item: item[1]):
         classes.setdefault(one // per_node == other // per_node, []).append(seconds)
-    # A quarter of the pairs is faster. One sick rank of three is in two of the three pairs.
+    # The 25th percentile, because one sick rank of three is in two of the three pairs.
     typical = {inside: found[len(found) // 4] for inside, found in classes.items()}
     slow_pairs = {
         (one, other)
@@ -169,9 +169,9 @@ def pairs_of(outcomes: Mapping[tuple[int, int], Outcome], per_node: int = 1, *, 
 
 
 def common(bad: Sequence[tuple[int, int]], all_pairs: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Return the fewest ranks (or nodes) that explain the bad pairs: all pairs of each are bad.
+    """Return the ranks (or nodes) whose pairs are all bad, if they explain every bad pair.
 
-    Empty if no such ranks explain all of them, or if all are bad.
+    The result is empty if they do not, or if all ranks are bad.
     """
     pairs = list(all_pairs)
     of_rank = Counter(rank for pair in pairs for rank in pair)
@@ -182,9 +182,9 @@ def common(bad: Sequence[tuple[int, int]], all_pairs: Iterable[tuple[int, int]])
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return all pairs in rounds in which nobody appears twice: the schedule of a round-robin tournament.
+    """Return all pairs, in rounds in which each member appears at most once (a round-robin tournament).
 
-    Above 16 members, only those rounds whose number is a power of two: each then meets log2(n) others.
+    Above 16 members, keep only rounds whose number is a power of two: each member then meets log2(n) others.
     """
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []

@@ -1,4 +1,4 @@
-"""The page of findings: 80 columns of plain text. Pure."""
+"""Format findings as a page of plain text, 80 columns wide. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from launcher.spec.one_line import plain
 
 WIDTH = 80
 COLUMNS = (6, 27, 22, 19)
-"Widths of verdict, check, measured value and expected value. Three gaps and an indent make WIDTH."
+"Widths of verdict, check, measured value and expected value. With three gaps and an indent they fill WIDTH."
 FEW = 4
-"More ways between nodes are counted."
+"Maximum number of connections between nodes to list. More are counted."
 PARTS: dict[Part, str] = {
     "run": "RUN",
     "node": "NODE",
@@ -36,9 +36,9 @@ def page(
     hosts: Mapping[int, str] | None = None,
     note: str = "",
 ) -> list[str]:
-    """Return the lines of the page: each part with its findings, then the sum of verdicts and the note.
+    """Return the lines of the page: each part with its findings, then the count of verdicts and the note.
 
-    `hosts`: names of the nodes, of which the page tells those that are few or have a fault.
+    `hosts` holds the nodes' names. The page shows all of up to FEW nodes; of more, those with a fault.
     """
     lines = _wrapped(title, WIDTH)
     if nodes > 1:
@@ -53,7 +53,7 @@ def page(
 
 
 def _sick(findings: Iterable[Finding]) -> set[int]:
-    """Return the nodes that findings name which are not good."""
+    """Return the nodes named in findings that are not good."""
     sick: set[int] = set()
     for one in findings:
         if one.verdict != "good":
@@ -78,7 +78,7 @@ def _lines(one: Finding, nodes: int) -> list[str]:
 
 
 def _row(*cells: str) -> list[str]:
-    """Return the lines of one row. A long cell goes on below, and takes the place of an empty one."""
+    """Return the lines of one row. A long cell wraps, and uses the space of an empty cell beside it."""
     widths = COLUMNS if cells[-1] else (*COLUMNS[:2], COLUMNS[2] + 1 + COLUMNS[3], 0)
     wrapped = [_wrap(cell, width) if cell else [] for cell, width in zip(cells, widths, strict=True)]
     rows = zip_longest(*wrapped, fillvalue="")
@@ -89,7 +89,7 @@ def _row(*cells: str) -> list[str]:
 
 
 def _wrap(cell: str, width: int) -> list[str]:
-    """Return the lines of a cell, which break behind a comma or semicolon if possible."""
+    """Wrap a cell, after a comma or semicolon if possible."""
     lines: list[str] = []
     for part in re.split(r"(?<=[,;]) ", cell):
         if lines and len(lines[-1]) + 1 + len(part) <= width:
@@ -111,7 +111,7 @@ def _paragraph(word: str, text: str) -> list[str]:
 
 
 def _wrapped(text: str, width: int, **more: Any) -> list[str]:
-    """Return the lines of a text. What a terminal would act on, such as ESC in a path, is spelled out."""
+    """Wrap a text, with control characters escaped, such as ESC in a path."""
     return textwrap.wrap(plain(" ".join(text.split())), width, **more)
 
 

@@ -1,4 +1,4 @@
-"""This node among the nodes of a doctor's run."""
+"""This node's place among the nodes of a run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Place:
-    """What this node knows before it measures anything."""
+    """What a node knows before it measures anything."""
 
     run: RunDir
     attempt: AttemptDir
     node: int
     host: str
-    "Address of node 0, as the other nodes reach it."
+    "Address at which the other nodes reach node 0."
     port: int
-    "Port at which the ranks of the run meet afterwards. It is free until then."
+    "Port of the ranks' rendezvous later in the run. It is free until then."
     expected: Expected
     options: Options | None
     "None in the run of an ordinary job."
     between_attempts: bool = False
-    "Whether an attempt of an ordinary job has ended, and another one is to follow."
+    "Whether an attempt of an ordinary job has ended and another one will follow."
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Place:
-        """Read the environment that start.sh has. Raises KeyError."""
+        """Read the environment that start.sh provides. Raises KeyError."""
         run = RunDir(Path(environ[variables.RUN_DIR]))
         about, plan = read_record(run.run), read_record(run.plan)
         return cls(
@@ -67,6 +67,6 @@ class Place:
 
     @property
     def local_ranks(self) -> dict[int, int]:
-        """The ranks of this node, over all nodes, with the local rank of each."""
+        """This node's global ranks, each with its local rank."""
         per = self.expected.ranks_per_node
         return {self.node * per + local: local for local in range(per)}

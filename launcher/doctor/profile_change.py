@@ -1,4 +1,4 @@
-"""Put settings into a cluster profile, with the reason beside them. Comments and order stay."""
+"""Write settings into a cluster profile, each with its reason. Comments and order are preserved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from launcher.spec.errors import UsageError
 INDENTED_LIST = r"^( *)[\w-]+:[^\n]*\n(?: *#[^\n]*\n)*\1  +- "
 "A list that is indented more than its key."
 WIDE = 4096
-"Longer lines than any profile has, so that none is wrapped."
+"Line width for the YAML writer, so large that no line is wrapped."
 
 
 def changed(text: str, facts: Facts) -> str:
     """Return a profile with the facts in `network.env` and `node.gpu`, and a comment with each reason.
 
-    The same text if it has them already. Raises UsageError if another value would change, too.
+    Return the same text if it has them already. Raises UsageError if another value would change.
     """
     wanted = _plain(text)
     if facts.env:
@@ -58,7 +58,7 @@ def changed(text: str, facts: Facts) -> str:
     yaml.dump(profile, out)
     if _plain(out.getvalue()) != wanted:
         raise UsageError(
-            "the profile cannot be changed without changing other values; put into network.env by hand: "
+            "the profile cannot be changed without changing other values; add to network.env by hand: "
             + " ".join(f"{name}={value}" for name, value in facts.env.items())
         )
     return out.getvalue()
@@ -88,9 +88,9 @@ def _without_reason(text: str, names: Iterable[str]) -> str:
 
 
 def _mapping(profile: CommentedMap, *keys: str) -> CommentedMap:
-    """Return the mapping below these keys, in block style. What is missing is added.
+    """Return the mapping below these keys, in block style. Missing keys are added.
 
-    One that other places share (an alias or a merge key) is copied, so that they keep theirs.
+    A mapping that is shared through an alias or a merge key is copied, so that other places do not change.
     """
     at = profile
     for key in keys:
@@ -101,7 +101,7 @@ def _mapping(profile: CommentedMap, *keys: str) -> CommentedMap:
             at[key] = found = CommentedMap(found)
         if found.fa.flow_style() or not found:
             found.fa.set_block_style()
-            found.lc.col = None  # it is that of the bracket
+            found.lc.col = None  # it was the column of the bracket
         at = found
     return at
 
@@ -119,7 +119,7 @@ def difference(before: str, after: str, name: str) -> str:
 
 
 def own_file(file: Path, shipped: Path) -> Path:
-    """Return the file to write for a profile: for a shipped one, a file of the user, which wins over it."""
+    """Return the file to write for a profile. For a shipped one, it is a user's file that overrides it."""
     if file.resolve().parent != shipped.resolve():
         return file
     return Path(platformdirs.user_config_dir("launcher")) / "clusters" / file.name

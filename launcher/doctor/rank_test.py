@@ -1,4 +1,4 @@
-"""A test that several ranks run together, and what one of them tells."""
+"""A test that several ranks run together, and the report of one rank."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankTest:
-    """What the ranks of a test do, and how they reach each other."""
+    """A test: what its ranks do, and how they reach each other."""
 
     what: str
     "Name of a function in `ranks.TESTS`."
     options: Mapping[str, Any]
     ranks: tuple[int, ...]
-    "The ranks that take part, over all nodes. Their places in this order are the ranks of the test's group."
+    "Global ranks that take part. Their positions in this tuple are their ranks in the test's process group."
     host: str
     port: int
-    "Where the first of them serves the store."
+    "Port at which the first of these ranks serves the store."
     seconds: float
+    "Time limit."
     env: Mapping[str, str] = field(default_factory=dict)
-    "Settings to try."
+    "Environment variables to try."
 
 
 @dataclass(frozen=True)
 class Told:
-    """What one rank of this node told."""
+    """The report of one rank."""
 
     rank: int
-    "Over all nodes."
+    "Global rank."
     ended: bool
-    "False if the rank was still there when the time was over."
+    "False if the rank was still running at the time limit."
     at: str = ""
-    "The step that it began last."
+    "The last step that the rank began."
     done: int = 0
-    "Steps that it has finished."
+    "Number of steps that the rank has finished."
     results: tuple[Mapping[str, Any], ...] = ()
     error: str = ""
     state: str = ""
-    "State of a process that did not end, as in proc(5): T is stopped, D waits for a device."
+    "State of a process that did not end, from proc(5): T is stopped, D waits for a device."

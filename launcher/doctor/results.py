@@ -19,20 +19,20 @@ from launcher.spec.base import counted
 
 LIVES = "has not ended"
 CUT_OFF = frozenset({"preempted", "time-limit", "host-oom"})
-"Failures that end a run from outside. They tell nothing of what it has not examined."
+"Failures that end a run from outside. They say nothing about what was not examined."
 NOT_EXAMINED = (
     "What this page does not show was not examined, and may be good or broken. `launcher why RUN` tells how "
     "the run ended. Then examine again: `launcher resume RUN`, or a new `launcher doctor`."
 )
 DAMAGED = (
-    "What this page does not show is not known, and may be good or broken. Restore the file from a backup, "
-    "or examine again: a new `launcher doctor`."
+    "Anything that is not on this page is unknown, and may be good or broken. Restore the file from a "
+    "backup, or run `launcher doctor` again."
 )
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a doctor's run has measured so far, and what follows from it."""
+    """What a doctor's run has measured so far, and the findings from it."""
 
     run: RunDir
     cluster: str
@@ -40,9 +40,9 @@ class Results:
     expected: Expected
     values: tuple[Measured, ...]
     unfinished: str = ""
-    "Why the examination is not complete, such as `has not ended` or `was cancelled`; empty if it is."
+    "Why the examination is incomplete, such as `has not ended` or `was cancelled`; empty if it is complete."
     ended: bool = True
-    "Whether the run has ended, so that nothing more follows."
+    "Whether the run has ended, so that no more values will follow."
     damaged: bool = False
     "Whether files with results cannot be read."
 
@@ -52,22 +52,22 @@ class Results:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst verdict; None if nothing is broken so far, and the examination is not complete."""
+        """The worst verdict; None if nothing is broken so far and the examination is incomplete."""
         found = worst(self.findings)
         return None if self.unfinished and found != "broken" else found
 
     @property
     def cut_off(self) -> bool:
-        """Whether the run has ended and its examination is not complete."""
+        """Whether the run has ended with an incomplete examination."""
         return self.ended and bool(self.unfinished)
 
     @property
     def node_died(self) -> bool:
-        """Whether a node has stopped answering. The examination ends with that."""
+        """Whether a node has stopped answering, which ends the examination."""
         return any(value.check == "alive" for value in self.values)
 
     def page(self) -> list[str]:
-        """Return the page for a person."""
+        """Return the page as lines of text."""
         per, name = self.expected, self.run.id
         title = (
             f"doctor: {self.cluster}, {counted(per.nodes, 'node')}, {counted(per.ranks, 'rank')}, "
@@ -99,7 +99,7 @@ class Results:
 
 
 def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
-    """Return the results of a run; None if it is not a doctor's. `ended`: whether nothing more follows."""
+    """Return the results of a run, or None if it is not a doctor's run. `ended` says if the run has ended."""
     about, plan = read_record(run.run), read_record(run.plan)
     options = Options.of_command(about.get("job", {}).get("command") or ())
     if options is None:
@@ -114,7 +114,7 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
         others = f" and {len(damaged) - 1} other files" if len(damaged) > 1 else ""
         unfinished = f"has files that cannot be read: {damaged[0]}{others}"
     if ended and unfinished and not over and history and history[-1][0]:
-        history[-1] = (history[-1][0], {})  # what ended the run may have spoiled the answers, too
+        history[-1] = (history[-1][0], {})  # drop answers that the run's end may have affected
     values = [
         *_of_run(orders, expected, end.reason, not unfinished),
         *values_of(history, expected.nodes),
@@ -124,10 +124,10 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
 
 
 class _End(NamedTuple):
-    """How a run ended, by its own records."""
+    """How a run ended according to its records."""
 
     failure: str | None
-    "None if they do not tell: its supervisor was killed, or has not ended."
+    "None if unknown: the supervisor was killed, or has not ended."
     reason: str = ""
     "Empty if it succeeded."
 
@@ -144,10 +144,10 @@ def _end_of(run: RunDir, attempt: AttemptDir) -> _End:
 
 
 def _why_unfinished(end: _End, over: bool, all_answered: bool) -> str:
-    """Return why the examination of a run that has ended is not complete; empty if it is.
+    """Return why the examination of an ended run is incomplete, or "" if it is complete.
 
-    `over`: node 0 gave the last order. `all_answered`: every node began to examine itself. If one did not, a
-    failure of the run's own, such as an image that does not exist, is the finding.
+    `over` says whether node 0 gave the last order, `all_answered` whether every node began to examine itself.
+    If one did not, the failure of the run itself, such as a missing image, is the finding.
     """
     if end.failure is None:
         return "was lost"
@@ -159,9 +159,9 @@ def _why_unfinished(end: _End, over: bool, all_answered: bool) -> str:
 
 
 def _of_run(orders: Orders, expected: Expected, said: str, complete: bool) -> Sequence[Measured]:
-    """Values of the run as a whole: which nodes answered, and how its ranks connected.
+    """Return values of the run as a whole: which nodes answered, and how its ranks connected.
 
-    What is missing is a finding only if the run is complete. `said`: why it ended without success.
+    Missing values are findings only if the run is complete. `said` is why it ended without success.
     """
     answers = orders.answers(0)
     found = [

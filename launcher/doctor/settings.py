@@ -1,4 +1,4 @@
-"""The settings that a search tries, in the order in which it tries them. Pure.
+"""The settings that a search tries, in this order. Pure.
 
 Sources: NCCL's documentation, "Environment Variables"; torch's documentation of torch.distributed, "Choosing
 the network interface to use". The settings for NCCL have not yet been tried on a GPU.
@@ -14,21 +14,21 @@ from launcher.doctor.outcome import Outcome
 
 Purpose = Literal["works", "faster"]
 Where = Literal["anywhere", "inside", "between"]
-"Where collectives fail, or what a setting changes: inside of nodes, between nodes, or both."
+"Where collectives fail, or where a setting has an effect: inside nodes, between nodes, or both."
 
 FASTER = 1.1
-"A setting is faster if it has so many times the bandwidth. Less is noise."
+"A setting is faster if it reaches this many times the bandwidth. Less is noise."
 
 
 class Setting(NamedTuple):
-    """Variables to try together, and what they change."""
+    """Environment variables to try together."""
 
     env: Mapping[str, str]
     explains: str
-    "What is wrong if training works with it."
+    "The fault, if training works with this setting."
     purpose: Purpose = "works"
     where: Where = "anywhere"
-    "What it changes."
+    "Where the setting has an effect."
 
     @property
     def text(self) -> str:
@@ -60,7 +60,7 @@ NCCL = (
     Setting({"NCCL_IB_QPS_PER_CONNECTION": "4"}, "One queue pair uses one path.", "faster", "between"),
     Setting({"NCCL_ALGO": "Tree"}, "NCCL chooses the slower algorithm.", "faster"),
 )  # fmt: skip
-"The cheapest explanation first: what disturbs most clusters, and costs least to give up."
+"The most likely faults come first, and among them the features that cost least to disable."
 
 
 NO_SETTING = Setting({}, "")
@@ -75,10 +75,10 @@ def candidates(
     several: bool = True,
     tune: bool = False,
 ) -> list[Setting]:
-    """Return the settings to try: one at a time, then pairs of those that make something work.
+    """Return the settings to try: single settings first, then pairs of them.
 
-    `where` collectives fail decides which of them come first, and on one node (not `several`) which there
-    are. `interfaces` are those that all nodes have, `adapters` the InfiniBand adapters that all have.
+    Settings that match `where` collectives fail come first. On one node (not `several`), settings between
+    nodes are left out. `interfaces` and `adapters` (InfiniBand) are those that all nodes have.
     """
     name = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
     sign = "" if backend == "gloo" else "="  # without it, NCCL reads a prefix
@@ -106,7 +106,7 @@ def candidates(
 
 
 def _pairs(settings: Iterable[Setting]) -> list[Setting]:
-    """Return pairs of the first five settings, for two faults at the same time."""
+    """Return pairs of the first five settings, for nodes with two faults."""
     first = list(settings)[:5]
     return [
         Setting({**one.env, **other.env}, f"{one.explains} {other.explains}")
@@ -121,9 +121,9 @@ def fastest(tried: Iterable[tuple[Setting, Outcome]]) -> Setting | None:
 
 
 def gain(turns: Sequence[tuple[Outcome, Outcome]]) -> tuple[float, float] | None:
-    """Return the highest bus bandwidth without a setting and the lowest with it, if that is clearly higher.
+    """Return the highest bus bandwidth without a setting and the lowest with it; None if it is not faster.
 
-    Each of the turns has the outcome without it, and that with it.
+    Each turn is (outcome without the setting, outcome with it).
     """
     if not all(one.ok and one.sizes for turn in turns for one in turn):
         return None

@@ -1,4 +1,4 @@
-"""What each rank of a doctor's run executes: connect to the others as a job's ranks do, and tell of it."""
+"""The program of each rank of a doctor's run: connect as a job's ranks do, and record how long it took."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from launcher.rundir.layout import RunDir
 from launcher.spec import variables
 
 SECONDS = 60.0
-"Time in which all ranks must be connected and have added up."
+"Time limit for connecting all ranks and for one all-reduce."
 
 
 def main() -> None:
-    """Add up over all ranks with the backend of training. Raises what torch raises if that fails."""
+    """Run an all-reduce with the backend of training. Raises torch's exception if that fails."""
     began = time.monotonic()
     import torch
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Keep the comments behind a YAML mapping in front of the next key when keys are added to the mapping.
+"""Keep comments after a YAML mapping in front of the next key when keys are added to the mapping.
 
 ruamel.yaml attaches a comment to the value before it. The comment of the next key therefore belongs to the
 last value of a mapping, and would end up in the middle of the mapping when another key follows that value.
@@ -15,14 +15,14 @@ from ruamel.yaml.error import CommentMark
 from ruamel.yaml.tokens import CommentToken
 
 VALUE, ITEM = 2, 0
-"Where ruamel.yaml keeps the comment behind the value of a key, and behind an item of a list."
+"Positions where ruamel.yaml stores the comment after a key's value and after a list item."
 
 
 @contextmanager
 def trailing_comments_kept(profile: CommentedMap, *keys: str) -> Iterator[None]:
-    """While the mapping below these keys changes, keep the comments behind it, or behind what exists of it.
+    """Keep the comments after the mapping below these keys while the block changes it.
 
-    Comments behind it that are indented as its keys are part of it, and stay where they are.
+    Comments after it that are indented like its keys belong to it and stay in place.
     """
     at, key, *deeper = profile, *keys
     if key not in at:
@@ -79,14 +79,14 @@ def _last(at: Any, key: Any) -> tuple[Any, Any]:
 
 
 def _token(at: Any, key: Any) -> CommentToken | None:
-    """Return the comment behind a value, and the lines below it."""
+    """Return the comment after a value, with the lines below it."""
     tokens = at.ca.items.get(key)
     found = tokens[ITEM if isinstance(at, CommentedSeq) else VALUE] if tokens else None
-    return found or getattr(at[key], "comment", None)  # a text in the style `|` has its own
+    return found or getattr(at[key], "comment", None)  # a block scalar (`|`) has its own
 
 
 def _append(at: Any, key: Any, lines: str) -> None:
-    """Add lines of comments behind a value."""
+    """Append comment lines after a value."""
     token = _token(at, key)
     if token is None:
         token = CommentToken("\n", CommentMark(0))

@@ -1,4 +1,4 @@
-"""What the doctor measures, what it expects, and what it concludes."""
+"""Values of the doctor: what was measured, what is expected, and the findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from launcher.doctor.job_needs import JobNeeds
 
 Verdict = Literal["good", "poor", "broken"]
-"`poor`: training works, but slowly or at a risk. `broken`: it fails, or computes wrong values."
+"`poor`: training works, but is slow or at risk. `broken`: it fails, or computes wrong values."
 
 Part = Literal["run", "node", "network", "collectives", "model", "search", "job"]
 
@@ -31,9 +31,9 @@ class Measured:
     "Name of a row of `checks.CHECKS`."
     node: int
     value: Any
-    "A number, text, bool or mapping; None if it could not be measured."
+    "A number, text, bool or mapping, or None if it could not be measured."
     subject: str = ""
-    "What was measured if there are several: `GPU 3`, a folder, `node 0 to node 1`."
+    "Which of several things was measured: `GPU 3`, a folder, `node 0 to node 1`."
     error: str = ""
     "Why it could not be measured, or what failed."
 
@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the profile and the plan promise about each node. None: they do not say."""
+    """What the profile and the plan promise about each node. None means unknown."""
 
     nodes: int = 1
     ranks_per_node: int = 1
@@ -63,9 +63,9 @@ class Expected:
     "`network.env` of the profile."
     nvme_dir: str | None = None
     command: bool = False
-    "Whether the job is a command of the user's, which may not use torch."
+    "Whether the job is a user's command, which may not use torch."
     shared: bool = True
-    "Whether all nodes see the run folder."
+    "Whether all nodes share the run folder."
     job: JobNeeds | None = None
     "What the job of `launcher doctor --job` needs."
 
@@ -114,7 +114,7 @@ class Opinion(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A measured value, and what it means. Equal findings of several nodes and subjects are one."""
+    """A measured value and its verdict. Equal findings of several nodes and subjects are merged."""
 
     check: str
     title: str

@@ -1,6 +1,7 @@
-"""The table of all checks: a row for each measured value, with what is expected of it.
+"""The table of all checks, with a row for each kind of measured value.
 
-Judging is pure: a measured value and what is expected give an opinion. `launcher.doctor.measure` measures.
+Judging is pure: it maps a measured value and the expectations to an opinion. The code that measures is in
+`launcher.doctor.measure`.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from launcher.spec.base import format_bytes
 GLOO_LEAST = 25e6
 "Bytes/s of bus bandwidth: a fifth of 1 Gb/s Ethernet, the slowest network of a data centre."
 NCCL_SHARE = 0.5
-"Part of a link's data sheet that large messages reach at least. nccl-tests reaches 0.75 to 0.95 of it."
+"Minimum fraction of a link's data sheet for large messages. nccl-tests reaches 0.75 to 0.95."
 SHEET_SHARE, MEDIAN_SHARE = 0.5, 0.5
-"Share of the data sheet's FLOP/s and memory bandwidth that a healthy GPU reaches at least."
+"Minimum fraction of the data sheet's FLOP/s and memory bandwidth that a healthy GPU reaches."
 LARGE = 2**19
-"Bytes from which the bandwidth counts, and not the latency."
+"Message size in bytes from which bandwidth, not latency, dominates."
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "point-to-point")
 
 
@@ -50,7 +50,7 @@ def collective(measured: Measured, expected: Expected) -> Opinion:
 
 
 def compute(measured: Measured, expected: Expected) -> Opinion:
-    """Compare each rank with the data sheet of its GPU, or else with the median of all ranks."""
+    """Judge each rank by the data sheet of its GPU, or else by the median of all ranks."""
     value = measured.value
     if value["kind"] == "wrong":
         who = ranks(value["ranks"], expected)
@@ -76,7 +76,7 @@ def compute(measured: Measured, expected: Expected) -> Opinion:
 
 
 def least_bandwidth(expected: Expected) -> float | None:
-    """Return the bus bandwidth in bytes/s that large messages should have at least; None if unknown."""
+    """Return the minimum bus bandwidth in bytes/s for large messages, or None if unknown."""
     if expected.backend == "gloo":
         return GLOO_LEAST
     if expected.nodes > 1:
@@ -106,7 +106,7 @@ def pairs(measured: Measured, expected: Expected) -> Opinion:
 
 
 def _failed(value: Mapping[str, Any], expected: Expected, told: str) -> Opinion:
-    """A hang, an error or wrong values, with the ranks to blame."""
+    """Return the opinion on a hang, an error or wrong values, with the ranks to blame."""
     who = ranks(value["ranks"], expected)
     if value["kind"] == "wrong":
         cause = (
@@ -141,7 +141,7 @@ def _cure(blamed: Sequence[int], expected: Expected) -> str:
 
 
 def ranks(numbers: Sequence[int], expected: Expected) -> str:
-    """Name ranks with their nodes: `rank 3 (node 1)`; empty for none."""
+    """Name ranks with their nodes, such as `rank 3 (node 1)`; return "" for none."""
     words = [
         f"rank {number}" + (f" (node {number // expected.ranks_per_node})" if expected.nodes > 1 else "")
         for number in numbers
@@ -150,7 +150,7 @@ def ranks(numbers: Sequence[int], expected: Expected) -> str:
 
 
 def rate(speed: float) -> str:
-    """Bytes/s for a person: 1.2 GB/s."""
+    """Format bytes/s, such as `1.2 GB/s`."""
     return f"{speed / 1e9:.3g} GB/s" if speed >= 1e9 else f"{speed / 1e6:.3g} MB/s"
 
 

@@ -108,7 +108,7 @@ ROWS = (
         "folder", "folder", "node",
         unmeasured=Opinion(
             "broken", "answers", "Reading or writing in this folder hangs or fails.",
-            "Look at the mount (`dmesg`, `mount`) and its server: a hard NFS mount waits for ever.",
+            "Look at the mount (`dmesg`, `mount`) and its server: a hard NFS mount waits forever.",
         ),
     ),
     Check("space", "free space", "node", space, format_bytes),

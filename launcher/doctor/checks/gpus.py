@@ -1,4 +1,4 @@
-"""Checks of a node's GPUs, from what NVML tells."""
+"""Checks of a node's GPUs, based on NVML."""
 
 from __future__ import annotations
 
@@ -82,8 +82,11 @@ def mig(measured: Measured, expected: Expected) -> Opinion:
 
 
 def driver(measured: Measured, expected: Expected) -> Opinion:
-    """A driver supports the CUDA versions of its major version and all before it (minor version
-    compatibility, CUDA Compatibility guide)."""
+    """Judge whether the driver supports torch's CUDA version.
+
+    A driver supports all CUDA versions up to its major version (CUDA Compatibility guide, minor version
+    compatibility).
+    """
     built = measured.value["torch"]
     if not built or version(measured.value["cuda"])[:1] >= version(built)[:1]:
         return Opinion("good", f"CUDA {built}" if built else "")
@@ -111,7 +114,10 @@ def gdr(measured: Measured, expected: Expected) -> Opinion:
 
 
 def gdr_adapters(measured: Measured, expected: Expected) -> Opinion:
-    """NCCL uses GPUDirect RDMA within a host bridge unless NCCL_NET_GDR_LEVEL allows more."""
+    """Judge whether an adapter is near the GPU.
+
+    NCCL uses GPUDirect RDMA only within a host bridge, unless NCCL_NET_GDR_LEVEL allows more.
+    """
     near = [name for name, distance in measured.value.items() if distance in ("switch", "host bridge")]
     if near:
         return Opinion("good", "one is near")

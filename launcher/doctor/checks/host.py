@@ -11,10 +11,10 @@ from launcher.doctor.values import Expected, Measured, Opinion
 from launcher.spec.base import GIB, format_bytes
 
 MEMORY_SHARE = 0.95
-"The kernel keeps some of the memory that a data sheet or scheduler names."
+"Fraction of the nominal memory that must be usable. The kernel reserves some of it."
 FREE_SHARE = 0.5
 LOAD = 1.5
-"Processes that compute or wait for a disk, for each CPU of the host, in the last minute (proc(5), loadavg)."
+"Processes per CPU of the host that computed or waited for a disk in the last minute (proc(5), loadavg)."
 SHM_BYTES = GIB
 "DataLoader workers pass batches and NCCL its buffers through /dev/shm; 64 MiB is Docker's default."
 SHM_LEAST = 32 * 2**20
@@ -31,7 +31,7 @@ CLOCK_POOR, CLOCK_BROKEN = 1.0, 60.0
 BITSANDBYTES = (0, 50)
 PYTHON = (3, 10)
 SOFTWARE = frozenset({"torch", "bitsandbytes"})
-"Checks of what a job with `command:` may do without."
+"Checks of software that a job with `command:` may not need."
 
 
 def load(measured: Measured, expected: Expected) -> Opinion:
@@ -166,7 +166,7 @@ def torch(measured: Measured, expected: Expected) -> Opinion:
 
 
 def bitsandbytes(measured: Measured, expected: Expected) -> Opinion:
-    """It loads the library of the nearest CUDA version of torch's major version (its cextension.py)."""
+    """Judge whether bitsandbytes has a library for torch's CUDA major version (its cextension.py)."""
     found = measured.value
     cure = "Upgrade bitsandbytes, or choose other optimizers."
     if version(found["version"]) < BITSANDBYTES:

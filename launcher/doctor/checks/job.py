@@ -1,4 +1,4 @@
-"""Checks of whether a job can start: what it names exists, and there is room for it."""
+"""Checks of whether a job can start: its files, imports and secrets exist, and memory and disk suffice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nothing(cause: str, cure: str) -> Any:
 
 
 def _room(cause: str, cure: str, need: str) -> Any:
-    """Return a judge of free bytes. `need` names what JobNeeds says."""
+    """Return a judge of free bytes. `need` is the field of JobNeeds that says how many are needed."""
 
     def judge(measured: Measured, expected: Expected) -> Opinion:
         least = getattr(expected.job, need)

@@ -1,4 +1,4 @@
-"""Checks of the ways between nodes."""
+"""Checks of the connections between nodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from launcher.doctor.values import Expected, Measured, Opinion, Verdict
 LATENCY = 0.01
 "Seconds of a round trip with a new connection. Within a data centre it takes less than a millisecond."
 LOSS_POOR, LOSS_BROKEN = 0.02, 0.1
-"Part of the packets. TCP is slow from a thousandth on, which 100 packets do not show."
+"Fraction of lost packets. TCP slows down at 0.001, which 100 packets cannot show."
 BANDWIDTH = 125e6
 "Bytes/s of one TCP connection if the profile does not set network.inter_node: 1 Gb/s."
 BANDWIDTH_SHARE = 0.1
-"One TCP connection reaches a part of a fast network, and other nodes send at the same time."
+"Required fraction of the bandwidth: one TCP connection cannot fill a fast network, and other nodes send too."
 
 
 def name(measured: Measured, expected: Expected) -> Opinion:
@@ -124,13 +124,13 @@ def bandwidth(measured: Measured, expected: Expected) -> Opinion:
     told = f"at least {rate(least)}"
     if measured.value >= least:
         return Opinion("good", told)
-    cause = "The way between these nodes is slow."
+    cause = "The connection between these nodes is slow."
     cure = "Check the speed of the links (ethtool), and whether network.interface is the fast network."
     return Opinion("poor", told, cause, cure)
 
 
 def _states(value: Any) -> str:
-    """`open`, or the first state that is not, with the ports that have it if others do not."""
+    """Return `open`, or the first other state, with its ports unless all ports have it."""
     bad = [state for state in value.values() if state != "open"]
     if not bad:
         return "open"
@@ -146,7 +146,7 @@ _STUCK = Opinion(
     "poor",
     "passes",
     "A connection opens, and data does not get through it in time.",
-    "See the largest packet and the lost packets of this way.",
+    "See the largest packet and the lost packets of this connection.",
 )
 _NO_UDP = Opinion("good", "", "UDP does not pass, which NCCL and gloo do not need.")
 

@@ -9,7 +9,7 @@ from launcher.doctor.values import Expected, Measured, Opinion, Part, Verdict
 
 
 def good(_measured: Measured, _expected: Expected) -> Opinion:
-    """The value only informs."""
+    """Return a good opinion, for values that only inform."""
     return Opinion("good")
 
 
@@ -22,19 +22,19 @@ class Check(NamedTuple):
 
     name: str
     title: str
-    "As the page shows it."
+    "Title on the page."
     part: Part
     judge: Callable[[Measured, Expected], Opinion] = good
-    "Called for values that could be measured."
+    "Judges a value that could be measured."
     show: Callable[[Any], str] = str
-    "The value as text."
+    "Formats the value as text."
     of_node: bool = True
-    "Whether it is a value of one node, and not of a way between nodes or of ranks together."
+    "Whether the value belongs to one node, not to a connection between nodes or to several ranks."
     alike: Verdict = "good"
-    "Verdict if the value is not the same on all nodes."
+    "Verdict if the nodes have different values."
     alike_cure: str = "Install the same environment on all nodes, or leave the other nodes out."
-    "What to do if it is not."
+    "Cure if the nodes have different values."
     unmeasured: Opinion = Opinion("poor", "", "It could not be measured.")
-    "Opinion if the value could not be measured. Its cause is followed by the error."
+    "Opinion if the value could not be measured. The error is appended to its cause."
     fixed: bool = False
-    "Whether a node has the same value as long as a run lasts, so that a run that trained can live with it."
+    "Whether the value cannot change during a run, so that it did not end a run that has already trained."

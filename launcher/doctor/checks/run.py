@@ -1,4 +1,4 @@
-"""Checks of the doctor's own run, which starts as every run does."""
+"""Checks of the doctor's own run, which starts like any other run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion
 
 CONNECT_SECONDS = 20.0
-"Time in which torch's rendezvous and the first collective are usual, also for hundreds of ranks."
+"Usual upper limit for torch's rendezvous and the first collective, even with hundreds of ranks."
 
 
 SILENT = Opinion(
@@ -37,7 +37,7 @@ def seconds(measured: Measured, expected: Expected) -> Opinion:
     told = f"below {CONNECT_SECONDS:g} s"
     if measured.value < CONNECT_SECONDS:
         return Opinion("good", told)
-    return Opinion("poor", told, "The ranks need long to connect.", "See the checks of the network below.")
+    return Opinion("poor", told, "The ranks take long to connect.", "See the checks of the network below.")
 
 
 ROWS = (

@@ -1,4 +1,4 @@
-"""What the search over settings found."""
+"""Results of the search over settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chosen(measured: Measured, expected: Expected) -> Opinion:
     if value["env"] == {}:
         return Opinion("good", "")
     cause = f"{value['explains']} {value['before']} without it, {value['after']} with it."
-    cure = "`launcher doctor --show RUN --write` puts it into network.env of the profile."
+    cure = "`launcher doctor --show RUN --write` writes it to network.env of the profile."
     return Opinion("poor", "no setting", cause, cure)
 
 

@@ -14,7 +14,7 @@ from launcher.doctor.values import Measured
 
 
 def measure_adapters(node: int, root: Path = Path("/")) -> Iterator[Measured]:
-    """Yield the state of all ports of this node as one value. Nothing without adapters."""
+    """Yield the states of all ports of this node as one value, or nothing if there are no adapters."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     if ports:
         yield guarded("adapters", node, lambda: {_name(port): _port(port) for port in ports})
@@ -25,7 +25,7 @@ def _name(port: Path) -> str:
 
 
 def _port(port: Path) -> dict[str, str]:
-    """Return state and physical state in words, the rate with its unit, and the kind of link."""
+    """Return the state and physical state as words, the rate with its unit, and the link layer."""
     state, physical = (
         re.sub(r"^\d+: *", "", (port / name).read_text().strip()) for name in ("state", "phys_state")
     )

@@ -16,21 +16,21 @@ from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.values import Measured
 
 LEAST_BYTES = 2**20
-"Enough to see that a folder can be written."
+"Enough to see whether a folder is writable."
 QUICK_BYTES = 64 * 2**20
 THOROUGH_BYTES = 1024 * 2**20
 PART_BYTES = 8 * 2**20
 LEAST = 16 * 2**20
-"Bytes/s. A slower folder gets a smaller file, so that the check of a node takes seconds."
+"Bytes/s. A slower folder gets a smaller file, so that the check takes only seconds."
 ANSWER_SECONDS = 12.0
-"How long a system call on a folder may take, beyond reading and writing at LEAST."
+"How long a system call on a folder may take, in addition to reading and writing at LEAST."
 FREE_SHARE = 0.25
-"Part of the free space that the test may fill."
+"Maximum fraction of the free space that the test fills."
 
 
 def folders_of_run(run: Path, nvme_dir: str | None) -> dict[str, Path]:
-    """Return the folders to measure by what they are for. They may not exist yet."""
-    # tempfile.gettempdir() would silently take another folder if this one is not writable.
+    """Return the folders to measure, by their purpose. They may not exist yet."""
+    # tempfile.gettempdir() would silently choose another folder if this one is not writable.
     scratch = Path(os.environ.get("TMPDIR") or "/tmp")
     named = {"run folder": run, "checkpoints": run / "checkpoints", "scratch": scratch}
     return {**named, **({"nvme_dir": Path(nvme_dir)} if nvme_dir is not None else {})}
@@ -39,9 +39,9 @@ def folders_of_run(run: Path, nvme_dir: str | None) -> dict[str, Path]:
 def measure_folders(
     node: int, folders: Mapping[str, Path], most: int, leave: Callable[[str], object]
 ) -> Iterator[Measured]:
-    """Yield the values of all folders, of each file system once. At most `most` bytes are written to each.
+    """Yield the values of all folders, once per file system. At most `most` bytes are written to each.
 
-    `leave` gets the path of each file before it is written. A folder that hangs is a finding.
+    `leave` is called with the path of each file before it is written. A folder that hangs is a finding.
     """
     left = dict(folders)
     while left:
@@ -72,9 +72,9 @@ def _each(
 def measure_folder(
     node: int, name: str, folder: Path, most: int, leave: Callable[[str], object]
 ) -> Iterator[Measured]:
-    """Yield the values of one folder. What is written is deleted again."""
+    """Yield the values of one folder. Test files are deleted again."""
     yield guarded("space", node, lambda: os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize, name)
-    if os.statvfs(folder).f_files:  # btrfs and others make inodes as they are needed
+    if os.statvfs(folder).f_files:  # 0 on btrfs and others, which create inodes on demand
         yield guarded("inodes", node, lambda: os.statvfs(folder).f_favail, name)
     size = min(most, int(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize * FREE_SHARE))
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def measure_folder(
 
 @contextmanager
 def _written(folder: Path, size: int, leave: Callable[[str], object]) -> Iterator[tuple[Path, float, int]]:
-    """Write a file and sync it, a part at a time; give its path, the bytes/s and its size."""
+    """Write a file and sync it, a part at a time. Yield its path, the bytes/s and its size."""
     descriptor, name = tempfile.mkstemp(prefix=".doctor-", dir=folder)
     leave(name)
     try:
@@ -107,7 +107,7 @@ def _written(folder: Path, size: int, leave: Callable[[str], object]) -> Iterato
 
 
 def _read(file: Path, size: int) -> float:
-    """Return the bytes/s of reading a file, from the disk if the kernel drops it from its cache."""
+    """Return the bytes/s of reading a file, from disk if the kernel drops it from the page cache."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Measure what GPUDirect RDMA needs, as far as /sys and /proc tell. Not yet run on a GPU.
+"""Measure the requirements of GPUDirect RDMA from /sys and /proc. Not yet run on a GPU.
 
 Sources: NVIDIA's documentation of GPUDirect RDMA; NCCL's documentation, "Troubleshooting", GPU Direct; sysfs'
 documentation, ABI/testing/sysfs-bus-pci.
@@ -19,11 +19,11 @@ NVIDIA, DISPLAY = "0x10de", ("0x0300", "0x0302")
 "PCI vendor, and the classes of GPUs: VGA and 3D controllers."
 DMABUF_KERNEL = (5, 12)
 DISTANCES = ("switch", "host bridge", "NUMA node", "system")
-"From near to far. GPU and adapter share the first of these."
+"From near to far. The distance is the first of these that GPU and adapter share."
 
 
 def measure_gdr(node: int, root: Path = Path("/")) -> Iterator[Measured]:
-    """Yield values of GPUDirect RDMA. Nothing without InfiniBand or RoCE adapters, or without GPUs."""
+    """Yield values of GPUDirect RDMA, or nothing if there are no InfiniBand or RoCE adapters or no GPUs."""
     adapters = {one.name: (one / "device").resolve() for one in (root / "sys/class/infiniband").glob("*")}
     gpus = list(_gpus(root))
     if not adapters or not gpus:
@@ -35,14 +35,14 @@ def measure_gdr(node: int, root: Path = Path("/")) -> Iterator[Measured]:
 
 
 def _gpus(root: Path) -> Iterator[Path]:
-    """Yield the PCI device of each GPU, in the order of the bus, which is that of NVML."""
+    """Yield the PCI device of each GPU, in bus order, which is NVML's order."""
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         if _read(device / "vendor") == NVIDIA and _read(device / "class")[:6] in DISPLAY:
             yield device.resolve()
 
 
 def _support(root: Path) -> dict[str, Any]:
-    """Return whether the kernel lets adapters reach the GPUs' memory: by nvidia_peermem, or by dma-buf."""
+    """Return whether the kernel lets adapters reach the GPUs' memory, through nvidia_peermem or dma-buf."""
     kernel = re.match(r"(\d+)\.(\d+)", _read(root / "proc/sys/kernel/osrelease"))
     new = kernel is not None and (int(kernel[1]), int(kernel[2])) >= DMABUF_KERNEL
     opened = "Open Kernel Module" in _read(root / "proc/driver/nvidia/version")

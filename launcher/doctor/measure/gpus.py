@@ -22,16 +22,13 @@ SLOWDOWNS = {
     "nvmlClocksEventReasonHwThermalSlowdown": "hardware thermal slowdown",
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
 }
-"NVML's names of the reasons for lower clocks, and the doctor's."
+"Reasons for lower clocks: NVML's name and the doctor's."
 FIRST_LINKS = 36
-"More NVLinks than any GPU has (NVML_NVLINK_MAX_LINKS)."
+"Number of NVLinks to query; no GPU has more (NVML_NVLINK_MAX_LINKS)."
 
 
 def measure_gpus(node: int) -> Iterator[Measured]:
-    """Yield the values of the GPUs that this process may use, as far as the driver knows them.
-
-    Others of the node may be another job's.
-    """
+    """Yield the values of the GPUs that this process may use. Other GPUs may belong to another job."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError as error:
@@ -65,7 +62,7 @@ def visible_handles(nvml: Any) -> dict[int, Any]:
 def visible(uuids: Sequence[str], chosen: str) -> list[int]:
     """Return the indices of the GPUs that CUDA_VISIBLE_DEVICES (`chosen`) names, by index or UUID.
 
-    All of them if it is empty, or if it names parts of GPUs (MIG).
+    Return all GPUs if it is empty, or if it names parts of GPUs (MIG).
     """
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     found = [
@@ -90,7 +87,7 @@ def _gpu(nvml: Any, node: int, name: str, handle: Any) -> Iterator[Measured]:
     yield guarded("gpu-name", node, lambda: _text(nvml.nvmlDeviceGetName(handle)), name)
     yield Measured("gpu-memory", node, memory.total, name)
     yield guarded("gpu-used", node, lambda: _used(nvml, handle, memory), name)
-    # A consumer GPU has no ECC, a GPU without NVLink no links: then there is no value.
+    # Unsupported values are skipped: consumer GPUs have no ECC, for example.
     measures: dict[str, Callable[[], Any]] = {
         "gpu-ecc": lambda: nvml.nvmlDeviceGetTotalEccErrors(
             handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
@@ -118,8 +115,8 @@ def _used(nvml: Any, handle: Any, memory: Any) -> dict[str, Any]:
 
 
 def _rows(rows: Any) -> int:
-    """Return the number of faulty rows that are not replaced yet; rows are (correctable, uncorrectable,
-    pending, failed)."""
+    """Return the number of faulty rows not yet replaced. `rows` is (correctable, uncorrectable, pending,
+    failed)."""
     _, _, pending, failed = rows
     return int(bool(pending)) + int(bool(failed))
 
@@ -146,7 +143,7 @@ def _p2p(nvml: Any, node: int, handles: Mapping[int, Any]) -> Iterator[Measured]
 
 
 def _xid(nvml: Any, handles: Mapping[int, Any]) -> Iterator[tuple[int, int]]:
-    """Yield (GPU, Xid errors in the kernel's log). Nothing if this user cannot read the log."""
+    """Yield (GPU, number of Xid errors in the kernel log), or nothing if this user cannot read the log."""
     try:
         log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,8 +1,9 @@
-"""Run tests in processes of their own, one per local rank, and end them when their time is over.
+"""Run tests in separate processes, one per local rank, and kill them at their time limit.
 
 `python -m launcher.doctor.measure.group` imports torch once and forks the ranks of each test. A test then
-takes no second of importing, and a new process reads every setting. Each line of stdin has the tests of one
-moment, as JSON. The answer is a line: what the ranks told, and the state of those that did not end.
+spends no time on imports, and each new process reads its settings afresh. Each line of stdin is JSON with
+tests to run at the same time. The answer is one line: the ranks' reports, and the state of those that did
+not end.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from launcher.doctor.rank_test import RankTest, Told
 from launcher.supervise.process import dying_with
 
 IMPORT_SECONDS = 60.0
-"How much longer than a test the first answer may take: torch is imported, perhaps from a cold network disk."
+"How much longer the first answer may take, because torch is imported, perhaps from a cold network disk."
 KILLED_SECONDS = 2.0
 ASK_SECONDS = 0.5
-"How often the process that waits for a test asks whether it is pointless."
+"How often a process that waits for a test checks whether the test has become pointless."
 
 
 class Group:
@@ -47,7 +48,7 @@ class Group:
         self.end()
 
     def end(self) -> None:
-        """End the process. It is started again for the next test."""
+        """Kill the process. It is started again for the next test."""
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -59,7 +60,7 @@ class Group:
             self._process = None
 
     def start(self) -> None:
-        """Import torch, meanwhile or now."""
+        """Start the process, which imports torch in the background."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore::FutureWarning", "-m", "launcher.doctor.measure.group"],
@@ -74,10 +75,10 @@ class Group:
         local: Mapping[int, int],
         pointless: Callable[[], object] = lambda: False,
     ) -> list[list[Told]]:
-        """Run this node's ranks of several tests at the same time. Return what they told, for each test.
+        """Run this node's ranks of several tests at the same time. Return their reports for each test.
 
-        `local` has the local rank of each rank of this node. `pointless` is asked twice a second whether the
-        tests should end now. Raises OSError, also if they did.
+        `local` maps this node's global ranks to local ranks. `pointless` is called twice a second and ends
+        the tests if it returns a true value. Raises OSError, also in that case.
         """
         self.start()
         assert self._process is not None and self._process.stdin and self._process.stdout
@@ -88,7 +89,7 @@ class Group:
         return [[Told(**one) for one in told] for told in json.loads(answer)]
 
     def _answer(self, seconds: float, pointless: Callable[[], object]) -> bytes:
-        """Return the next line of the process. Raises OSError, and ends it, if there is none in this time."""
+        """Return the process's next line. If none comes within `seconds`, kill it and raise OSError."""
         assert self._process is not None and self._process.stdout
         deadline, line = time.monotonic() + seconds, b""
         while not line.endswith(b"\n"):
@@ -109,7 +110,7 @@ class Group:
 
 
 class _Rank:
-    """One forked rank, as its parent sees it."""
+    """A forked rank, from its parent's view."""
 
     def __init__(self, rank: int, pid: int, pipe: int) -> None:
         self.rank, self.pid, self.pipe = rank, pid, pipe
@@ -117,7 +118,7 @@ class _Rank:
         self.lines: list[dict[str, Any]] = []
 
     def read(self) -> bool:
-        """Read what the rank tells. False at its end."""
+        """Read what the rank has written. Return False at the end of the pipe."""
         part = os.read(self.pipe, 2**16)
         *lines, self.rest = (self.rest + part).split(b"\n")
         self.lines += [json.loads(line) for line in lines if line]
@@ -136,7 +137,7 @@ class _Rank:
 
 
 def serve() -> None:
-    """Answer tests until stdin ends."""
+    """Run tests from stdin until it ends."""
     from launcher.doctor.measure import ranks
 
     ranks.load()
@@ -149,7 +150,7 @@ def serve() -> None:
 
 
 def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[Told]]:
-    """Start all ranks, and give each the time of its test."""
+    """Start all ranks, and end each at the time limit of its test."""
     found = [[_fork(test, rank, local[rank]) for rank in test.ranks if rank in local] for test in tests]
     began = time.monotonic()
     told: dict[int, Told] = {}
@@ -174,7 +175,7 @@ def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[Told]
                 _wait_for_end(one.pid)
     for one in (one for forked in found for one in forked):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.pid, signal.SIGKILL)  # what the rank left in its group
+            os.killpg(one.pid, signal.SIGKILL)  # processes that the rank left behind
         os.close(one.pipe)
     return [[told[one.pid] for one in forked] for forked in found]
 
@@ -203,7 +204,7 @@ def _fork(test: RankTest, rank: int, local: int) -> _Rank:
         dying_with(parent, signal.SIGKILL, own_group=True)()
         _be_rank(test, rank, local, into)
     os.close(into)
-    with contextlib.suppress(OSError):  # whoever is first, parent or child: the group is there now
+    with contextlib.suppress(OSError):  # parent and child both set the group, so that it exists from now on
         os.setpgid(pid, pid)
     return _Rank(rank, pid, out)
 
@@ -217,7 +218,7 @@ def _be_rank(test: RankTest, rank: int, local: int, into: int) -> NoReturn:
         pipe.write(json.dumps(what) + "\n")
 
     try:
-        os.dup2(2, 1)  # stdout is the answer to the parent's parent
+        os.dup2(2, 1)  # stdout is reserved for the parent's answer
         place = {
             "RANK": test.ranks.index(rank),
             "WORLD_SIZE": len(test.ranks),

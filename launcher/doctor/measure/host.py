@@ -23,7 +23,7 @@ SHM = Path("/dev/shm")
 
 
 def measure_host(node: int, run: Path) -> Iterator[Measured]:
-    """Yield the host's values. `run`: the run directory, whose file times are compared with the clock."""
+    """Yield the host's values. `run` is the run directory, whose file times are compared with the clock."""
     yield guarded("host", node, socket.gethostname)
     yield guarded("cpus", node, lambda: len(os.sched_getaffinity(0)))
     yield guarded("load", node, lambda: {"load": os.getloadavg()[0], "cpus": os.cpu_count()})
@@ -42,7 +42,7 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
 
 
 def memlock() -> dict[str, Any]:
-    """Return the limit of locked memory in bytes (-1: none), and whether there is an InfiniBand adapter."""
+    """Return the limit of locked memory in bytes (-1 for none) and whether there is an InfiniBand adapter."""
     return {
         "bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "infiniband": any(Path("/dev/infiniband").glob("uverbs*")),
@@ -72,9 +72,9 @@ def free_memory(root: Path = Path("/")) -> dict[str, int]:
 
 
 def clock_offset(folder: Path) -> float:
-    """Return how far this node's clock is ahead of the time of the files in a folder, in seconds.
+    """Return how many seconds this node's clock is ahead of the file times in a folder.
 
-    The server of a network file system sets the times. On a disk of this node they are the kernel's.
+    On a network file system, the server sets these times. On a local disk, the kernel does.
     """
     file = folder / f".doctor-clock-{os.getpid()}-{os.urandom(4).hex()}"
     try:
@@ -85,10 +85,10 @@ def clock_offset(folder: Path) -> float:
 
 
 def torch_version() -> dict[str, Any]:
-    """Return what is known of torch without importing it. Raises PackageNotFoundError.
+    """Return torch's versions without importing it. Raises PackageNotFoundError.
 
-    `torch`, `cuda` and `nccl` are versions, "" if it has none. `misfits`: NVIDIA's libraries that are
-    installed in other versions than torch was built with.
+    `torch`, `cuda` and `nccl` are versions, or "" if there is none. `misfits` lists NVIDIA's libraries whose
+    installed version differs from the one torch was built with.
     """
     version = importlib.metadata.version("torch")
     told = re.search(r"^cuda: .*= '([\d.]+)'", (_folder("torch") / "version.py").read_text(), re.M)
@@ -106,7 +106,7 @@ def torch_version() -> dict[str, Any]:
 
 
 def bitsandbytes_version() -> dict[str, Any]:
-    """Return its version, the CUDA versions that it was built for, and torch's.
+    """Return bitsandbytes' version, the CUDA versions that it was built for, and torch's CUDA version.
 
     Raises PackageNotFoundError.
     """

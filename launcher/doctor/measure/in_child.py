@@ -1,4 +1,4 @@
-"""Measure in a process of its own: a system call into a faulty device or file system may never return."""
+"""Measure in a child process, because a system call into a faulty device or file system may never return."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from launcher.supervise.process import dying_with
 
 
 class Told(NamedTuple):
+    """What a child has measured."""
+
     values: list[Measured]
     subject: str = ""
-    "What was measured when the child told nothing any more."
+    "What the child was measuring when it ended or fell silent."
     error: str = ""
-    "Why that was not measured to the end; empty if it was."
+    "Why that measurement did not finish; empty if it did."
 
 
 def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) -> Told:
-    """Return what `measure` yields: values, and as text the subject of those that follow.
+    """Run `measure` in a child and return what it yields: values, and as text the subject of the next ones.
 
-    A child that yields nothing for `silence` seconds is left to itself.
+    A child that yields nothing for `silence` seconds is killed and abandoned.
     """
     out, into = os.pipe()
     parent = os.getpid()
@@ -34,7 +36,7 @@ def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) ->
         try:
             dying_with(parent, signal.SIGKILL)()
             nothing = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1):  # bash waits until nobody has its pipe open
+            for stream in (0, 1):  # bash waits until its pipe is closed everywhere
                 os.dup2(nothing, stream)
             with os.fdopen(into, "w", buffering=1) as pipe:
                 try:
@@ -50,7 +52,7 @@ def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) ->
     finally:
         os.close(out)
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)  # one that hangs in the kernel cannot be waited for
+        os.waitpid(pid, os.WNOHANG)  # do not wait, because a child may hang in the kernel
 
 
 def _read(out: int, silence: float) -> Told:

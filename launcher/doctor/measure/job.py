@@ -22,20 +22,20 @@ from launcher.schedulers.missing import missing, script_of
 from launcher.spec.job import Job
 
 IMPORT_SECONDS = 120.0
-"Time limit of importing a task's module. torch alone takes a second, and half a minute from a cold disk."
+"Time limit for importing a task's module. torch alone takes a second, or half a minute from a cold disk."
 FIND = (
     "import importlib.util, json, sys; sys.path.insert(0, sys.argv[1]); "
     "print(json.dumps([name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]))"
 )
-"Prints those of the named modules that this Python does not find. It imports none of them."
+"Program that prints which of the named modules this Python does not find, without importing them."
 IMPORT = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])"
 
 
 def measure_job(node: int, needs: JobNeeds, run: Path) -> Iterator[Measured]:
-    """Yield whether this node has what the job needs. The current directory is the job's `workdir`."""
+    """Yield values that show whether this node has what the job needs. Run it in the job's `workdir`."""
     job = Job.model_validate(needs.job)
     environ = _environ()
-    if needs.image is not None:  # the doctor itself has been started in it, if anything is
+    if needs.image is not None:  # if containers are used, the doctor itself runs in the image
         error = "" if needs.contained else f"{needs.image} is not used."
         yield Measured("job-image", node, needs.image if needs.contained else None, error=error)
     named = missing(job, Path.cwd(), needs.setup, python=True, files=True)
@@ -53,13 +53,13 @@ def measure_job(node: int, needs: JobNeeds, run: Path) -> Iterator[Measured]:
 
 
 def _environ() -> dict[str, str]:
-    """Return the environment of a rank: there `python` is launcher's own, unless the job sets PATH."""
+    """Return the environment of a rank, where `python` is launcher's own unless the job sets PATH."""
     own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**os.environ, "PATH": own}
 
 
 def _imports(job: Job, environ: Mapping[str, str]) -> list[str]:
-    """Return what cannot be started or imported. A task's module is imported, of a script what it names."""
+    """Return what cannot be started or imported: a task's module, or the modules that a script imports."""
     if job.task is not None:
         module, _, name = job.task.partition(":")
         said = _run([sys.executable, "-c", IMPORT, module, name], environ)

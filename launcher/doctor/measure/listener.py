@@ -1,4 +1,4 @@
-"""What the other nodes talk to while they examine the network: an echo over TCP and UDP."""
+"""A TCP and UDP echo server to which the other nodes connect while they examine the network."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from typing import Any
 from launcher.supervise.ports import RENDEZVOUS_PORTS
 
 PORTS = 5
-"Ports of a range. A firewall may open a part of it."
+"Number of ports to open in a port range, because a firewall may open only a part of the range."
 TRIES = 20
-"Neighbours of a port that is in use."
+"Number of neighbouring ports to try if a port is in use."
 IDLE_SECONDS = 20.0
 "How long a connection may be silent."
 HEADER_BYTES = 2**20
-"The longest request: an answer that a node cannot write into the run directory."
+"Maximum bytes of a request. The longest is an answer that a node cannot write into the run directory."
 
 
 def ephemeral_range() -> tuple[int, int]:
-    """Return the first and the last port from which the kernel chooses, as it does for gloo and NCCL."""
+    """Return the first and the last ephemeral port. The kernel chooses gloo's and NCCL's ports from these."""
     low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return int(low), int(high)
 
 
 class Listener:
-    """Sockets at the run's rendezvous port, at some of all such ports and of the ephemeral range.
+    """Sockets at the run's rendezvous port, and at some other rendezvous and ephemeral ports.
 
-    Use it as a context manager.
-
-    `take` gets answers of nodes that cannot write into the run directory.
+    Use it as a context manager. `take` is called with answers of nodes that cannot write into the run
+    directory.
     """
 
     def __init__(self, port: int, take: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self._take = take
         self._sockets: list[socket.socket] = []
         self.error = ""
-        "Why nothing listens at the rendezvous port."
+        "Why nothing listens at the rendezvous port; empty if something does."
         try:
             self._listen(port)
         except OSError as error:
@@ -77,7 +76,7 @@ class Listener:
         return int(one.getsockname()[1])
 
     def _listen_within(self, low: int, high: int) -> Iterator[int]:
-        """Listen at PORTS ports from one end of a range to the other."""
+        """Listen at PORTS ports, spread over a range including its ends."""
         for number in range(PORTS):
             first = low + (high - low) * number // (PORTS - 1)
             near = range(first, high + 1) if number < PORTS - 1 else range(high, low - 1, -1)

@@ -1,4 +1,4 @@
-"""Measure the way from this node to another: names, ports, clock, packets and bandwidth."""
+"""Measure the connection from this node to another: names, ports, clock, packets and bandwidth."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from launcher.supervise.interface import addresses, own_address
 
 CONNECT_SECONDS = 3.0
 PORT_TRIES = 5
-"How often a port is tried in this time: single packets may get lost. A network answers in milliseconds."
+"Tries per port in this time, because single packets may get lost. A network answers in milliseconds."
 NAME_SECONDS = 5.0
-"Time for resolving a name. A resolver asks the next server after 5 s (resolv.conf(5))."
+"Time limit for resolving a name. A resolver queries the next server after 5 s (resolv.conf(5))."
 ANSWER_SECONDS = 20.0
-"How much later than this node, node 0 may start to listen."
+"How long to retry until node 0 listens."
 STREAM_SECONDS, STREAM_BYTES = 0.5, 64 * 2**20
 BUFFER_BYTES = 2**18
 PACKETS, PACKET_SECONDS = 100, 0.5
 ECHOES = 5
 SPARSE_ABOVE = 16
-"With more nodes, each talks to those at distances of powers of two only."
+"With more nodes than this, each node tests only those at distances that are powers of two."
 MTUS = (1500, 1450, 1400, 1280, 576)
-"Sizes to try if packets as large as the interface's do not pass: Ethernet, VXLAN, VPNs, IPv6, IPv4."
+"Packet sizes to try if the interface's MTU does not pass: Ethernet, VXLAN, VPNs, IPv6, IPv4."
 _SIOCGIFMTU = 0x8921  # netdevice(7); /sys may show the interfaces of another network namespace
 _HEADERS = 28  # IPv4 and UDP
 _IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3  # ip(7): the socket module lacks them
 
 
 def identity(host: str, port: int) -> dict[str, Any]:
-    """Return what the other nodes need to know of this one."""
+    """Return what the other nodes need to know about this node."""
     return {
         "name": socket.gethostname(),
         "address": own_address(host, port),
@@ -52,7 +52,7 @@ def identity(host: str, port: int) -> dict[str, Any]:
 
 
 def partners(node: int, nodes: int) -> list[int]:
-    """Return the nodes that this one talks to."""
+    """Return the nodes to which this node tests its connection."""
     if nodes <= SPARSE_ABOVE:
         return [(node + step) % nodes for step in range(1, nodes)]
     steps = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
@@ -60,9 +60,9 @@ def partners(node: int, nodes: int) -> list[int]:
 
 
 def measure_ways(node: int, peers: Mapping[int, Mapping[str, Any]]) -> Iterator[Measured]:
-    """Yield the values of the ways from this node to others. `peers`: their identities, with their `ports`.
+    """Yield the values of the connections from this node to others. `peers` holds their identities.
 
-    Names and ports of all are tried at the same time. The rest would disturb each other.
+    Names and ports of all nodes are tried at the same time. The other measurements would disturb each other.
     """
     if not peers:
         return
@@ -82,7 +82,7 @@ def _name_and_ports(peer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, 
 
 
 def _measure_open_way(node: int, other: int, peer: Mapping[str, Any], port: int) -> Iterator[Measured]:
-    """Yield what can be measured through an open port."""
+    """Yield the values that can be measured through an open port."""
     way, address, ports = f"{node} to {other}", peer["address"], peer["ports"]
     yield guarded("interfaces", node, lambda: _interfaces(peer, port), way)
     echoes = guarded("latency", node, lambda: [_echo(address, port) for _ in range(ECHOES)], way)
@@ -112,9 +112,9 @@ def send_answer(host: str, port: int, answer: Mapping[str, Any]) -> None:
 
 
 def responds(peer: Mapping[str, Any]) -> bool:
-    """Return whether the doctor of another node answers at one of its ports. `peer`: its identity.
+    """Return whether the doctor of another node answers at one of its ports. `peer` is its identity.
 
-    Nodes at the same address, as hosts behind ssh may be, differ in their ports.
+    Nodes may share an address, as ssh hosts can, but their ports differ.
     """
 
     def answers(port: int) -> bool:
@@ -145,13 +145,13 @@ def _port(address: str, port: int) -> str:
 
 
 def _ports(address: str, ports: Sequence[int]) -> dict[int, str]:
-    """Return the state of each port. All are tried at the same time."""
+    """Return the state of each port. All ports are tried at the same time."""
     with ThreadPoolExecutor(len(ports)) as pool:
         return dict(zip(ports, pool.map(partial(_port, address), ports), strict=True))
 
 
 def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve a node's name. `right`: one of the addresses is an address of that node."""
+    """Resolve a node's name. `right` says whether one of the addresses belongs to that node."""
     found: list[list[str]] = []
 
     def resolve() -> None:
@@ -161,7 +161,7 @@ def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
         except OSError:
             found.append([])
 
-    thread = threading.Thread(target=resolve, daemon=True)  # nothing ends a resolver that waits
+    thread = threading.Thread(target=resolve, daemon=True)  # a resolver that waits cannot be interrupted
     thread.start()
     thread.join(NAME_SECONDS)
     known = {peer["address"], *(address for _, address in peer["addresses"])}
@@ -170,7 +170,7 @@ def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ask(host: str, port: int, request: Mapping[str, Any], stream: bytes) -> tuple[dict[str, Any], float]:
-    """Send a request, and `stream` again and again for a while. Return the reply and the time it took."""
+    """Send a request, then `stream` repeatedly for STREAM_SECONDS. Return the reply and the time it took."""
     with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
@@ -191,22 +191,22 @@ def _ask(host: str, port: int, request: Mapping[str, Any], stream: bytes) -> tup
 def _echo(address: str, port: int) -> tuple[float, float]:
     """Return the time of a round trip, and how far the other node's clock is ahead, in seconds."""
     told, seconds = _ask(address, port, {}, b"")
-    return seconds, told["time"] - (time.time() - seconds / 2)  # the time that connecting took is not in it
+    return seconds, told["time"] - (time.time() - seconds / 2)  # excludes the time to connect
 
 
 def _certain(seconds: float, ahead: float) -> float:
-    """Return how far the other clock is ahead at least, by the echo that took least."""
+    """Return a lower bound of how far the other clock is ahead, from the fastest echo."""
     return max(0.0, ahead - seconds / 2) + min(0.0, ahead + seconds / 2)
 
 
 def _stream(address: str, port: int) -> float:
-    """Return bytes/s of one TCP connection."""
+    """Return the bytes/s of one TCP connection."""
     told, _ = _ask(address, port, {"stream": True}, os.urandom(2**17))
     return float(told["bytes"] / told["seconds"])
 
 
 def _interfaces(peer: Mapping[str, Any], port: int) -> list[str]:
-    """Return the interfaces of the other node at whose address it answers, each with the one used here."""
+    """Return the other node's interfaces that answer, each with the local interface used to reach it."""
     found = []
     for interface, address in peer["addresses"]:
         if _port(address, port) == "open":
@@ -217,13 +217,13 @@ def _interfaces(peer: Mapping[str, Any], port: int) -> list[str]:
 
 def _datagrams(address: str, port: int) -> socket.socket:
     one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    one.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)  # packets are not divided
+    one.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)  # do not fragment packets
     one.connect((address, port))
     return one
 
 
 def _mtu(address: str, port: int) -> dict[str, int]:
-    """Return the MTU of the interface here, and the largest packet that passes to the other node, in bytes.
+    """Return the MTU of the local interface and the largest packet that reaches the other node, in bytes.
 
     Raises OSError if no datagram passes.
     """
@@ -253,7 +253,7 @@ def _passes(one: socket.socket, size: int) -> bool:
 
 
 def _loss(address: str, port: int) -> float:
-    """Return the part of small packets that do not come back. Raises OSError if none does."""
+    """Return the fraction of small packets that do not come back. Raises OSError if none does."""
     back: set[int] = set()
     with _datagrams(address, port) as one:
         one.settimeout(0.001)
@@ -276,7 +276,7 @@ def _receive(one: socket.socket, back: set[int]) -> None:
 
 
 def common_interfaces(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of interfaces that every node has, in the order of the first node."""
+    """Return the names of interfaces that every node has, in the first node's order."""
     names = [{name for name, _ in one["addresses"]} for one in identities]
     order = dict.fromkeys(name for name, _ in identities[0]["addresses"]) if identities else {}
     return [name for name in order if all(name in have for have in names)]

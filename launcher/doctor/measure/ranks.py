@@ -1,4 +1,4 @@
-"""What the ranks of a test do: connect, and run collectives whose values and times are checked.
+"""The tests that ranks run: they connect, and run collectives whose values and times are checked.
 
 This module imports torch only in `load` and in the functions of TESTS, which run in the forked ranks.
 """
@@ -17,31 +17,31 @@ from typing import Any
 from launcher.spec import variables
 
 Tell = Callable[..., None]
-"Tells the parent: `at` is a step that begins, `done` one that has ended, `result` what was measured."
+"Reports to the parent: `at` is a step that begins, `done` one that has ended, `result` a measurement."
 
 PERIOD = 7
-"Values repeat after so many elements. All sums of them over 4,096 ranks are exact in fp32."
+"Values repeat after this many elements. Their sums over up to 4,096 ranks are exact in fp32."
 ITERATIONS = ((2**16, 20), (2**24, 5), (2**62, 2))
-"(largest size in bytes, repetitions) after one that is not timed."
+"(largest size in bytes, timed repetitions). One untimed repetition comes first."
 COMPUTE_SECONDS = 0.3
 SWEEP_BYTES = {"cuda": 2**31, "cpu": 2**26}
-"More than any cache holds."
+"Larger than any cache."
 SMALL = 60_000
 "Bytes below which a message takes as long as an empty one."
 BUSY = 4
-"On a busy machine a message may take so many times as long as the size before it suggests."
+"On a busy machine, a message may take this many times as long as the previous size suggests."
 TIMED_SECONDS = 1.0
 "Repetitions end after about this time."
 
 
 def load() -> None:
-    """Import what the ranks need, before the fork. Nothing here calls CUDA."""
+    """Import what the ranks need before the fork, without calling CUDA."""
     for name in ("torch", "torch.distributed", "torch.distributed.fsdp"):
         importlib.import_module(name)
 
 
 def connect(tell: Tell, seconds: float, gpus: bool) -> None:
-    """Connect all ranks and add up a number."""
+    """Connect all ranks and run one all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -86,7 +86,8 @@ def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[in
         result = {"name": name, "bytes": size, "seconds": each, "wrong": wrong}
         tell(done=True, result=result)
         del operation
-        # A slow network would look like a hang. The time of a small message tells nothing of a large one.
+        # Stop if the next size would exceed the time limit, since a slow network would look like a hang. The
+        # time of a small message does not predict that of a large one.
         if size >= SMALL and BUSY * first * (1 + 3 * after / size) > -left:
             break
     if gpus:
@@ -128,7 +129,7 @@ def compute(tell: Tell, seconds: float, gpus: bool) -> None:
 
 
 def _longest(first: float, late: float, device: Any) -> tuple[float, float]:
-    """Return the largest of both numbers over all ranks, so that all ranks decide the same."""
+    """Return the maximum of each number over all ranks, so that all ranks decide alike."""
     import torch
     import torch.distributed as dist
 
@@ -145,7 +146,7 @@ def _join(seconds: float, gpus: bool) -> Any:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    # As in launcher.train.rank: each rank of a test is ended by its parent, which measures how long it waits.
+    # The backend is that of launcher.train.rank. The parent ends ranks that wait too long.
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=2 * seconds))
     dist.barrier()
@@ -160,10 +161,10 @@ def _finish(device: Any) -> None:
 
 
 class _Operation:
-    """A collective whose inputs tell which rank they are from: element i of rank r is (r + 1)(i % 7 + 1)."""
+    """A collective whose inputs identify their rank: element i of rank r is (r + 1)(i % 7 + 1)."""
 
     def __init__(self, name: str, count: int, device: Any) -> None:
-        """`count`: elements of one rank's part. The whole has `count` for each rank."""
+        """`count` is the number of elements of one rank's part. The whole has `count` elements per rank."""
         import torch
         import torch.distributed as dist
 
@@ -204,7 +205,7 @@ class _Operation:
                 one.wait()
 
     def wrong(self) -> list[int | None]:
-        """Return the ranks whose values are wrong here; None stands for a sum, which is of all."""
+        """Return the ranks whose values arrived wrong; None stands for a sum over all ranks."""
         total = self.world * (self.world + 1) // 2
         whole = self._pattern(self.count * self.world)
         mine = slice(self.rank * self.count, (self.rank + 1) * self.count)
@@ -217,7 +218,7 @@ class _Operation:
         if self.name == "point-to-point":
             before = (self.rank - 1) % self.world
             return self._unequal(before, self.got, whole * (before + 1))
-        # all-gather and all-to-all: a part of each rank.
+        # all-gather and all-to-all: one part from each rank.
         part = whole[: self.count] if self.name == "all-gather" else whole[mine]
         found: list[int | None] = []
         for rank in range(self.world):
@@ -232,7 +233,7 @@ class _Operation:
 
 
 def train(tell: Tell, seconds: float, gpus: bool, run_dir: str, per_node: int) -> None:
-    """Be a rank of the built-in entrypoint, in a run directory of this node. It ends the process."""
+    """Run a rank of the built-in entrypoint in a run directory of this node. It ends the process."""
     tell(at="training")
     for name in (variables.SUPERVISED, variables.ONLY_SAVE, variables.WORKER, "TORCHELASTIC_USE_AGENT_STORE"):
         os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""Measure whether nodes see each other's files and locks: each makes a file, and the others look for it."""
+"""Measure whether nodes see each other's files and locks: each creates a file, and the others look for it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
 
 SEEN_SECONDS = 10.0
-"Time until one node sees what another wrote. A network file system may show it late."
+"How long to wait until a node sees another node's file, which a network file system may show late."
 CODE_FILES = 2000
-"Files of the working directory that are compared at most."
+"Maximum number of files of the working directory to compare."
 
 Marks = Mapping[str, str]
-"Content of the file that a node has made, by the path of the folder."
+"Content of the file that a node has created, by the path of its folder."
 
 
 def folders_to_share(run: Path) -> list[Path]:
-    """Return the folders that all nodes should see: of the run, and of its checkpoints if that is another."""
+    """Return the folders that all nodes should share: the run's, and its checkpoints' if on another disk."""
     checkpoints = run / "checkpoints"
     shared = [run, *([checkpoints] if checkpoints.exists() else [])]
     return list({os.stat(folder).st_dev: folder for folder in reversed(shared)}.values())
 
 
 class Mark:
-    """The files of this node, locked as long as the doctor lives."""
+    """The files of this node, locked while the doctor runs."""
 
     def __init__(self, node: int, run: Path, leave: Callable[[Path], object]) -> None:
-        """Make a file in every folder that can be written. `leave` gets its path, to remove it at the end."""
+        """Create a file in every writable folder. `leave` is called with each path to remove at the end."""
         self.content: dict[str, str] = {}
         self._files: list[int] = []
         for folder in folders_to_share(run):
             text, path = os.urandom(8).hex(), _path(folder, node)
             try:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-            except OSError:  # another check tells
+            except OSError:  # another check reports unwritable folders
                 continue
             leave(path)
             self._files.append(file)
@@ -50,7 +50,7 @@ class Mark:
             self.content[str(folder)] = text
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # those who look find no lock
+            except OSError:  # the other nodes then find no lock
                 continue
 
 
@@ -59,9 +59,9 @@ def _path(folder: Path, node: int) -> Path:
 
 
 def look(node: int, other: int, marks: Marks, until: float) -> Iterator[Measured]:
-    """Yield whether this node sees the files of another one, and is kept out by its locks.
+    """Yield whether this node sees the files of another node, and whether that node's locks exclude it.
 
-    It waits for files `until` then, by time.monotonic.
+    Wait for files until time.monotonic() reaches `until`.
     """
     for folder, text in marks.items():
         way, path = f"{node} to {other}, {Path(folder).name}", _path(Path(folder), other)
@@ -82,7 +82,7 @@ def _sees(path: Path, text: str, until: float) -> str:
         if time.monotonic() > until:
             return "missing" if found == "missing" else "another file"
         time.sleep(0.2)
-        os.listdir(path.parent)  # makes a network file system ask its server again
+        os.listdir(path.parent)  # makes a network file system query its server again
 
 
 def _locked(path: Path) -> str:

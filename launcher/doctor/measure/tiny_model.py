@@ -1,4 +1,4 @@
-"""Train a tiny model with the built-in entrypoint, in a run directory that is deleted again."""
+"""Train a tiny model with the built-in entrypoint, in a temporary run directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARGS = {"layers": 2, "dim": 32, "heads": 2, "context": 32}
 
 @contextmanager
 def tiny_run(sharding: str, ranks: int, all_ranks: int, gpus: int, nodes: int) -> Iterator[RunDir]:
-    """Give a run directory in this node's scratch folder. `ranks` train; the batch is that of `all_ranks`."""
+    """Yield a temporary run directory for `ranks` ranks. The batch is the one that `all_ranks` would have."""
     with tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
         run = RunDir(Path(folder) / "tiny")
         run.attempt(0).path.mkdir(parents=True)
@@ -35,7 +35,7 @@ def tiny_run(sharding: str, ranks: int, all_ranks: int, gpus: int, nodes: int) -
             "resources": {"gpus_per_node": gpus},
             "train": {"checkpoint_every": None, "lr": 1e-2, "probe": "never", "collective_timeout": 600},
         }
-        # Each node has a folder of its own, so that its ranks need no other folder.
+        # Each node has its own folder, so that no shared folder is needed.
         about = {"id": run.id, "job": job, "workdir": folder, "gpus_per_node": gpus, "apart": nodes > 1}
         recipe = {
             "precision": "fp32",
@@ -50,12 +50,12 @@ def tiny_run(sharding: str, ranks: int, all_ranks: int, gpus: int, nodes: int) -
 
 
 def steps_of(run: RunDir) -> list[dict[str, Any]]:
-    """Return loss and gradient norm of each step that rank 0 has recorded."""
+    """Return the loss and gradient norm of each step that rank 0 has recorded."""
     return [{"loss": line["loss"], "grad_norm": line["grad_norm"]} for line in run.read_metrics()]
 
 
 def error_of(run: RunDir) -> str:
-    """Return the first error that a rank of this node has recorded; empty if there is none."""
+    """Return the first error that a rank of this node has recorded, or "" if there is none."""
     for file in sorted((run.attempt(0).path / "errors").glob("rank-*.json")):
         found = read_json(file) or {}
         return str(found.get("exception") or found.get("message") or "")
