@@ -15,19 +15,18 @@ from launcher.supervise.framework_logs.sources import Source
 
 SECONDS = 1.0
 CLOSING_SECONDS = 10.0
-"How long the end of a rank waits for what was written last. A file system that hangs must not hold it up."
+"How long the end of a rank waits for the last lines. A hanging file system must not delay it further."
 _READ_BYTES = 2**20
 
 
 class FrameworkLogs:
-    """Follows an attempt's logs from a thread of its own until it is closed.
+    """Follows an attempt's logs in a background thread until it is closed.
 
-    As soon as the script calls `launcher.log`, nothing more is taken over. If the disk is full, lines are
-    lost.
+    Once the script calls `launcher.log`, it copies nothing more. If the disk is full, lines are lost.
     """
 
     def __init__(self, run: RunDir, attempt: int, workdir: Path, since: float) -> None:
-        """`since`: when the rank was started, in Unix seconds."""
+        """`since` is when the rank was started, in Unix seconds."""
         self._metrics = run.metrics
         self._source = Source(run, workdir, since)
         self._lines = FrameworkLines(attempt, (run.read_about().job.batch or {}).get("global"), since)
@@ -35,13 +34,13 @@ class FrameworkLogs:
         self._written.offset = self._written.size()
         self._script_reports = False
         self.began = False
-        "Whether the first search is over."
+        "Whether the first search has finished."
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Read what was written last, for a few seconds at most, and stop."""
+        """Read the last lines, for at most CLOSING_SECONDS, and stop."""
         self._closed.set()
         self._thread.join(CLOSING_SECONDS)
 

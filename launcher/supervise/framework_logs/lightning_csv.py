@@ -1,4 +1,4 @@
-"""The CSVLogger of Lightning: `version_*/metrics.csv`, written every 100 steps and at the end."""
+"""Read the file of Lightning's CSVLogger, `version_*/metrics.csv`, written every 100 steps and at the end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from launcher.supervise.framework_logs.reading import Reading
 
 NAMES = "metrics.csv"
 MAX_TEXT = 2**26
-"Bytes that are read at once. A data set may have this name."
+"Maximum bytes to read at once, because a data set may have the same name."
 
 
 class CsvReader:
-    """Reads the rows of one file. When a new metric appears, Lightning writes it again with a longer head."""
+    """Reads the rows of one file. Lightning rewrites it with a longer header when a new metric appears."""
 
     def __init__(self, path: Path, since: float) -> None:
         self._path, self._head, self._at, self._rows = path, b"", 0, 0
@@ -24,7 +24,7 @@ class CsvReader:
     def read(self) -> list[Reading]:
         with open_regular(self._path) as file:
             head = file.readline(MAX_TEXT)
-            known = self._rows if head != self._head else 0  # rows of this text that were told already
+            known = self._rows if head != self._head else 0  # rows of this text that were already returned
             at = self._at if head == self._head else len(head)
             file.seek(at)
             text, written = file.read(MAX_TEXT + 1), os.fstat(file.fileno()).st_mtime
@@ -32,7 +32,7 @@ class CsvReader:
             raise ValueError(f"{self._path} has too many rows")
         whole = text[: text.rfind(b"\n") + 1]
         rows = list(csv.reader(io.StringIO(whole.decode(errors="replace"))))
-        if len(rows) < known or not head.endswith(b"\n"):  # it is being written again
+        if len(rows) < known or not head.endswith(b"\n"):  # the file is being rewritten
             return []
         names = next(csv.reader([head.decode(errors="replace")]), [])
         if "step" not in names:
@@ -43,6 +43,9 @@ class CsvReader:
 
 
 def _reading(row: dict[str, str], written: float) -> Reading:
-    """Lightning logs `epoch` and counts steps from 0. Raises ValueError for what is no number."""
+    """Return a row as a Reading. Raises ValueError for a value that is not a number.
+
+    Lightning logs `epoch` and counts steps from 0.
+    """
     metrics = {name: float(value) for name, value in row.items() if value and name != "step"}
     return Reading(int(row["step"]), metrics, written=written, first=0 if "epoch" in metrics else None)

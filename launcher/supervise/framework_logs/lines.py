@@ -1,4 +1,4 @@
-"""What a framework has logged, as lines of metrics.jsonl."""
+"""Convert what a framework has logged to lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from launcher.rundir.metrics_log import RESERVED, StepLines
 from launcher.supervise.framework_logs.reading import Reading, number
 
 FROM = "from"
-"Field of a line that was taken over: the kind of log. `launcher.log` does not write it."
+"Field of a copied line that names the kind of log. `launcher.log` does not write it."
 MAX_METRICS = 100
-"Metrics of a run. Of more names, the first are taken."
+"Maximum metrics of a run. If there are more, the first names are kept."
 _WRITTEN = RESERVED | {FROM, "step", "steps", "samples", "tokens"}
-"Fields that are not taken over."
+"Fields that are not copied."
 _TOKENS_SO_FAR = ("num_input_tokens_seen", "num_tokens")
 "Names under which transformers and TRL log the tokens of all steps so far."
 
 
 class FrameworkLines:
-    """Makes the lines of one attempt."""
+    """Creates the lines of one attempt."""
 
     def __init__(self, attempt: int, samples_per_step: int | None, since: float) -> None:
-        """`since`: when the rank was started, in Unix seconds."""
+        """`since` is when the rank was started, in Unix seconds."""
         self._lines, self._samples_per_step = StepLines(attempt), samples_per_step
         self._since, self._read_at, self._batches = since, since, 0
         self._first: int | None = None
         self._step: int | None = None
         self._told: dict[str, int] = {}
-        "Metric -> the step under which the log told it last."
+        "Metric -> the step under which it was last logged."
         self._tokens: float | None = None
         self._names: set[str] = set()
 
     def lines(self, kind: str, readings: Sequence[Reading], now: float) -> list[dict[str, Any]]:
-        """Return the lines of what was read at a time, in Unix seconds.
+        """Return the lines for readings that were read at the time `now`, in Unix seconds.
 
-        Times that the log does not tell are spread evenly since the last call, until the file was written.
-        Before the first call there was the start of the program, so its steps have no seconds.
+        If the log has no times, they are spread evenly between the last call and the time the file was
+        written. Steps of the first call have no `seconds`, because they include the program's start.
         """
         found = []
         self._first = next((one.first for one in readings if one.first is not None), self._first)
@@ -57,7 +57,7 @@ class FrameworkLines:
         return found
 
     def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:
-        """Return a line; None if the log tells nothing of a step that launcher counts."""
+        """Return a line, or None if the reading belongs to no step that launcher counts."""
         numbers = self._numbers(reading.metrics)
         step = self._counted(reading.step + 1 - self._first_of(reading, numbers), numbers)
         if step < 1 or not numbers:
@@ -72,10 +72,11 @@ class FrameworkLines:
         return self._lines.line(step, numbers, at, steps=reading.steps, measured=measured)
 
     def _counted(self, step: int, numbers: Mapping[str, float | None]) -> int:
-        """Return the optimizer step of metrics that are told under a step.
+        """Return the optimizer step of metrics that were logged under `step`.
 
-        Metrics under a lower step than before, none of which goes back itself, count something else, such as
-        epochs. They belong to the last step. If one goes back, the training begins again.
+        If the step is lower than before but no metric has gone back in its own steps, the metrics count
+        something else, such as epochs, and belong to the last step. If a metric goes back, training has
+        restarted.
         """
         before = self._step
         counts_otherwise = before is not None and step < before
@@ -91,7 +92,7 @@ class FrameworkLines:
         return {name: number(value) for name, value in numbers.items() if name in self._names}
 
     def _first_of(self, reading: Reading, numbers: Mapping[str, float | None]) -> int:
-        """Return the number of the first step: what the log tells, else 0 if its first training step is 0."""
+        """Return the number of the first step: as logged, or else 0 if the first training step is 0."""
         if reading.first is not None:
             return reading.first
         if self._first is None and any(not name.startswith("eval_") for name in numbers):
@@ -100,7 +101,7 @@ class FrameworkLines:
 
 
 def _tokens_so_far(metrics: Mapping[str, Any]) -> float | None:
-    """Return the tokens of all steps so far; None if they are not logged."""
+    """Return the number of tokens in all steps so far, or None if it is not logged."""
     for name, value in metrics.items():
         if name.removeprefix("train/") in _TOKENS_SO_FAR and (tokens := number(value)) is not None:
             return tokens

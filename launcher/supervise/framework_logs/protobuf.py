@@ -1,4 +1,4 @@
-"""Decode protocol buffers without their schema, as far as logs of metrics need it.
+"""Decode protocol buffers without their schema, as far as logs of metrics require it.
 
 Source: https://protobuf.dev/programming-guides/encoding
 """

@@ -1,4 +1,4 @@
-"""Find logs of frameworks in a folder that may hold anything, such as data sets and environments."""
+"""Find frameworks' logs in a folder that may also hold data sets and Python environments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 
 MAX_DEPTH = 6
-"Folders below the root: `outputs/2026-11-26/09-30-00/lightning_logs/version_0` has five."
+"Maximum depth below the root: `outputs/2026-11-26/09-30-00/lightning_logs/version_0` has five levels."
 MAX_FOLDERS = 1000
 MAX_ENTRIES = 2000
-"Entries of one folder that are looked at."
+"Maximum number of entries to look at in one folder."
 _OF_LAUNCHER = frozenset({"attempts", "plans", "scripts"})
 "Folders of a run directory that only launcher writes."
 
@@ -22,11 +22,11 @@ _OF_LAUNCHER = frozenset({"attempts", "plans", "scripts"})
 def files_named(
     patterns: Mapping[str, float], root: Path, left_out: Set[str] = frozenset()
 ) -> Iterator[Path]:
-    """Yield files by name, those near the root first.
+    """Yield files whose name matches a pattern, starting near the root. Each file is found once.
 
-    `patterns`: pattern of a name -> the files that were written since that time, in Unix seconds. Other runs
-    of launcher, hidden folders and Python environments are left out. So are the folders of `left_out`, named
-    by their real paths, and what exceeds the limits. Each file is found once, under its real path.
+    `patterns` maps each pattern to the time in Unix seconds since which the file must have been written.
+    Other runs of launcher, hidden folders, Python environments, the folders in `left_out` (real paths), and
+    everything beyond the limits are skipped. Paths are real paths.
     """
     waiting = deque([(os.path.realpath(root), 0)])
     seen = {waiting[0][0]}

@@ -1,4 +1,4 @@
-"""Choose the log of a framework that an attempt's metrics are read from."""
+"""Choose the framework's log from which an attempt's metrics are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.supervise.process import open_files, processes_of
 
 SEARCH_SECONDS = 2.0
 SEARCH_SHARE = 0.05
-"Maximum share of the time that searching takes."
+"Maximum fraction of time spent searching."
 
 
 class Kind(NamedTuple):
@@ -27,15 +27,15 @@ class Kind(NamedTuple):
 
     name: str
     files: str
-    "Pattern of the names of its files."
+    "Pattern of the file names."
     reader: Callable[[Path, float], LogReader]
     group: Callable[[Path], Path]
-    "What one reader covers, from one of its files: that file, a folder, or a writer in a folder."
+    "Maps a file to what one reader covers: that file, a folder, or a writer in a folder."
     earlier: bool = False
-    "Whether the reader has to see what was written before the start."
+    "Whether the reader needs files from before the start."
 
 
-# If several have something new, the first one is taken: those with times come first.
+# If several kinds have new lines, the first one wins, so those with times come first.
 KINDS = (
     Kind("tensorboard", tensorboard.NAMES, tensorboard.TensorBoardReader, tensorboard.writer),
     Kind("wandb", wandb_offline.NAMES, wandb_offline.WandbReader, lambda path: path),
@@ -51,18 +51,18 @@ KINDS = (
 
 
 class Source:
-    """Logs in the run directory and the working folder, until one of them tells of a step.
+    """Watches logs in the run directory and the working folder until one of them contains a step.
 
-    From then on only that one is read, so that no step counts twice: a Trainer may report to W&B and
-    TensorBoard at the same time. Logs in the working folder of another run that trained at the same time may
-    be of the other one: those are read that a process of this run writes.
+    From then on, only that log is read, so that no step counts twice: a Trainer may report to W&B and
+    TensorBoard at the same time. If another run trains in the same working folder, only logs that a process
+    of this run writes are read.
     """
 
     def __init__(self, run: RunDir, workdir: Path, since: float) -> None:
-        """`since`: when the rank was started, in Unix seconds. Files that did not change since are old."""
+        """`since` is when the rank was started, in Unix seconds. Files unchanged since then are ignored."""
         self._run, self._workdir, self._since = run, workdir, since
         self._readers: dict[tuple[int, Path], LogReader | None] = {}
-        "By place in KINDS and group; None if the file has another format."
+        "(position in KINDS, group) -> reader, or None if the file has another format."
         self._chosen: tuple[str, LogReader] | None = None
         self._next_search = 0.0
         self._of_others: set[str] = set()
@@ -71,7 +71,7 @@ class Source:
         "Logs in such a folder that a process of this run has written."
 
     def read(self, search: bool = False) -> tuple[str, list[Reading]]:
-        """Return the kind of the chosen log and what is new in it. `search`: search now, at the end."""
+        """Return the kind of the chosen log and its new readings. With `search`, search at once."""
         if self._chosen is not None:
             name, reader = self._chosen
             return name, _new(reader) or []
@@ -106,13 +106,13 @@ class Source:
         for key, path in within.items():
             if key not in self._readers:
                 self._readers[key] = KINDS[key[0]].reader(path, self._since)
-        for key in self._readers.keys() - within:  # of a folder that is now shared
+        for key in self._readers.keys() - within:  # logs in a folder that another run now shares
             del self._readers[key]
         taken = time.monotonic() - began
         self._next_search = time.monotonic() + max(SEARCH_SECONDS, taken / SEARCH_SHARE)
 
     def _written_by_us(self, patterns: Mapping[str, float]) -> set[Path]:
-        """Return logs that a process of this run has open, or whose name says that it writes them."""
+        """Return logs that a process of this run has open, or whose names contain its process id."""
         pids = processes_of(self._run.path)
         names = {tensorboard.process(socket.gethostname(), pid) for pid in pids}
         found = {path for path in open_files(pids) if any(map(path.match, patterns))}
@@ -132,9 +132,9 @@ class Source:
 
 
 def _trained_since(run: RunDir, since: float) -> bool:
-    """Return whether a run has had ranks since a time, in Unix seconds, perhaps for a moment only.
+    """Return whether a run has had ranks since a time in Unix seconds, even if only for a moment.
 
-    One that waits for its turn has had none.
+    A run that waits for its turn has had none.
     """
     if not run.attempts() or run.read_state().get("state") == "submitted":
         return False
@@ -142,10 +142,10 @@ def _trained_since(run: RunDir, since: float) -> bool:
 
 
 def _new(reader: LogReader) -> list[Reading] | None:
-    """Return what is new; nothing if the file cannot be read now, None if it has another format."""
+    """Return the new readings; [] if the file cannot be read now, None if it has another format."""
     try:
         return reader.read()
     except OSError:
         return []
-    except Exception:  # any bytes may be in a file of a program; none of them ends the worker's thread
+    except Exception:  # a program's file may contain any bytes, and none may end the worker's thread
         return None

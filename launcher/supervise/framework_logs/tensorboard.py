@@ -1,4 +1,4 @@
-"""Scalars in TensorBoard's event files, as torch's SummaryWriter, transformers and Lightning write them.
+"""Read scalars from TensorBoard's event files, which torch, transformers and Lightning write.
 
 A file is a sequence of records: length (8 bytes), its checksum (4), an `Event` message, its checksum (4).
 Source: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto, summary.proto.
@@ -18,9 +18,9 @@ from launcher.supervise.framework_logs.reading import Reading
 
 NAMES = "events.out.tfevents.*"
 _OF_PROCESS = re.compile(r"events\.out\.tfevents\.\d+\.(.+\.\d+)\.\d+(?:\.v2)?")
-"`events.out.tfevents.TIME.HOST.PID.NUMBER`, by tensorboard and TensorFlow."
+"`events.out.tfevents.TIME.HOST.PID.NUMBER`, as tensorboard and TensorFlow name their files."
 MAX_EVENT = 2**20
-"Bytes. Larger events, such as images and graphs, are skipped."
+"Maximum bytes of an event. Larger ones, such as images and graphs, are skipped."
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
 "Fields of Event."
 _VALUE = 1
@@ -36,20 +36,20 @@ def writer(path: Path) -> Path:
 
 
 def process(host: str, pid: int) -> str:
-    """Return the name of a process in `writer`."""
+    """Return the name that `writer` gives to a process."""
     return f"{host}.{pid}"
 
 
 class TensorBoardReader:
-    """Reads what one process writes into one folder since a moment: a writer may begin several files.
+    """Reads what one process has written into one folder since a given time, perhaps in several files.
 
-    Other runs, and other ranks of this one, may write into the same folder.
+    Other runs, and other ranks of this run, may write into the same folder.
     """
 
     def __init__(self, path: Path, since: float) -> None:
         self._folder, self._writer, self._since = path.parent, writer(path), since
         self._read: dict[Path, int] = {}
-        "Bytes of each file that were read."
+        "File -> bytes read."
 
     def read(self) -> list[Reading]:
         ours = sorted(path for path in self._folder.glob(NAMES) if writer(path) == self._writer)
@@ -57,7 +57,7 @@ class TensorBoardReader:
         return [reading for path in paths for reading in self._readings(path)]
 
     def _readings(self, path: Path) -> list[Reading]:
-        """Return one reading for each step in a row. Lightning logs `epoch` and counts steps from 0."""
+        """Return one reading per run of equal steps. Lightning logs `epoch` and counts steps from 0."""
         found: list[Reading] = []
         for time, step, tag, value in self._scalars(path):
             if not found or found[-1].step != step:
@@ -68,7 +68,7 @@ class TensorBoardReader:
 
     def _scalars(self, path: Path) -> Iterator[tuple[float, int, str, float]]:
         for event in self._events(path):
-            with contextlib.suppress(ValueError, struct.error):  # the events around a damaged one count
+            with contextlib.suppress(ValueError, struct.error):  # skip only the damaged event
                 yield from _scalars_of(event)
 
     def _events(self, path: Path) -> Iterator[bytes]:
@@ -78,7 +78,7 @@ class TensorBoardReader:
             while at + 12 <= size:
                 file.seek(at)
                 (length,) = struct.unpack("<Q", file.read(8))
-                if not length or at + 16 + length > size:  # not complete yet; zeros may be filled in later
+                if not length or at + 16 + length > size:  # incomplete; zeros may be filled in later
                     break
                 file.seek(at + 12)
                 event = file.read(length) if length <= MAX_EVENT else b""

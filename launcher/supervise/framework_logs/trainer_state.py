@@ -1,4 +1,4 @@
-"""`trainer_state.json` of transformers' Trainer, in each checkpoint: everything that it has logged so far."""
+"""Read `trainer_state.json`, in which transformers' Trainer keeps its whole log, in each checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainerStateReader:
         self._newest: tuple[float, Path] = (0.0, path)
         older = [file for file, time in self._times().items() if time < since]
         self._resumed = max((steps for file in older if (steps := _steps(file)) is not None), default=0)
-        "Steps of the newest checkpoint before the start. The Trainer may delete it with its next one."
+        "Steps of the newest checkpoint before the start, which the Trainer may delete later."
         self._told = 0
         "Number of entries that were read."
 
@@ -34,7 +34,7 @@ class TrainerStateReader:
             return []
         state = read_json(max(written)[1])
         if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
-            return []  # not written completely yet
+            return []  # not yet written completely
         if not self._told:
             self._told = _of_earlier_attempts(history, max(written)[1], self._resumed)
         new, self._told = history[self._told :], max(self._told, len(history))
@@ -57,10 +57,10 @@ def output_folder(path: Path) -> Path:
 
 
 def _of_earlier_attempts(history: list[Any], newest: Path, resumed: int) -> int:
-    """Return how many entries an earlier attempt has logged. `resumed`: steps of its newest checkpoint.
+    """Return how many entries an earlier attempt logged. `resumed` is the steps of its newest checkpoint.
 
-    The Trainer keeps them when it goes on from a checkpoint. A state of no more steps is of a Trainer that
-    began again.
+    The Trainer keeps these entries when it resumes from a checkpoint. If the newest state has no more steps
+    than that, the Trainer started from scratch.
     """
     reached = _steps(newest)
     if reached is not None and reached <= resumed:
@@ -71,13 +71,13 @@ def _of_earlier_attempts(history: list[Any], newest: Path, resumed: int) -> int:
 
 
 def _steps(path: Path) -> int | None:
-    """Return the steps of a checkpoint by its folder's name; None for the state at the end."""
+    """Return the steps in the name of a checkpoint's folder, or None for the state at the end."""
     named = _CHECKPOINT.fullmatch(path.parent.name)
     return None if named is None else int(named[1])
 
 
 def _reading(entry: Any, steps: Any, written: float) -> Reading | None:
-    """Return what an entry tells of a step; None for another one, such as the summary at the end."""
+    """Return an entry as a Reading, or None if it is not a step, such as the summary at the end."""
     if not isinstance(entry, dict) or is_summary(entry) or type(step := entry.get("step")) is not int:
         return None
     metrics = {name: value for name, value in entry.items() if name != "step"}

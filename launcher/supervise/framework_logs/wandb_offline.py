@@ -1,7 +1,7 @@
-"""The log that W&B writes on this machine, offline and online: `wandb/*run-*/run-ID.wandb`.
+"""Read the log that W&B writes on this machine, offline or online: `wandb/*run-*/run-ID.wandb`.
 
-After a header of 7 bytes the file is LevelDB's log: blocks of 32 KiB with fragments of records, each fragment
-with checksum (4 bytes), length (2) and kind (1). A record is a `Record` message.
+After a header of 7 bytes, the file has LevelDB's log format: blocks of 32 KiB with fragments of records, each
+with a checksum (4 bytes), length (2) and kind (1). A record is a `Record` message.
 Source: https://github.com/google/leveldb/blob/main/doc/log_format.md; wandb/proto/wandb_internal.proto, 0.31.
 """
 
@@ -31,11 +31,11 @@ _ITEM = 1
 _KEY, _NESTED_KEY, _JSON = 1, 2, 16
 "Fields of HistoryItem."
 STEPS = {"trainer/global_step": 0, "train/global_step": 1, "global_step": None}
-"The optimizer step as Lightning, transformers and others log it -> number of the first one, if known."
+"Metric with the optimizer step, as Lightning, transformers and others log it -> its first value, if known."
 
 
 class WandbReader:
-    """Reads the history of one run of W&B, which is written in blocks of 32 KiB and at the end."""
+    """Reads the history of one W&B run, which is written in blocks of 32 KiB and at the end."""
 
     def __init__(self, path: Path, since: float) -> None:
         self._path, self._at = path, _HEADER_BYTES
@@ -47,7 +47,7 @@ class WandbReader:
     def read(self) -> list[Reading]:
         found = []
         for record in self._records():
-            with contextlib.suppress(ValueError, RecursionError):  # the records around a damaged one count
+            with contextlib.suppress(ValueError, RecursionError):  # skip only the damaged record
                 found += [] if (values := _history(record)) is None else [values]
         named = (name for name in STEPS if any(name in values for values in found))
         self._counter = self._counter or next(named, None)
@@ -55,7 +55,7 @@ class WandbReader:
         return [reading for values in found if (reading := self._reading(values)) is not None]
 
     def _reading(self, values: dict[str, Any]) -> Reading | None:
-        """Return what a history tells of a step; None before the first step."""
+        """Return a history entry as a Reading, or None before the first step."""
         metrics = {name: value for name, value in values.items() if name[:1] != "_" and name not in STEPS}
         if self._counter is None:
             step = self._calls.step(number(values.get("_step")), metrics)
@@ -93,7 +93,7 @@ class WandbReader:
                 fragment = file.read(length)
                 if len(fragment) < length:
                     return
-                if kind > _LAST:  # damaged: where the next one begins is not known
+                if kind > _LAST:  # damaged: the start of the next fragment is unknown
                     return
                 record = fragment if kind in (_WHOLE, _FIRST) else record + fragment
                 at += _FRAGMENT_BYTES + length
@@ -103,11 +103,11 @@ class WandbReader:
 
 
 class _Calls:
-    """Makes steps of W&B's own counter.
+    """Converts W&B's own counter to steps.
 
-    That counts calls of `log` unless the script gives `step=`, and a script may log an evaluation by a call
-    of its own. While each history is one above the one before, a history is a step only if it has a loss of
-    training, or any metric of training if none has a loss. Another one belongs to the last step.
+    The counter counts calls of `log` unless the script passes `step=`, and a script may log an evaluation in
+    a separate call. As long as the counter rises by one, an entry is a step only if it has a training loss,
+    or any training metric if no entry has a loss. Other entries belong to the last step.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class _Calls:
         self.has_loss = False
 
     def step(self, counted: float | None, metrics: Mapping[str, Any]) -> float | None:
-        """Return the step of a history; None if it belongs to the one before."""
+        """Return the step of a history entry, or None if it belongs to the previous one."""
         if counted is None:
             return None
         self._one_by_one = self._one_by_one and self._before in (None, counted - 1)
@@ -131,7 +131,7 @@ class _Calls:
 
 
 def _history(record: bytes) -> dict[str, Any] | None:
-    """Return the items of a record; None if it is no history."""
+    """Return the items of a record, or None if it is not a history entry."""
     for history in parts(record, _HISTORY):
         return dict(_item(item) for item in parts(history, _ITEM))
     return None
