@@ -1,6 +1,6 @@
 """`python -m launcher.report.at_end RUN_DIR`: write `report.html`. The supervisor starts it after a run.
 
-It reads the run directory alone and asks no scheduler.
+It reads only the run directory and does not query the scheduler.
 """
 
 from __future__ import annotations

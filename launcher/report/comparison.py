@@ -1,4 +1,4 @@
-"""Several runs side by side: what differs in what they were told, and what came of it. Plain values."""
+"""Compare several runs: their differing settings and their results, as plain values."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ if TYPE_CHECKING:
     from launcher.schedulers.base import Status
 
 MAX_AXES = 8
-"Settings that are drawn as parallel axes."
+"Maximum number of settings drawn as parallel axes."
 POINTS = 8000
-"Parts of curves on a page, of all runs together."
+"Maximum number of curve points on a page, over all runs."
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "seconds", "usd", "memory", "norm")
 _NOT_COMPARED = frozenset({"name", "recipe", "workdir", "tags"})
-"Fields of the job that say nothing about the training, and the job's choice of recipe: the one taken counts."
+"Fields of the job that do not affect training, and its requested recipe: the recipe that ran is compared."
 RESULTS = ("step", "tokens", "seconds", "usd", "peak_memory")
-"Results besides the metrics: bytes of rank 0, seconds of training and restarts, without the queue."
+"Results besides the metrics. Memory is in bytes of rank 0; seconds include restarts but not the queue."
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What a run was told, and what came of it."""
+    """The settings and results of a run."""
 
     run: str
     state: str
     settings: dict[str, Any]
-    "`train.lr`, `recipe.sharding`, `profile`, `versions.torch`, ... -> value."
+    "Setting -> value, such as `train.lr`, `recipe.sharding`, `profile` or `versions.torch`."
     results: dict[str, float]
-    "The last value of each metric of training, the best one of each evaluation, and `RESULTS`."
+    "The last value of each training metric, the best value of each evaluation metric, and `RESULTS`."
     curves: Curves
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs in order, the best first."""
+    """Compared runs, the best first."""
 
     runs: tuple[ComparedRun, ...]
     differing: tuple[str, ...]
-    "Settings that are not the same in all runs."
+    "Settings that differ between the runs."
     results: tuple[str, ...]
     by: str
-    "What the runs are sorted by; empty if they are in the order in which they were named."
+    "Setting or result by which the runs are sorted; empty if they are in the order in which they were named."
 
     def value(self, run: ComparedRun, name: str) -> Any:
-        """Return a setting or a result; None if the run has none."""
+        """Return a setting or a result, or None if the run lacks it."""
         return run.settings.get(name, run.results.get(name))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one mapping for each run: `run`, `state`, what differs, the results."""
+        """Return one mapping per run: `run`, `state`, the differing settings and the results."""
         names = (*self.differing, *self.results)
         return [
             {"run": run.run, "state": run.state, **{name: self.value(run, name) for name in names}}
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def lower_is_better(name: str) -> bool:
-    """Return whether a lower value of a result is the better one."""
+    """Return whether lower values of a result are better."""
     return any(word in name for word in _LOWER_IS_BETTER)
 
 
@@ -111,7 +111,7 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
         "tokens": totals.tokens,
         "seconds": seconds,
         "usd": None if seconds is None or price is None else seconds * price / 3600,
-        # The metrics of a task have it; the file is only as long as a `command:` ran, not as its steps.
+        # A task's metrics have the peak. The memory file of a `command:` is short enough to read.
         "peak_memory": totals.peak or peak_of_first_rank(run),
     }
     return ComparedRun(
@@ -124,7 +124,7 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
 
 
 def _metrics(totals: Totals) -> dict[str, float | None]:
-    """The last value of training, the best one of evaluations, the median of a speed."""
+    """Return the last value of training metrics, the best of evaluation metrics, the median of speeds."""
     found: dict[str, float | None] = {}
     for name, last in totals.last.items():
         if name.startswith("eval_"):
@@ -170,7 +170,7 @@ def _key(value: Any) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """Return a setting or a result as a person reads it."""
+    """Format a setting or a result for display."""
     from launcher.spec.base import format_bytes, format_duration
 
     if value is None:
@@ -187,7 +187,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def table(found: Comparison, names: tuple[str, ...], *, state: bool = True) -> list[tuple[str, ...]]:
-    """Return a row for each run: its id, its state if wanted, and its values of these names."""
+    """Return a row for each run: its id, its state if `state`, and the named settings or results."""
     return [
         (run.run, *([run.state] if state else []), *(shown(name, found.value(run, name)) for name in names))
         for run in found.runs
@@ -195,9 +195,9 @@ def table(found: Comparison, names: tuple[str, ...], *, state: bool = True) -> l
 
 
 def parallel(found: Comparison) -> dict[str, Any] | None:
-    """Return what differs and the result as parallel axes from 0 to 1; None for fewer than three runs.
+    """Return differing settings and a result as parallel axes from 0 to 1, or None for fewer than three runs.
 
-    The last axis is what the runs are sorted by, otherwise the loss of an evaluation or of training.
+    The last axis is the result that sorts the runs, or else the loss of evaluations or of training.
     """
     wanted = (found.by, "eval_loss", "loss", *found.results)
     last = next((name for name in wanted if name in found.results), None)
@@ -212,7 +212,7 @@ def parallel(found: Comparison) -> dict[str, Any] | None:
 
 
 def _range(found: Comparison, name: str, places: Sequence[float | None]) -> str:
-    """Return `: least to greatest`; "" if all values are the same."""
+    """Return `: lowest to highest`, or "" if all values are equal."""
     if 1.0 not in places:
         return ""
     low, high = (shown(name, found.value(found.runs[places.index(end)], name)) for end in (0.0, 1.0))
@@ -224,16 +224,16 @@ def _values(found: Comparison, name: str) -> list[Any]:
 
 
 def _spread_wide(values: Sequence[Any]) -> bool:
-    """Return whether values are positive numbers over two orders of magnitude or more."""
+    """Return whether the values are positive numbers that span at least two orders of magnitude."""
     known = [value for value in values if value is not None]
     numbers = [value for value in known if isinstance(value, int | float) and value > 0]
     return len(numbers) == len(known) > 0 and max(numbers) >= 100 * min(numbers)
 
 
 def _places(values: Sequence[Any]) -> list[float | None]:
-    """Return each value's place between the least (0) and the greatest (1).
+    """Return each value's position between the lowest (0) and the highest (1).
 
-    Text is in alphabetical order, and numbers that are spread wide are placed by their logarithms.
+    Text is ordered alphabetically, and numbers that span a wide range are placed by their logarithms.
     """
     known = [value for value in values if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):

@@ -1,4 +1,4 @@
-"""Several runs as one self-contained HTML page."""
+"""Render a comparison of runs as one self-contained HTML page."""
 
 from __future__ import annotations
 

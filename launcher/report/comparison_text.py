@@ -1,4 +1,4 @@
-"""Several runs side by side on a terminal of any width."""
+"""Print a comparison of runs on a terminal of any width."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Rows = Sequence[Sequence[str]]
-"A table. Its first row has the heads of the columns, and its first column the runs."
+"A table. Its first row holds the column heads, and its first column the runs."
 GAP = 2
 "Characters between two columns."
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
-    """Show what differs, then the results: as tables where they fit, otherwise as a block for each run."""
+    """Print the differing settings, then the results: as tables if they fit, or else one block per run."""
     if not found.differing:
         console.print("job, recipe and environment are the same\n")
     settings = _rows(("run", "state", *found.differing), table(found, found.differing))
     results = _rows(("run", *found.results), table(found, found.results, state=False))
     parts = [settings, results]
-    if not fitting_tables(results, console.width):  # then one block for each run
+    if not fitting_tables(results, console.width):  # one block per run
         parts = [[[*one, *more[1:]] for one, more in zip(settings, results, strict=True)]]
     shown = [one for rows in parts for one in _drawn(rows, console.width)]
     for number, one in enumerate(shown):
@@ -39,9 +39,9 @@ def show_comparison(console: Console, found: Comparison) -> None:
 
 
 def fitting_tables(rows: Rows, width: int) -> list[Rows]:
-    """Return the rows as they are, with a column for each run, or as several tables with some of the columns.
+    """Return the rows unchanged, transposed to a column per run, or split into several tables.
 
-    [] if none of these fits into `width` characters.
+    Return [] if none of these fits into `width` characters.
     """
     for whole in (rows, _turned(rows)):
         if _width(whole) <= width:

@@ -1,4 +1,4 @@
-"""The content of a page about a plan, for every output format: bars, rows, words."""
+"""The content of a page about a plan, independent of the output format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_VALIDATED = "not yet validated on a GPU"
 
 
 LAUNCH_BOUND = 0.01
-"Seconds. A shorter step waits for launches of its thousands of kernels, of some microseconds each."
+"Seconds. The time of a shorter step is dominated by launching thousands of kernels, a few microseconds each."
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,11 @@ class Page:
     refusal: str = ""
     "Why nothing fits, and what would fit."
     zero: Stages | None = None
-    "Answer of `--zero`."
+    "Result of `--zero`."
 
 
 def lead(page: Page) -> list[tuple[str, str]]:
-    """The answer in at most eleven rows: whether it fits, its time and cost, and which recipe was chosen and
-    why."""
+    """Return the summary in at most eleven rows: fit, time, cost, and the chosen recipe with the reason."""
     decision = page.decision
     if decision is None:
         return [("job", page.job.name), ("cluster", page.cluster.name)]
@@ -80,26 +79,26 @@ def _fits(decision: Decision) -> str:
 
 def _host(decision: Decision) -> str:
     needed, there = format_bytes(decision.chosen.estimate.host_per_node), decision.room.host
-    has = "how much a node has is not known" if there is None else f"of {format_bytes(there)}"
+    has = "the host memory of a node is unknown" if there is None else f"of {format_bytes(there)}"
     return f"{needed} on each node; {has}" if there is None else f"{needed} {has} on each node"
 
 
 def _duration(page: Page, decision: Decision) -> str:
     step = decision.chosen.time
     if step is None and decision.chosen.estimate.basis == "formulas":
-        return "not known: only a model that launcher can trace has a predicted time"
+        return "unknown: launcher predicts the time only of models that it can trace"
     if step is None:
-        return "not known: there are no figures for the speed of this hardware"
+        return "unknown: there are no speed figures for this hardware"
     pace = f"{seconds(step.total)} a step, {speed(step.samples_per_second, page.tokens_per_sample)}"
     if step.total < LAUNCH_BOUND:
         pace += "; so short a step takes longer: kernel launches are not counted"
     if page.job.steps is None:
-        return f"{pace}; for how many steps is not known before the data is read"
+        return f"{pace}; the number of steps is unknown until the data is read"
     return f"{format_duration(page.job.steps * step.total)}: {page.job.steps:,} steps, {pace}"
 
 
 def memory_rows(decision: Decision) -> list[tuple[str, str]]:
-    """The parts of the GPU memory needed, and the capacity."""
+    """Return rows with the parts of the needed GPU memory, and the capacity."""
     estimate, room = decision.chosen.estimate, decision.room
     if not estimate.overhead:  # without a GPU there are only tensors
         return [("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}")]
@@ -124,7 +123,7 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
 
 
 def host_rows(decision: Decision) -> list[tuple[str, str]]:
-    """Host memory of one node."""
+    """Return rows with the host memory of one node."""
     estimate, there = decision.chosen.estimate, decision.room.host
     rows = [(name, format_bytes(size)) for name, size in estimate.host.items()]
     rows.append(("needed", format_bytes(estimate.host_per_node)))
@@ -133,7 +132,7 @@ def host_rows(decision: Decision) -> list[tuple[str, str]]:
 
 
 def time_rows(page: Page) -> list[tuple[str, str]]:
-    """Time of one optimizer step; empty if the speed of the hardware is not known."""
+    """Return rows with the time of one optimizer step, or none if the hardware's speed is unknown."""
     time = page.decision.chosen.time if page.decision is not None else None
     if time is None:
         return []
@@ -162,7 +161,7 @@ def seconds(value: float) -> str:
 
 
 def speed(samples: float, tokens_per_sample: int | None) -> str:
-    """Samples, and tokens if known, per second."""
+    """Format samples, and tokens if known, per second."""
     tokens = "" if tokens_per_sample is None else f", {samples * tokens_per_sample:,.0f} tokens/s"
     return f"{samples:.3g} samples/s{tokens}"
 
@@ -181,8 +180,7 @@ def ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
 
 
 def comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(columns, rows): needed memory, fit and speed of each answer, and its difference from the chosen
-    recipe."""
+    """Return (columns, rows): memory, fit and speed of each answer, and how its recipe differs."""
     costs = {cost.label: cost for cost in one.costs}
     beside = page.decision.plan.recipe if page.decision is not None and not costs else None
     columns = ("", "NEEDED", "FITS", "SAMPLES/S", *(("TIME", "PRICE") if costs else ()), "RECIPE")
@@ -216,7 +214,7 @@ ZERO = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "IN ALL", 
 
 
 def zero_rows(page: Page) -> tuple[str, list[tuple[str, ...]]]:
-    """(title with the unit, a row for each stage of ZeRO)."""
+    """Return (title with the unit, a row for each stage of ZeRO)."""
     assert page.zero is not None
     most = max(stage.total for stage in page.zero.stages)
     unit, name = (GIB, "GiB") if most >= GIB else (2**20, "MiB")
@@ -230,7 +228,7 @@ def zero_rows(page: Page) -> tuple[str, list[tuple[str, ...]]]:
 
 
 def zero_lines(page: Page) -> list[str]:
-    """What the table of ZeRO's stages assumes."""
+    """Return lines with the assumptions of the table of ZeRO stages."""
     assert page.zero is not None
     recipe, each = page.zero.recipe, page.zero.per_parameter
     keep = next(stage for stage in page.zero.stages if stage.gathered)

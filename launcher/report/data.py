@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def as_data(page: Page) -> dict[str, Any]:
-    """The output of `launcher plan --json`."""
+    """Return the output of `launcher plan --json`."""
     decision = page.decision
     data: dict[str, Any] = {"job": page.job.name, "cluster": page.cluster.name, "measured_on_gpu": False}
     if decision is None:
@@ -41,7 +41,7 @@ def as_data(page: Page) -> dict[str, Any]:
 
 
 def submitted_data(prepared: Prepared, warnings: Sequence[str], handle: str | None) -> dict[str, Any]:
-    """The output of `submit --json`. Without a handle nothing was submitted."""
+    """Return the output of `submit --json`. `handle` is None if nothing was submitted."""
     request = prepared.request
     cost = cost_of(request.job, request.cluster, request.plan, prepared.offered)
     return {

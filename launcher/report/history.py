@@ -1,4 +1,4 @@
-"""The history of a run by attempt: what ran out of memory and where, what was tried next, and its cost."""
+"""The history of a run by attempt: where memory ran out, what was tried next, and the time lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from launcher.spec.events import (
 
 MAX_LINES = 24
 _FIRST_LINES = 4
-"Lines kept from the beginning of a longer history. The rest shows what happened last."
+"Lines kept from the beginning of a longer history. The other lines are the latest ones."
 
 Steps = Sequence[dict[str, Any]]
 "Lines of metrics.jsonl."
@@ -41,7 +41,7 @@ class Turn(NamedTuple):
 
     event: RecipeChange | Retry
     attempt: int
-    "The attempt in which it happened."
+    "Number of the attempt in which it happened."
     before: Steps
     after: Steps
     "Steps with the recipe that followed, up to the next turn."
@@ -54,7 +54,7 @@ class Turn(NamedTuple):
 
     @property
     def lost(self) -> float | None:
-        """Seconds in which the training made no progress; None until the next attempt has started."""
+        """Seconds without training progress, or None until the next attempt has started."""
         if not self.restart:
             return self.event.seconds if isinstance(self.event, RecipeChange) else None
         begun, again = self.started
@@ -72,7 +72,7 @@ class Turn(NamedTuple):
 
 
 def history(run: RunDir) -> list[str]:
-    """At most MAX_LINES lines; empty if nothing had to be changed in the run."""
+    """Return the history in at most MAX_LINES lines, or [] if nothing had to be changed in the run."""
     events = run.read_events()
     if not any(isinstance(event, RecipeChange | Retry) for event in events):
         return []
@@ -80,7 +80,7 @@ def history(run: RunDir) -> list[str]:
 
 
 def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -> list[str]:
-    """Like `history`, from events and turns that were read already."""
+    """Return the same as `history`, from events and turns that were already read."""
     if not turns:
         return []
     planned = read_record(run.plan)
@@ -97,7 +97,7 @@ def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) ->
             number, recipe = number + 1, next_recipe
         elif (told := _told(event, attempt)) is not None:
             later.append(told)
-        # A handover stands before the turn it belongs to.
+        # A handover is recorded before the turn it belongs to.
         if isinstance(event, RecipeChange | Retry | Probed | Resumed | DataChanged):
             lines, later = lines + later, []
     if len(lines) > MAX_LINES:
@@ -108,14 +108,14 @@ def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) ->
 
 
 def turns_of(events: Sequence[Event], metrics: Steps) -> list[Turn]:
-    """Every turn of the run, in order."""
+    """Return every turn of the run, in order."""
     started: dict[int, float] = {}
     found: list[tuple[RecipeChange | Retry, int]] = []
     attempt, stopped = 0, False
     for event in events:
         if isinstance(event, AttemptStarted):
             attempt = event.attempt
-            if not (stopped and found and found[-1][1] == attempt - 1):  # what a user waits is not lost
+            if not (stopped and found and found[-1][1] == attempt - 1):  # a user's pause is not lost time
                 started[attempt] = _seconds(event.time)
             stopped = False
         elif isinstance(event, RecipeChange | Retry):
@@ -136,7 +136,7 @@ def _in_process(turn: RecipeChange | Retry) -> bool:
 
 
 def _follows(line: dict[str, Any], turn: RecipeChange | Retry, attempt: int) -> bool:
-    """Whether the step of this line came after the turn."""
+    """Return whether the step of this line came after the turn."""
     if line["attempt"] != attempt:
         return bool(line["attempt"] > attempt)
     if not (_in_process(turn) or isinstance(turn, Climb)):
@@ -175,7 +175,7 @@ def _turn(turn: Turn, what: str, planned: float | None) -> list[str]:
 
 
 def _what_failed(run: RunDir, turn: Turn) -> str:
-    """What failed before the turn. At a restart, the attempt's verdict has more detail than the event."""
+    """Describe what failed before the turn. At a restart, the verdict has more detail than the event."""
     event = turn.event
     if isinstance(event, Climb):
         return "room again" + (f" before step {event.step}" if event.step is not None else "")
@@ -192,14 +192,14 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
         requested = told.requested if told is not None else None
     else:
         what, requested = "failed", None
-    return what + (f", {format_bytes(requested)} asked for" if requested is not None else "")
+    return what + (f", {format_bytes(requested)} requested" if requested is not None else "")
 
 
 def _measured(turn: Turn) -> str:
-    """Steps per second before and after.
+    """Return the steps per second before and after.
 
-    The first step of an attempt or a recipe is a warm-up and is left out. So are lines without seconds, as
-    logs of frameworks have them whose times are not known.
+    The first step of an attempt or a recipe is a warm-up and is left out, and so are lines without seconds,
+    which come from frameworks' logs without times.
     """
     first: dict[int, int] = {}
     for line in (*turn.before, *turn.after):
@@ -215,7 +215,7 @@ def _measured(turn: Turn) -> str:
 
 
 def _warms_up(line: dict[str, Any], turn: Turn, first: int) -> bool:
-    """`first`: the first step of the line's attempt."""
+    """Return whether the step of this line is a warm-up. `first` is the first step of its attempt."""
     step = turn.event.step if isinstance(turn.event, RecipeChange) else None
     if "seconds_lost" in line or (not turn.restart and line["step"] == step):
         return True
@@ -229,7 +229,7 @@ def _slower(ratio: float) -> str:
 
 
 def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> float | None:
-    """The planned speed of one recipe relative to another's."""
+    """Return the planned speed of `after` relative to `before`, or None if unknown."""
     rungs = [plan.get("recipe"), *plan.get("ladder", [])]
     speeds = [1.0, *plan.get("ladder_speed", [])]
     if before == after or len(speeds) != len(rungs) or before not in rungs or after not in rungs:
@@ -238,7 +238,7 @@ def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
 
 
 def _told(event: Event, attempt: int) -> str | None:
-    """The line of an event that is not a turn; None if it needs none."""
+    """Return the line for an event that is not a turn, or None if it needs none."""
     match event:
         case Probed():
             size = event.micro_batch_size
@@ -256,7 +256,7 @@ def _told(event: Event, attempt: int) -> str | None:
             return f"    attempt {attempt} starts again from step 1: no state of earlier steps is left"
         case Resumed():
             source = (event.from_ or "checkpoint").replace("-", " ")
-            return f"    attempt {attempt} goes on after step {event.step}, from {source}"
+            return f"    attempt {attempt} continues after step {event.step}, from {source}"
     return None
 
 
@@ -265,5 +265,5 @@ def _span(seconds: float) -> str:
 
 
 def _seconds(stamp: str) -> float:
-    """Unix seconds of `2026-11-21T08:54:01.123456Z`."""
+    """Return the Unix seconds of a time stamp such as `2026-11-21T08:54:01.123456Z`."""
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()

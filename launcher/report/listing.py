@@ -1,4 +1,4 @@
-"""The rows of `launcher list`, and which columns are left out on a narrow terminal."""
+"""The rows of `launcher list`, and the columns that are left out on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     loss: str = ""
     "Loss of the newest step."
     usd: str = ""
-    "Cost of its GPUs in that time, by the price paid or the profile's."
+    "Cost of its GPUs for `duration`, at the billed price or the profile's."
     tags: str = ""
     attempt: str = ""
     reason: str = ""
@@ -45,13 +45,13 @@ class Row(NamedTuple):
 
 HEADS = {"usd": "USD", "gpus": "GPUS"}
 GIVES_WAY = ("attempt", "tags", "usd", "gpus", "loss", "cluster", "duration", "age", "step")
-"Columns that are left out if there is no room, in this order."
+"Columns to leave out if the terminal is too narrow, in this order."
 LEAST_REASON = 24
-"Minimum characters of a reason that are worth a column."
+"Minimum width of the column with the reason."
 
 
 def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
-    """Collect what is shown of a run. `now` is in seconds since the epoch."""
+    """Return the row of a run. `now` is in seconds since the epoch."""
     about, events = run.read_about(), run.read_events()
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
@@ -80,7 +80,7 @@ def step_of(step: int | None, steps: int | None) -> str:
 
 
 def columns(rows: Sequence[Row], width: int) -> list[str]:
-    """Columns for a terminal of `width` characters: no empty ones, and the reason if there is room."""
+    """Return the columns for a terminal of `width` characters, without empty ones."""
     shown = [name for name in Row._fields if any(getattr(row, name) for row in rows)]
 
     def needed(names: Sequence[str]) -> int:

@@ -56,7 +56,7 @@ class Bar(NamedTuple):
 
 
 def bars(estimate: Estimate) -> list[Bar]:
-    """Each peak with the memory outside the allocator, and finally the total that is needed."""
+    """Return a bar for each peak, including memory outside the allocator, and one for the total needed."""
     outside = sum(estimate.overhead.values())
     found = []
     for peak in sorted(estimate.peaks, key=lambda peak: WHENS.index(peak.when)):
@@ -75,9 +75,9 @@ def _sorted(parts: dict[str, int]) -> dict[str, int]:
 
 
 def in_cells(sizes: Sequence[int], capacity: int, width: int) -> list[int]:
-    """Sizes as characters of a bar in which `width` characters are `capacity` bytes.
+    """Return sizes as numbers of characters in a bar of `width` characters for `capacity` bytes.
 
-    Rounding keeps the sum right.
+    They are rounded so that their sum is correct.
     """
     ends, at = [0], 0
     for size in sizes:

@@ -12,7 +12,7 @@ from launcher.report.thin import ends, is_gap, parts_of, parts_with_gaps, thinne
 from launcher.rundir.time import seconds_of
 
 PARTS = 1000
-"A longer run is drawn with the extremes of so many parts."
+"Maximum number of parts of a curve. A longer run is drawn with the extremes of each part."
 FIRST = ("loss", "lr", "grad_norm", "tokens_per_second", "samples_per_second", "mfu")
 "Metrics that are drawn first, in this order."
 TITLES = {
@@ -28,7 +28,7 @@ _BOOKKEEPING = frozenset(
 
 
 class Chart(NamedTuple):
-    """Metrics that share axes: one of training, and the same one of evaluations (`eval_...`)."""
+    """Metrics that share axes: a training metric, and the same metric of evaluations (`eval_...`)."""
 
     title: str
     columns: tuple[str, ...]
@@ -44,19 +44,19 @@ class Curves:
     seconds: tuple[float, ...] = ()
     "Time since the first attempt started."
     columns: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
-    "None where a step has no such metric; NaN where its value is no finite number."
+    "Values of each metric: None if a step lacks the metric, NaN if the value is not a finite number."
     rows: int = 0
-    "Number of steps before they were thinned out."
+    "Number of steps before thinning."
     parts: int = 0
-    "Number of parts of which the extremes are drawn."
+    "Number of parts whose extremes are drawn."
 
     @property
     def charts(self) -> list[Chart]:
-        """The charts of a page, in order. Of the speeds, only tokens are drawn if there are any."""
+        """The charts of a page, in order. If there are tokens per second, samples per second are left out."""
         return charts_of(self.columns)
 
     def as_data(self, label: str) -> dict[str, Any]:
-        """Return what charts.js draws: null where there is nothing, "nan" where the line has a gap."""
+        """Return the data for charts.js: null if there is no value, "nan" if the line has a gap."""
         return {
             "label": label,
             "x": {"step": self.step, "tokens": self.tokens, "seconds": self.seconds},
@@ -69,18 +69,19 @@ class Curves:
 
 @dataclass(frozen=True)
 class Totals:
-    """Numbers about all steps. None: not known."""
+    """Totals over all steps. None means unknown."""
 
     steps: int = 0
     "The last step."
     tokens: float | None = None
     training: float = 0.0
-    "Seconds of all steps that count."
+    "Total seconds of all steps that count."
     speed: float | None = None
-    "Median per second, of tokens or else of samples."
+    "Median tokens per second, or else samples per second."
     speed_of: str = ""
+    "Name of the metric in `speed`."
     mfu: float | None = None
-    "Median."
+    "Median MFU."
     last: dict[str, float | None] = field(default_factory=dict)
     "Metric -> its last value; None if that is not a finite number."
     low: dict[str, float] = field(default_factory=dict)
@@ -90,9 +91,9 @@ class Totals:
 
 
 def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one line for each step, without those that a later attempt began again.
+    """Return one line for each step, without steps that a later attempt repeated.
 
-    Several lines of one step in one attempt, such as of training and evaluation, become one.
+    Lines of the same step and attempt, such as of training and evaluation, are merged.
     """
     kept: list[dict[str, Any]] = []
     for line in metrics:
@@ -107,7 +108,7 @@ def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) -> Curves:
     """Return the curves of the steps that count, in at most `most` parts.
 
-    `began`: when the first attempt started, in Unix seconds.
+    `began` is when the first attempt started, in Unix seconds.
     """
     if not lines:
         return Curves()
@@ -132,7 +133,7 @@ def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) 
 
 
 def totals_of(lines: Sequence[dict[str, Any]]) -> Totals:
-    """Return the numbers about the steps that count."""
+    """Return the totals over the steps that count."""
     if not lines:
         return Totals()
     values: dict[str, list[float]] = {}
@@ -173,7 +174,7 @@ def charts_of(names: Sequence[str] | dict[str, Any]) -> list[Chart]:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number; None for everything else that a line may contain."""
+    """Return a finite number as float, and None for everything else that a line may contain."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -183,7 +184,7 @@ def number(value: object) -> float | None:
 
 
 def _drawn(line: dict[str, Any], name: str) -> float | None:
-    """Return a metric of a step: NaN if it is no finite number, None if there is none or it is a text."""
+    """Return a metric of a step: NaN if it is not a finite number, None if it is missing or text."""
     value = line.get(name, "")
     if isinstance(value, str | bool | list | dict):
         return None
@@ -191,7 +192,7 @@ def _drawn(line: dict[str, Any], name: str) -> float | None:
 
 
 def _widened(values: Sequence[float | None]) -> list[float | None]:
-    """Extend each gap to the values beside it, so that no line begins between them."""
+    """Extend each gap over the missing values next to it, so that no line begins there."""
     found = list(values)
     for rows in (range(1, len(found)), range(len(found) - 2, -1, -1)):
         for row in rows:
@@ -201,7 +202,7 @@ def _widened(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two lines tell of one step of one attempt."""
+    """Return whether two lines belong to the same step of the same attempt."""
     return (one.get("attempt"), one.get("step")) == (other.get("attempt"), other.get("step"))
 
 
@@ -210,7 +211,7 @@ def _skipped(name: str) -> bool:
 
 
 def _tokens(lines: Sequence[dict[str, Any]]) -> list[float] | None:
-    """Return the tokens of all steps up to each. The built-in entrypoint calls them `weight`."""
+    """Return the cumulative tokens at each step. The built-in entrypoint logs tokens as `weight`."""
     found, total = [], 0.0
     for line in lines:
         counted = line.get("tokens", line.get("weight") if "tokens_per_second" in line else None)
@@ -224,7 +225,7 @@ def _peak(lines: Sequence[dict[str, Any]], name: str) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Keep six digits, which is more than a chart shows."""
+    """Round to six digits, which is more than a chart shows."""
     return None if value is None else float(f"{value:.6g}")
 
 

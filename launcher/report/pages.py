@@ -1,4 +1,4 @@
-"""Draw self-contained pages from the templates beside this file. All text is escaped; nothing is fetched."""
+"""Render self-contained pages from the templates in this folder. All text is escaped; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHARTS = _HERE / "vendor" / "uplot-1.6.32"
 
 
 def draw(template: str, **values: Any) -> str:
-    """Render a template with the values, and without the control characters in them."""
+    """Render a template with the values, without their control characters."""
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -55,7 +55,7 @@ def _breakable(name: str) -> Markup:
 
 
 def _filled(table: tuple[Sequence[str], Sequence[Sequence[object]]]) -> tuple[Any, Any]:
-    """Leave out the columns of (columns, rows) that have a value in no row. The first one stays."""
+    """Drop columns of (columns, rows) that are empty in every row, except the first column."""
     columns, rows = table
     kept = [
         place
@@ -66,15 +66,15 @@ def _filled(table: tuple[Sequence[str], Sequence[Sequence[object]]]) -> tuple[An
 
 
 def _when(stamp: str) -> str:
-    """`2026-11-21T08:54:01.123456Z` -> `2026-11-21 08:54:01 UTC`."""
+    """Format a time stamp `2026-11-21T08:54:01.123456Z` as `2026-11-21 08:54:01 UTC`."""
     return f"{stamp[:10]} {stamp[11:19]} UTC" if stamp else ""
 
 
 @cache
 def chart_files() -> dict[str, Markup]:
-    """Return what a page with charts contains: uPlot, its style, our glue, and the scripts' hashes.
+    """Return the files of a page with charts: uPlot, its style, charts.js, and the scripts' hashes.
 
-    The page's policy allows these scripts only, so no text in it can become a script.
+    The page's content security policy allows only these scripts, so no text in it can become a script.
     """
     scripts = [
         f"\n{path.read_text(encoding='utf-8')}\n"
@@ -89,7 +89,7 @@ def chart_files() -> dict[str, Markup]:
 
 
 def drawn_bars(bars: Sequence[Bar], capacity: int | None) -> dict[str, Any]:
-    """Return the bars as rectangles in hundredths of the width, with their legend."""
+    """Return the bars as rectangles, in percent of the width, with their legend."""
     scale = max(capacity or 0, *(bar.total for bar in bars))
     return {
         "bars": [(bar, _rectangles(bar, scale)) for bar in bars],

@@ -1,4 +1,4 @@
-"""Show a plan in a terminal: the memory of each moment compared with the capacity."""
+"""Print a plan on a terminal, with the memory at each peak compared with the capacity."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _memory(console: Console, decision: Decision) -> None:
     for name, least in (("WHEN", 12), ("PHASE", 9)):
         table.add_column(name, no_wrap=True, min_width=least)
     table.add_column("ALLOCATED", no_wrap=True, justify="right")
-    # The capacity is at the right edge unless more is needed.
+    # The right edge is the capacity, unless more is needed.
     table.add_column("" if card is None else f"OF {format_bytes(scale)}", no_wrap=True)
     table.add_column("MODULE", no_wrap=True)
     for bar in drawn:
@@ -90,7 +90,7 @@ def _memory(console: Console, decision: Decision) -> None:
 
 
 def _drawn(bar: Bar, scale: int, width: int) -> Text:
-    """Draw a letter per category, so that the bar is readable without colours."""
+    """Draw a bar with a letter for each category, so that it is readable without colours."""
     text = Text()
     cells = in_cells([*bar.parts.values()], scale, width)
     for name, count in zip(bar.parts, cells, strict=True):
@@ -113,7 +113,7 @@ def _legend(drawn: Sequence[Bar], width: int) -> Text:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table whose last column wraps if there are five or more, otherwise its first."""
+    """Return a table in which one column wraps: the last of five or more columns, or else the first."""
     table = Table(box=None, pad_edge=False)
     wraps = 0 if len(columns) < 5 else len(columns) - 1
     for number, column in enumerate(columns):

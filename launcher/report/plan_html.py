@@ -1,4 +1,4 @@
-"""A plan as one self-contained HTML page: no script, no network, dark or light as the reader's system is."""
+"""Render a plan as one self-contained HTML page, without scripts, in the system's dark or light style."""
 
 from __future__ import annotations
 

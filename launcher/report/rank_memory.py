@@ -1,4 +1,4 @@
-"""The memory of every rank over time, read from `attempts/*/memory/` and thinned out while it is read."""
+"""Read the memory of every rank over time from `attempts/*/memory/`, and thin it out on the way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURES = {
     "rss": "host memory of the rank",
 }
 MAX_RANKS = 128
-"Maximum number of ranks that are drawn; of more ranks, some at equal distances are taken."
+"Maximum number of ranks to draw. If there are more, ranks at equal distances are chosen."
 _NAME = re.compile(r"rank-(\d+)\.jsonl")
 
 
@@ -40,7 +40,7 @@ class Highest(NamedTuple):
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes over time. The values of a rank have the length of `seconds`, with None between attempts."""
+    """Bytes over time. Each rank's values have the length of `seconds`, with None between attempts."""
 
     seconds: tuple[float, ...] = ()
     "Time since the first attempt started."
@@ -49,13 +49,13 @@ class RankMemory:
     "Measure -> the values of each rank."
     highest: dict[str, Highest] = field(default_factory=dict)
     all_ranks: int = 0
-    "Number of ranks that wrote their memory."
+    "Number of ranks that recorded their memory."
     of_steps: bool = True
-    "Whether the values are of steps. Those of a `command:` are of samples, about one a second."
+    "Whether there is a value per step. For a `command:` there are samples instead, about one per second."
 
 
 def read_rank_memory(run: RunDir, began: float) -> RankMemory:
-    """Read every attempt. `began`: when the first attempt started, in Unix seconds."""
+    """Read every attempt. `began` is when the first attempt started, in Unix seconds."""
     attempts = [(attempt, files) for attempt in run.attempts() if (files := _files(attempt))]
     everyone = sorted({rank for _, files in attempts for rank in files})
     ranks = everyone[:: -(-len(everyone) // MAX_RANKS)] if everyone else []
@@ -95,8 +95,7 @@ def read_rank_memory(run: RunDir, began: float) -> RankMemory:
 
 
 def peak_of_first_rank(run: RunDir) -> float | None:
-    """Return the highest memory of rank 0 in bytes: of its GPU, or else of its processes. None if it wrote
-    none."""
+    """Return rank 0's peak memory in bytes, of its GPU or else of its processes; None if not recorded."""
     highest: dict[str, float] = {}
     for attempt in run.attempts():
         for line in _lines(attempt.memory(0)):
@@ -107,7 +106,7 @@ def peak_of_first_rank(run: RunDir) -> float | None:
 
 
 def _files(attempt: AttemptDir) -> dict[int, Path]:
-    """Rank -> its file."""
+    """Return rank -> its file."""
     with contextlib.suppress(OSError):
         names = ((_NAME.fullmatch(entry.name), entry) for entry in (attempt.path / "memory").iterdir())
         return {int(match[1]): entry for match, entry in names if match is not None}
@@ -115,7 +114,7 @@ def _files(attempt: AttemptDir) -> dict[int, Path]:
 
 
 def _clock(files: dict[int, Path]) -> list[tuple[int, float]]:
-    """The step and the time of each line of the first rank, whose steps all ranks share."""
+    """Return (step, time) of each line of the first rank. All ranks have the same steps."""
     found: list[tuple[int, float]] = []
     for line in _lines(files[min(files)]):
         time = seconds_of(line["time"]) if isinstance(line.get("time"), str) else None
@@ -154,7 +153,7 @@ def _read(path: Path, firsts: list[int], single: bool) -> dict[str, _Read]:
         steps.clear()
 
     part, until = -1, firsts[0]
-    for line in _lines(path):  # a large run has millions: what is done for each part need not be done here
+    for line in _lines(path):  # a large run has millions of lines, so do as little as possible per line
         step = line["step"]
         if step >= until:
             close(part)
@@ -168,8 +167,10 @@ def _read(path: Path, firsts: list[int], single: bool) -> dict[str, _Read]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines with a step; of a `command:` the number of the sample is taken for it. A file that
-    cannot be read has none."""
+    """Yield the complete lines that have a step, or nothing if the file cannot be read.
+
+    For a `command:`, the number of the sample is used as the step.
+    """
     with contextlib.suppress(OSError), open_regular(path) as file:
         for text in file:
             try:

@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page."""
+"""Render a run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.spec.base import format_bytes
 
 
 def as_html(report: Report, refresh: int | None = None) -> str:
-    """Render the page. `refresh`: seconds after which the browser loads it again, for a run that goes on."""
+    """Render the page. `refresh` is the seconds after which the browser reloads it, for a live run."""
     memory = report.memory
     bars = drawn_bars(report.bars, report.capacity) if report.bars else {"bars": ()}
     return draw(
@@ -42,7 +42,7 @@ def _compared(planned: int | None, measured: int | None) -> tuple[str, str, str]
 
 
 def _lanes(timeline: Timeline) -> list[tuple[str, list[tuple[Span, float, float]]]]:
-    """Each kind of span with its place in hundredths of the width."""
+    """Return the spans of each kind with their position and length in percent of the width."""
     length = timeline.end - timeline.begin or 1.0
 
     def share(moment: float) -> float:
@@ -60,7 +60,7 @@ def _lanes(timeline: Timeline) -> list[tuple[str, list[tuple[Span, float, float]
 
 
 def _data(report: Report) -> dict[str, Any]:
-    """What charts.js draws."""
+    """Return the data for charts.js."""
     curves, memory = report.curves, report.memory
     limits = {"capacity": report.capacity, "planned": report.planned}
     return {

@@ -1,4 +1,4 @@
-"""Everything that a page about a run shows, as one value, read from the run directory."""
+"""The content of a page about a run, as one value that is read from the run directory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from launcher.schedulers.base import Status
 
 Rows = tuple[tuple[str, str], ...]
-"(name, value) in plain text."
+"Pairs of (name, value) in plain text."
 MAX_TEXT = 64 * 1024
 "Maximum bytes of a script or a record that the page shows."
 
@@ -49,16 +49,18 @@ class Rung(NamedTuple):
     """A recipe of the ladder."""
 
     words: str
-    "What it changes in the one above."
+    "How it differs from the rung above."
     speed: str
-    "Planned speed relative to the first one."
+    "Planned speed relative to the first rung."
     taken: str
-    "When the run had this recipe; empty if it never had."
+    "When the run used this recipe; empty if it never did."
 
 
 class Moment(NamedTuple):
-    """A peak of memory, or a category of the highest one. Bytes of tensors on the rank with the most; None:
-    not known."""
+    """A memory peak, or a category of the highest peak.
+
+    The values are bytes of tensors on the rank with the most; None means unknown.
+    """
 
     name: str
     planned: int | None
@@ -73,26 +75,26 @@ class Failure(NamedTuple):
     reason: str
     memory: str
     lines: tuple[str, ...]
-    "The decisive line with those around it, or the last lines."
+    "The decisive line and the lines around it, or else the last lines."
     then: str
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Time and money. None: not known."""
+    """Time and money. None means unknown."""
 
     seconds: float | None = None
     "Time that its supervisors have run, without time in a queue."
     queued: float | None = None
     "Time from the first submission to the first start."
     lost: float = 0.0
-    "Seconds in which the training made no progress."
+    "Seconds without training progress."
     usd: float | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run as it was at one moment."""
+    """A snapshot of a run."""
 
     run: str
     name: str
@@ -100,23 +102,23 @@ class Report:
     reason: str
     ended: bool
     written: str
-    "When this was read, as a time stamp."
+    "Time stamp of the snapshot."
     steps_planned: int | None
     totals: Totals
     spent: Spent
     capacity: int | None
     "Bytes of a rank's GPU; on a CPU, its memory budget."
     planned: int | None
-    "Bytes that the plan needs of it."
+    "Bytes of it that the plan needs."
     curves: Curves
     memory: RankMemory
     moments: tuple[Moment, ...]
     categories: tuple[Moment, ...]
     "The highest peak by category; empty if no rank measured it."
     worst: Parts | None
-    "The measured ones, with rank and step."
+    "The measured categories, with rank and step."
     bars: tuple[Bar, ...]
-    "The planned peaks by category."
+    "The planned peaks, by category."
     timeline: Timeline
     rungs: tuple[Rung, ...]
     why: tuple[str, ...]
@@ -129,7 +131,7 @@ class Report:
 
 
 def report_of(run: RunDir, status: Status, now: float) -> Report:
-    """Read a run. `now` is in Unix seconds. Records that are missing or damaged leave gaps."""
+    """Read a run. `now` is in Unix seconds. Missing or damaged records leave gaps."""
     about, plan, events, metrics = (
         run.read_about(),
         read_record(run.plan),
@@ -173,7 +175,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
 
 
 def first_start(events: Sequence[Event]) -> float | None:
-    """Return when the first attempt started, in Unix seconds; None if none has."""
+    """Return when the first attempt started, in Unix seconds, or None if none has."""
     return next((seconds_of(event.time) for event in events if isinstance(event, AttemptStarted)), None)
 
 
@@ -191,7 +193,7 @@ def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float,
 
 
 def capacity_of_rank(about: Any, plan: dict[str, Any]) -> int | None:
-    """Return the bytes of a rank's GPU, or its memory budget on a CPU; None if not known."""
+    """Return the bytes of a rank's GPU, or of its memory budget on a CPU, or None if unknown."""
     try:
         job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
         return capacity_of(job, cluster, on_gpu=bool(plan["layout"]["gpus_per_node"]))
@@ -222,9 +224,9 @@ def _moments(run: RunDir, estimate: Estimate | None) -> tuple[Moment, ...]:
 
 
 def _categories(estimate: Estimate | None, worst: Parts | None) -> tuple[Moment, ...]:
-    """Return the categories of the measured peak, and the planned ones added up to the same categories.
+    """Return the categories of the measured peak, with the planned bytes summed into the same categories.
 
-    `estimate`: None if the run did not have the plan's recipe.
+    `estimate` is None if the run did not use the plan's recipe.
     """
     if worst is None:
         return ()
@@ -238,7 +240,7 @@ def _categories(estimate: Estimate | None, worst: Parts | None) -> tuple[Moment,
 
 
 def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
-    """Return the recipe that the run took last, or the planned one."""
+    """Return the recipe that the run used last, or the planned one."""
     found: dict[str, Any] = read_record(run.plan).get("recipe") or {}
     for recipe, _ in _recipes(events):
         found = recipe.model_dump()
@@ -246,7 +248,7 @@ def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
 
 
 def _recipe_rows(about: RunRecord, recipe: dict[str, Any]) -> Rows:
-    """Return the fields that are set; of a `command:` those that it can read."""
+    """Return the recipe fields that are set; for a `command:`, only those that it can read."""
     shown = [
         name
         for name in recipe
@@ -256,7 +258,7 @@ def _recipe_rows(about: RunRecord, recipe: dict[str, Any]) -> Rows:
 
 
 def _recipes(events: Sequence[Event]) -> list[tuple[Recipe, str]]:
-    """Every recipe that the run had, with when it took it."""
+    """Return every recipe that the run used, with the attempt and step at which it began."""
     found: list[tuple[Recipe, str]] = []
     recipe: Recipe | None = None
     attempt = 0
@@ -343,7 +345,7 @@ def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
 
 
 def _code(code: object) -> str:
-    """The commit, and the files that differed from it."""
+    """Format the commit and the files that differed from it."""
     if not isinstance(code, dict):
         return _text(code)
     changed = code.get("changed_files")
@@ -365,7 +367,7 @@ def _texts(run: RunDir) -> Rows:
 
 
 def _record(value: Any) -> str:
-    """A record as JSON, without fields that say nothing."""
+    """Format a record as JSON, without empty fields."""
     return json.dumps(_said(dict(value)), indent=2, ensure_ascii=False)[:MAX_TEXT]
 
 
@@ -383,7 +385,7 @@ def _text(value: object) -> str:
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """The numbers at the top of the page: (name, value)."""
+    """Return the numbers at the top of the page as (name, value)."""
     totals, spent = report.totals, report.spent
     steps = f"{totals.steps:,}" + (f" of {report.steps_planned:,}" if report.steps_planned else "")
     unit = "tokens/s" if totals.speed_of == "tokens_per_second" else "samples/s"

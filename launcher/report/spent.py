@@ -1,4 +1,4 @@
-"""The time that a run has taken, and the price of an hour of it."""
+"""Compute the time that a run has taken, and its price per hour."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from launcher.spec.events import (
 
 
 def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> float | None:
-    """Add up the time from each start of a supervisor to its end; None before the first start.
+    """Return the total seconds from each start of a supervisor to its end, or None before the first start.
 
-    A supervisor that was killed has recorded no end: it counts until it was last seen alive.
+    A killed supervisor has recorded no end, so its time ends when it was last seen alive.
     """
     total: float | None = None
     begun: float | None = None
@@ -50,8 +50,7 @@ def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool
 
 
 def is_seen_after_its_end(event: Event) -> bool:
-    """Return whether an event follows the end of a supervisor, perhaps much later, if that has recorded
-    none."""
+    """Return whether an event shows that a supervisor had ended before, perhaps without recording its end."""
     told = isinstance(event, Finished) and event.by is not None
     return told or isinstance(event, Submitted | Requeued | Waiting | SupervisorStarted)
 
@@ -59,8 +58,8 @@ def is_seen_after_its_end(event: Event) -> bool:
 def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> float:
     """Return when an attempt whose supervisor was killed was last seen alive, in Unix seconds.
 
-    That is the time of its newest line in metrics.jsonl, in the log or in the memory file of rank 0, between
-    `since` and `until`. The copy of a run elsewhere may have the first one only.
+    That is the time of its newest line in metrics.jsonl, or in the log or the memory file of rank 0, clamped
+    to `since` and `until`. The local copy of a remote run may have only metrics.jsonl.
     """
     if attempt is None:
         return since
@@ -77,7 +76,7 @@ def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> 
 
 
 def usd_per_hour(run: RunDir, events: Sequence[Event]) -> float | None:
-    """Return the price of the newest pod, otherwise the plan's; None if neither is known."""
+    """Return the price of the newest pod, or else the plan's price, or None if neither is known."""
     prices = [event["usd_per_hour"] for event in events if event.get("usd_per_hour") is not None]
     price = prices[-1] if prices else read_record(run.plan).get("usd_per_hour")
     return float(price) if isinstance(price, int | float) else None

@@ -1,4 +1,4 @@
-"""The supervisor's actions, one line per event, for a user who follows the run."""
+"""Describe the supervisor's actions, one line per event, for a user who follows the run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Story:
     """Reads only the new bytes of events.jsonl on each call."""
 
     def __init__(self, run: RunDir, since: str = "") -> None:
-        """`since` is a time stamp; earlier events are left out."""
+        """`since` is a time stamp. Earlier events are left out."""
         self._path, self._since = run.events, since
         self._offset = 0
 
     def news(self) -> list[str]:
-        """Lines for the events since the last call. Most events need none."""
+        """Return lines for the events since the last call. Most events need none."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self._offset)

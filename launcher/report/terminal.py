@@ -1,4 +1,4 @@
-"""Plans, runs and clusters as text for a terminal (rich)."""
+"""Print plans, runs and clusters on a terminal, with rich."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATE_STYLE = {
 
 
 def recipe_line(recipe: Recipe) -> str:
-    """The recipe in one line, without fields that change nothing."""
+    """Format a recipe on one line, without fields that have no effect."""
     parts = [recipe.precision, recipe.optimizer, f"sharding {recipe.sharding}"]
     if recipe.tensor > 1:
         parts.append(f"tensor {recipe.tensor}")
@@ -72,14 +72,14 @@ def _rung(recipe: Recipe, above: Recipe) -> str:
 
 
 def ladder_line(plan: Plan) -> str:
-    """The recipes below the chosen one; empty if there are none."""
+    """Format the recipes below the chosen one; return "" if there are none."""
     steps = zip(plan.ladder, (plan.recipe, *plan.ladder), strict=False)
     below = " -> ".join(_rung(recipe, above) for recipe, above in steps)
     return f"{below}, the global batch unchanged" if below else ""
 
 
 def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
-    """(name, value) in plain text."""
+    """Return the plan as (name, value) pairs in plain text."""
     from launcher.spec.base import counted, format_bytes
     from launcher.spec.mesh import data_ranks
 
@@ -108,7 +108,7 @@ def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
 def cost_rows(
     job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None
 ) -> list[tuple[str, str]]:
-    """(name, value) in plain text; empty if nothing is paid by the hour."""
+    """Return the cost as (name, value) pairs in plain text, or [] if nothing is paid by the hour."""
     from launcher.planning.cost import cost_of
 
     cost = cost_of(job, cluster, plan, offered)
@@ -116,13 +116,13 @@ def cost_rows(
 
 
 def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
-    """Like `cost_rows`, but in one row; empty if nothing is paid by the hour."""
+    """Return the cost as one (name, value) pair, or [] if nothing is paid by the hour."""
     from launcher.planning.cost import cost_of, usd
 
     cost = cost_of(job, cluster, plan)
     if cost is None:
         return []
-    total = "total not known" if cost.usd is None else f"{usd(cost.usd)} predicted"
+    total = "total unknown" if cost.usd is None else f"{usd(cost.usd)} predicted"
     most = cost.worst if cost.worst_usd is None else f"{usd(cost.worst_usd)} ({cost.worst})"
     price = cost.price if cost.usd_per_hour is None else f"{usd(cost.usd_per_hour)}/h {cost.price}"
     beyond = cost.usd is not None and cost.worst_usd is not None and cost.usd > cost.worst_usd
@@ -146,7 +146,7 @@ def show_plan(
 
 
 def grid(rows: Sequence[tuple[str, str]]) -> Table:
-    """A table of names (markup) and values (plain text)."""
+    """Return a table of names (markup) and values (plain text)."""
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
         table.add_row(name, escape(value))
@@ -154,7 +154,7 @@ def grid(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def show_prepared(console: Console, prepared: Prepared) -> None:
-    """Show what `--dry-run` shows: the plan, every file, the command. Nothing has happened yet."""
+    """Print the output of `--dry-run`: the plan, every file and the command."""
     request = prepared.request
     show_plan(console, request.job, request.cluster, request.plan, prepared.warnings, prepared.offered)
     for file in prepared.files:

@@ -1,4 +1,4 @@
-"""Thin out long series for a page. The lowest and the highest value of every part stay, and gaps."""
+"""Thin out long series for a page. The lowest and highest value of every part are kept, and so are gaps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 Values: TypeAlias = Sequence[float | None]
-"Values of one series. None: there is none at this point. NaN: it is no number, so the line has a gap there."
+"Values of one series. None means no value at this point; NaN is not a number, so the line has a gap there."
 
 
 def parts_of(count: int, most: int) -> list[range]:
@@ -27,7 +27,7 @@ def is_gap(value: float | None) -> bool:
 
 
 def parts_with_gaps(series: Sequence[Values], parts: Sequence[range]) -> frozenset[int]:
-    """Return the parts, by their numbers, in which a series has a NaN."""
+    """Return the numbers of the parts in which a series has a NaN."""
     gaps = {row for values in series for row, value in enumerate(values) if is_gap(value)}
     return frozenset(number for number, part in enumerate(parts) if not gaps.isdisjoint(part))
 
@@ -42,7 +42,7 @@ def extremes(values: Values) -> tuple[float | None, float | None]:
 
 
 def thinned(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> list[float | None]:
-    """Return one value for a part of a single row, three for a part of `gaps`, two for any other."""
+    """Return one value for a part with a single row, three for a part in `gaps`, and two for other parts."""
     found: list[float | None] = []
     for number, part in enumerate(parts):
         rows = values[part.start : part.stop]
@@ -56,8 +56,10 @@ def thinned(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -
 
 
 def ends(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> list[float | None]:
-    """Return the first and the last value of each part, and in `gaps` one between them: the positions of what
-    `thinned` returns."""
+    """Return the positions of the values that `thinned` returns.
+
+    They are the first and last value of each part, and for a part in `gaps`, one between them.
+    """
     found: list[float | None] = []
     for number, part in enumerate(parts):
         middle = [part[len(part) // 2]] if number in gaps else []

@@ -1,4 +1,4 @@
-"""The course of a run as spans and marks on a time axis, each with the event it comes from."""
+"""The timeline of a run: spans and marks, each with the event it comes from."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from launcher.spec.events import (
 )
 
 MAX_EVENTS = 400
-"More events are left out in the middle."
+"Maximum number of events. If there are more, those in the middle are left out."
 KINDS = ("queue", "start-up", "attempt", "probe", "lost", "checkpoint", "change", "failure")
-"What a span or a mark shows, in the order of the legend."
+"Kinds of spans and marks, in the order of the legend."
 _LINES_BEFORE, _LINES_AFTER, _WINDOW = 4, 3, 32 * 1024
 _CLOCK = slice(11, 23)
 _NOT_TOLD = frozenset({"time", "event", "recipe", "command", "last_state"})
 
 
 class Span(NamedTuple):
-    """A part of the run's time. `begin` and `end` in Unix seconds."""
+    """A part of the run's time. `begin` and `end` are in Unix seconds."""
 
     kind: str
     label: str
@@ -62,7 +62,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A mark is a span without length."""
+    """The timeline of a run, in Unix seconds. A mark is a span of length 0."""
 
     begin: float
     end: float
@@ -83,8 +83,8 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of a run's events.
 
-    `now`: the end of what has not ended yet, in Unix seconds. `ended`: whether the run has, perhaps without a
-    record.
+    `now` is the end of spans that are still open, in Unix seconds. `ended` says whether the run has ended,
+    perhaps without a record of it.
     """
     if not events:
         return Timeline(now, now, (), ())
@@ -117,13 +117,13 @@ def _phases(
     metrics: Sequence[dict[str, Any]],
     end: float,
 ) -> list[Span]:
-    """Waiting, start-up and training."""
+    """Return the spans of waiting, start-up and training."""
     spans: list[Span] = []
     waits: tuple[float, int] | None = None
     attempt: tuple[float, int, int] | None = None
 
     def close(moment: float, before: float | None = None) -> None:
-        """`before`: the time of the event before, if the end of the attempt was not recorded."""
+        """Close the attempt's span. `before` is the previous event's time if its end was not recorded."""
         nonlocal attempt
         if attempt is not None:
             begin, number, index = attempt
@@ -156,7 +156,7 @@ def _phases(
 
 
 def _first_step(metrics: Sequence[dict[str, Any]], attempt: int, begin: float, end: float) -> float:
-    """When the first step of an attempt began; `end` if it never did."""
+    """Return when the first step of an attempt began, or `end` if it never did."""
     first = next((line for line in metrics if line["attempt"] == attempt), None)
     if first is None:
         return end
@@ -165,7 +165,7 @@ def _first_step(metrics: Sequence[dict[str, Any]], attempt: int, begin: float, e
 
 
 def _lost(events: Sequence[Event], turns: Sequence[Turn], end: float) -> list[Span]:
-    """The time that each downgrade or restart cost."""
+    """Return the time lost to each downgrade or restart."""
     spans = []
     for turn in turns:
         if (lost := turn.lost) is None:

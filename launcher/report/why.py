@@ -1,4 +1,4 @@
-"""`launcher why`: the root cause first, in under 15 lines."""
+"""The output of `launcher why`: the root cause first, in under 15 lines."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700
-"Maximum characters of an exception or an action. They are long because the advice is at their end."
-_BETWEEN = {"submitted": "it has not begun again yet", "stopping": "its ranks have not ended yet"}
-"States in which the last verdict is of an earlier start, or of an attempt that was followed by another."
+"Maximum characters of an exception or an action. It is large because the advice is at the end."
+_BETWEEN = {"submitted": "it has not restarted yet", "stopping": "its ranks have not ended yet"}
+"States in which the last verdict belongs to an earlier start or attempt."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
-    """(attempt, verdict, what was done then) of every judged attempt."""
+    """Return (attempt, verdict, what was done then) for every judged attempt."""
     found = []
     for attempt in run.attempts():
-        if (judged := attempt.read_verdict()) is not None:  # if it is damaged, the others still tell
+        if (judged := attempt.read_verdict()) is not None:  # skip a damaged verdict
             found.append((attempt.number, judged.verdict, judged.then))
     return found
 
 
 def why(run: RunDir, state: str, reason: str) -> list[str]:
-    """At most MAX_LINES lines: class, rank, phase, exception, lines before it, what was done, what to do."""
+    """Return at most MAX_LINES lines: class, rank, phase, exception, log lines, what was done, what to do."""
     judged = verdicts(run)
     if state in LIVING and not judged:
         return [f"{run.id} is {state}: {reason or 'nothing has failed so far.'}"]
@@ -106,7 +106,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
 
 
 def _examine(run: RunDir, verdict: Verdict) -> list[str]:
-    """The doctor's command, if the cluster may be to blame. A run of the doctor itself tells of its own."""
+    """Return the doctor's command if the cluster may be to blame. A doctor's run needs no such line."""
     about = run.read_about()
     if verdict.failure not in OF_THE_CLUSTER or Options.of_command(about.job.command or ()) is not None:
         return []
@@ -138,22 +138,22 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
 
 
 def _kept(run: RunDir) -> str | None:
-    """What happened to the last step's state when the run ended; None if there was nothing to keep."""
+    """Describe what happened to the last step's state when the run ended; None if there was none."""
     outcome = outcome_of(run.read_events())
     if outcome is None:
         return None
     if outcome.reason:
         return f"lost      {cut(outcome.words(), _MESSAGE)}"
-    return f"kept      {outcome.words()}; `launcher resume {run.id}` goes on from it"
+    return f"kept      {outcome.words()}; `launcher resume {run.id}` continues from it"
 
 
 def told_memory(memory: OutOfMemory | None) -> str:
-    """What was asked for, what was free and what was in use; "" if nothing is known."""
+    """Describe how much memory was requested, free and in use; return "" if nothing is known."""
     if memory is None:
         return ""
     parts = []
     if memory.requested is not None:
-        parts.append(f"{format_bytes(memory.requested)} asked for")
+        parts.append(f"{format_bytes(memory.requested)} requested")
     if memory.free is not None and memory.total is not None:
         parts.append(f"{format_bytes(memory.free)} of {format_bytes(memory.total)} free")
     largest = ", ".join(_tensor(tensor) for tensor in memory.largest)
@@ -166,14 +166,14 @@ def _tensor(tensor: LiveTensor) -> str:
 
 
 def _snapshot(run: RunDir, attempt: int, verdict: Verdict) -> Path | None:
-    """The memory snapshot of the rank that ran out of memory."""
+    """Return the memory snapshot of the rank that ran out of memory, or None."""
     if verdict.failure != "gpu-oom" or verdict.rank is None:
         return None
     return run.attempt(attempt).oom_snapshot(verdict.rank)
 
 
 def _repeats(line: str, exception: str | None) -> bool:
-    """Whether the line is the traceback's last one, which was shown already (with or without its module)."""
+    """Return whether the line is the traceback's last one, with or without the module, already shown."""
     return exception is not None and exception[:60] in line
 
 

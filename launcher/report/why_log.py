@@ -1,4 +1,4 @@
-"""`launcher why --log`: judge the output of a program that launcher did not start."""
+"""The output of `launcher why --log`: judge the output of a program that launcher did not start."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_OTHERS = 5
 
 
 def judged_log(lines: Iterable[bytes]) -> Cause | None:
-    """Return the cause of a failure from its output alone; None if no line shows one."""
+    """Return the cause of a failure from its output alone, or None if no line shows one."""
     return cause_of(Candidate(clue) for clue in clues_of_text(lines))
 
 
 def why_log(name: str, cause: Cause | None) -> list[str]:
-    """Return the class, the decisive line with its place, other findings and why they are not the cause."""
+    """Return the class, the decisive line and its place, and other findings with why they are not it."""
     if cause is None:
         return [f"{name}: unknown: no line shows a failure"]
     clue = cause.found.clue
@@ -42,7 +42,7 @@ def why_log(name: str, cause: Cause | None) -> list[str]:
 
 
 def as_json(cause: Cause | None) -> dict[str, Any]:
-    """Return the cause for other programs."""
+    """Return the cause as JSON data."""
     if cause is None:
         return {"failure": "unknown", "confidence": "guess", "seen": []}
     memory = memory_of(cause.found.clue)
@@ -59,14 +59,14 @@ def as_json(cause: Cause | None) -> dict[str, Any]:
 
 
 def memory_of(clue: Clue) -> OutOfMemory | None:
-    """Return which memory ran out, and the sizes that the lines state."""
+    """Return which memory ran out, with the sizes stated in the lines."""
     if clue.kind not in MEMORY_OF:
         return None
     return OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
 
 
 def advice_of(failure: FailureClass, clue: Clue) -> str:
-    """Return what to do, without advice that only applies to a run of launcher."""
+    """Return what to do, without advice that applies only to launcher's own runs."""
     if clue.kind == "shared-memory":
         return SHARED_MEMORY
     advice = FAILURES[failure].advice.partition(", then `launcher")[0]
@@ -74,7 +74,7 @@ def advice_of(failure: FailureClass, clue: Clue) -> str:
 
 
 def _distinct(cause: Cause) -> list[tuple[Clue, str]]:
-    """Return one line for each kind and reason."""
+    """Return one clue for each kind and reason."""
     found: dict[tuple[str, str], tuple[Clue, str]] = {}
     for other, why in cause.others:
         found.setdefault((other.clue.kind, why), (other.clue, why))

@@ -417,7 +417,7 @@ def test_a_command_is_planned_from_how_many_parameters_it_declares(lab: Lab) -> 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert 0 <= said["parameters"] - 10**9 < 4096 and said["chosen"]["estimate"]["basis"] == "formulas"
-    assert "not known: only a model that launcher can trace" in plan(lab, "-c", "two.yaml", *sets).stdout
+    assert "unknown: launcher predicts the time only of models" in plan(lab, "-c", "two.yaml", *sets).stdout
 
 
 def rendered(lab: Lab, name: str, *sets: str) -> dict[str, Any]:

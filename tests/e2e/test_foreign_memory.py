@@ -84,7 +84,7 @@ def test_a_script_that_nothing_reaches_is_left_after_three_attempts_with_the_rea
     assert verdicts(run)[-1]["memory"]["requested"] == int(6.26 * 2**30)
     why = lab.cli("why").stdout
     assert "the same failure with micro-batch 8, 4, 2, each time asking for 6.26 GiB with as much free" in why
-    assert "memory    6.26 GiB asked for, 139.6 MiB of 47.4 GiB free" in why
+    assert "memory    6.26 GiB requested, 139.6 MiB of 47.4 GiB free" in why
     assert "history   2 restarts" in why and "do        let the command itself need less" in why
 
     done = lab.cli("run", path, "--no-downgrade")

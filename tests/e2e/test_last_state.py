@@ -73,7 +73,7 @@ def test_a_run_that_may_not_step_down_keeps_its_last_step(
     assert [one["failure"] for one in verdicts(ended)] == ["gpu-oom"]
     told = f"the state of step {saved} was written as a checkpoint"
     assert ended.read_state()["then"].endswith(told)
-    assert why(lab, ended, "kept") == f"{told}; `launcher resume {ended.id}` goes on from it"
+    assert why(lab, ended, "kept") == f"{told}; `launcher resume {ended.id}` continues from it"
     status = lab.status(ended)
     assert (status["state"], status["attempt"], status["checkpoint_step"]) == ("failed", 0, saved)
     assert f"writing the state of step {saved} as a checkpoint" in lab.cli("logs", ended.id).stdout

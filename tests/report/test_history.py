@@ -59,14 +59,14 @@ def test_every_turn_is_told_with_what_it_cost(log: Log) -> None:
     assert history(run) == [
         "history   1 downgrade in process, 1 restart, 1 climb: 4.3 s lost",
         "  attempt 0  probe: micro-batch 16 fits, as planned (2 tried, 0.41 s)",
-        "  attempt 0  memory ran out in backward of step 11 on rank 1, 20 MiB asked for",
+        "  attempt 0  memory ran out in backward of step 11 on rank 1, 20 MiB requested",
         "    -> in process; micro-batch 16 -> 8; planned 3 % slower; 2 -> 1.82 steps/s, 9 % slower; "
         "0.3 s lost",
-        "  attempt 0  rank 0 ran out of GPU memory in optimizer of step 21, 1 GiB asked for",
+        "  attempt 0  rank 0 ran out of GPU memory in optimizer of step 21, 1 GiB requested",
         "    -> attempt 1, not in process: a reason; micro-batch 8 -> 4; planned 7 % slower; "
         "1.82 -> 1 steps/s, 45 % slower; 4 s lost",
         "    handed over in shared memory: step 20, 3 GiB",
-        "    attempt 1 goes on after step 20, from shared memory",
+        "    attempt 1 continues after step 20, from shared memory",
         "  attempt 1  room again before step 26",
         "    -> in process; micro-batch 4 -> 8; planned 8 % faster; 1 -> 1.6 steps/s, 60 % faster",
     ]
@@ -87,7 +87,7 @@ def test_steps_that_are_done_again_count_as_lost(log: Log) -> None:
     assert head == "  attempt 0  memory ran out in evaluation of step 10 on rank 1"
     assert turn.endswith("; 11s lost"), "seven seconds until it goes on, and four steps"
     assert skipped == "    no handover: the state takes 9 GiB, 1 GiB are free"
-    assert resumed == "    attempt 1 goes on after step 6, from checkpoint"
+    assert resumed == "    attempt 1 continues after step 6, from checkpoint"
 
 
 def test_steps_whose_seconds_are_not_known_are_no_speed(log: Log) -> None:

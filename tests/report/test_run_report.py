@@ -142,7 +142,7 @@ def test_before_anything_is_measured_the_highest_planned_peaks_are_shown(tmp_pat
 
 def test_the_failure_of_an_attempt_is_told_with_its_lines(log: Log) -> None:
     (failure,) = log.report().failures
-    assert failure.failure == "gpu-oom" and failure.memory == "1 GiB asked for"
+    assert failure.failure == "gpu-oom" and failure.memory == "1 GiB requested"
     assert failure.lines == ("a line", "OutOfMemoryError: a line") and failure.then == "micro-batch 16 -> 8"
 
 
