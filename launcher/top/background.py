@@ -1,4 +1,4 @@
-"""One thread for everything that may take long, such as questions to schedulers. One request at a time."""
+"""A background thread for slow work, such as queries to schedulers. It handles one request at a time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ Work = Callable[[], None]
 
 
 class Background:
-    """Schedulers keep state between calls, so no two threads may use them at once."""
+    """Runs work in one thread, because schedulers keep state between calls and are not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._leaving = False
         self._must = 0
-        "Number of requests of the user that are not done yet."
+        "Number of the user's requests that are not yet done."
         self._changed = threading.Condition()
-        # A daemon, because a host that does not answer must not delay the end of the program.
+        # A daemon thread, because a host that does not answer must not delay the program's exit.
         threading.Thread(target=self._serve, daemon=True, name="top").start()
 
     def look(self, work: Work) -> None:
-        """Do something that is not needed any more once the program ends."""
+        """Queue work that may be dropped when the program ends."""
         self._waiting.put(lambda: None if self._leaving else work())
 
     def request(self, work: Work) -> None:
-        """Do something that the user has asked for. `leave` waits for it."""
+        """Queue work that the user has requested. `leave` waits for it."""
         with self._changed:
             self._must += 1
 

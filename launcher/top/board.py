@@ -1,4 +1,4 @@
-"""The runs on the screen: which ones, in which order, their states, and what of them has to be read again."""
+"""The runs on the screen, in order, with their states and what must be read again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launcher.schedulers.lookup import states_of
 
 @dataclass(frozen=True)
 class Known:
-    """A run as its scheduler described it, and the row of `launcher list` about it."""
+    """A run's status from its scheduler, and its row in `launcher list`."""
 
     status: Status
     row: Row
     mark: int
-    "Time of state.json (ns) when it was asked."
+    "Modification time of state.json in ns at the time of the query."
 
     @property
     def ended(self) -> bool:
@@ -28,9 +28,9 @@ class Known:
 
 
 class Board:
-    """Asks schedulers about living runs only, because a run that has ended changes only with its state.json.
+    """Queries schedulers only about live runs, because a run that has ended changes only with its state.json.
 
-    `look` may take long; call it in one thread at a time.
+    `look` may take long. Call it from one thread at a time.
     """
 
     def __init__(self, wanted: Filter | None = None, limit: int = 50) -> None:
@@ -38,10 +38,10 @@ class Board:
         self._runs: list[RunDir] = []
         self._roots: dict[Path, int] = {}
         self.known: dict[RunDir, Known] = {}
-        "Living runs first, each group newest first. Replaced as a whole, so any thread may read it."
+        "Live runs first, each group newest first. It is replaced as a whole, so any thread may read it."
 
     def look(self) -> None:
-        """Find new runs, and ask about those that may have changed. Raises LauncherError, OSError."""
+        """Find new runs, and query those that may have changed. Raises LauncherError, OSError."""
         if (roots := {root: _changed(root) for root in known_roots()}) != self._roots:
             self._runs, self._roots = self._chosen(), roots
         before = self.known
@@ -59,7 +59,7 @@ class Board:
         self.known = {run: found[run] for run in order}
 
     def _chosen(self) -> list[RunDir]:
-        """Living runs and the newest others, `limit` in all."""
+        """Return the live runs and the newest others, `limit` in total."""
         runs = [run for run in runs_in() if self._wanted == Filter() or self._wanted.allows(run.read_about())]
         if len(runs) <= self._limit:
             return runs
@@ -68,7 +68,7 @@ class Board:
 
 
 def mark_of(run: RunDir) -> int:
-    """Return the time of state.json in ns; 0 if there is none."""
+    """Return the modification time of state.json in ns, or 0 if it does not exist."""
     return _changed(run.state)
 
 

@@ -20,15 +20,15 @@ from launcher.top.live import Live
 from launcher.top.rank_lines import Rank
 
 COLUMNS = {"STATE": 12, "STEP": 10, "LOSS": 7, "": 9, "SPEED": 10, "LEFT": 5, "MEM": 6}
-"Head -> width. The column before them, RUN, has the rest."
+"Column head -> width. The first column, RUN, gets the rest of the line."
 LOW, HIGH = Color.parse("cyan"), Color.parse("bright_cyan")
 
 Cells = tuple[object, ...]
-"The values of a row: text, or the losses of a sparkline."
+"The values of a row: text, or losses for a sparkline."
 
 
 def cells_of(known: Known, live: Live, width: int) -> Cells:
-    """Return a row's values, newer than the scheduler's answer where the files tell more."""
+    """Return a row's values, from the run's files where they are newer than the scheduler's answer."""
     status, row, progress = known.status, known.row, live.progress
     step = progress.step if progress.step is not None else status.step
     runs = status.state in ("running", "stopping")
@@ -48,13 +48,13 @@ def cells_of(known: Known, live: Live, width: int) -> Cells:
 
 
 def short_number(value: float, width: int) -> str:
-    """Return a number with four significant digits, or with fewer if it is longer than `width` characters."""
+    """Format a number with four significant digits, or fewer if it exceeds `width` characters."""
     texts = (f"{value:.{digits}g}" for digits in (4, 3, 2, 1))
     return next((text for text in texts if len(text) <= width), f"{value:.1g}")
 
 
 def drawn(head: str, cell: object) -> RenderableType:
-    """Return a cell for the table. Text is never a str, which Textual would read as markup."""
+    """Return a cell for the table. Text is never a str, because Textual would parse it as markup."""
     if isinstance(cell, tuple):
         return curve(cell, COLUMNS[""] - 1) if len(set(cell)) > 1 else Text()
     text = str(cell)

@@ -1,4 +1,4 @@
-"""Lines of logs and long names, as the screen shows them."""
+"""Prepare log lines and long names for the screen."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from launcher.spec.one_line import spelled
 
 
 def log_line(line: bytes) -> Text:
-    """Return a line of a log. Colours stay; everything else that is not printable is spelled out."""
+    """Return a line of a log with its colours. Other unprintable characters are escaped."""
     text = harmless(line).decode(errors="replace").expandtabs()
     return Text.from_ansi("".join(one if one == "\x1b" else spelled(one) for one in text))
 
 
 def shortened(text: str, width: int) -> str:
-    """Leave out the middle of a longer text, because both ends of a run's id name the run."""
+    """Shorten a text in the middle, because both ends of a run's id identify the run."""
     if len(text) <= width:
         return text
     tail = (width - 1) * 2 // 3

@@ -1,4 +1,4 @@
-"""What is read of a run again and again while it is visible."""
+"""The data of a visible run, which is read repeatedly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.top.rank_lines import Rank, RankLines
 
 
 class Live:
-    """What is read of a run again and again while it is visible."""
+    """The data of a visible run. Call `read` to update it."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -25,7 +25,7 @@ class Live:
 
     @cached_property
     def capacity(self) -> int | None:
-        """Bytes of the memory that a rank may use."""
+        """Memory that a rank may use, in bytes."""
         return capacity_of_rank(self.run.read_about(), read_record(self.run.plan))
 
     def all_ranks(self) -> dict[int, Rank]:

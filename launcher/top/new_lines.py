@@ -1,4 +1,4 @@
-"""The new lines of a growing JSON file, from near its end on."""
+"""Read the new lines of a growing JSON file, starting near its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NewLines:
         self._reader = OffsetReader(path)
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the objects that were added since the last call. A file that cannot be read has none."""
+        """Return the objects added since the last call, or [] if the file cannot be read."""
         try:
             size = self._reader.size()
             if size < self._reader.offset or size - self._reader.offset > self._most:

@@ -1,4 +1,4 @@
-"""How a run is getting on, from the end of its metrics.jsonl."""
+"""The progress of a run, from the end of its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from launcher.rundir.time import seconds_of
 from launcher.top.new_lines import NewLines
 
 LOSSES = 256
-"Number of losses that are kept for the sparkline."
+"Number of losses to keep for the sparkline."
 STEPS = 20
-"Number of lines from which the time of a step is measured."
+"Number of lines over which the time per step is measured."
 
 
 class Progress:
@@ -26,12 +26,12 @@ class Progress:
         "(step, Unix seconds) of lines of one attempt."
         self._attempt: object = None
         self.losses: deque[float] = deque(maxlen=LOSSES)
-        "The newest ones that are finite numbers, for the sparkline."
+        "The newest finite losses, for the sparkline."
         self.last: dict[str, Any] = {}
         "The newest step and the newest value of each metric."
 
     def read(self) -> None:
-        """Take in what was written since the last call."""
+        """Read what was written since the last call."""
         for line in self._lines.read():
             step, time = line.get("step"), line.get("time")
             if type(step) is not int:
@@ -51,7 +51,7 @@ class Progress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Measured by the clock over the newest steps, so it includes evaluations and checkpoints."""
+        """Wall-clock time per step over the newest steps, including evaluations and checkpoints."""
         if not self._times:
             return None
         steps = self._times[-1][0] - self._times[0][0]
@@ -59,7 +59,7 @@ class Progress:
         return seconds / steps if steps > 0 and seconds > 0 else None
 
     def left(self, steps: int | None) -> float | None:
-        """Return the seconds until step `steps`; None if unknown."""
+        """Return the seconds until step `steps`, or None if unknown."""
         pace = self.seconds_per_step
         if pace is None or steps is None or self.step is None:
             return None

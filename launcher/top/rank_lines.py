@@ -12,20 +12,20 @@ from launcher.spec.base import GIB
 from launcher.top.new_lines import NewLines
 
 FIRST_BYTES = 8 * 1024
-"Bytes at the end of a rank's file that are read at first."
+"Bytes to read at first from the end of a rank's file."
 MAX_RANKS = 64
-"Number of ranks that are read; of more, the first."
+"Maximum number of ranks to read. If there are more, the first are read."
 POINTS = 64
 
 
 @dataclass
 class Rank:
-    """The memory of one rank. `bytes` is of its GPU where that is known, otherwise of its process."""
+    """The memory of one rank. `bytes` is its GPU memory if known, or else its process's memory."""
 
     bytes: float | None = None
     on_gpu: bool = False
     gpu: float | None = None
-    "Percent of the time in which the GPU worked."
+    "GPU utilization in percent."
     cpu: float | None = None
     "CPU time in percent of one core."
     history: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS))
@@ -40,7 +40,7 @@ class Rank:
 
     @property
     def short(self) -> str:
-        """Six characters at most, such as `12.3G` or `364M`."""
+        """Memory in at most six characters, such as `12.3G` or `364M`."""
         if self.bytes is None:
             return ""
         mib = self.bytes / 2**20
@@ -48,7 +48,7 @@ class Rank:
 
 
 class RankLines:
-    """Reads only what was added since the last call."""
+    """Reads the memory lines of ranks. Each call reads only what was added since the last one."""
 
     def __init__(self, run: RunDir, most: int = MAX_RANKS) -> None:
         self._run, self._most = run, most

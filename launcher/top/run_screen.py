@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from launcher.top.screen import Top
 
 READ_SECONDS, FETCH_SECONDS = 0.5, 10.0
-"How often the files are read, and how often those of a run elsewhere are fetched."
+"How often files are read, and how often a remote run's files are fetched."
 LOG_BYTES, LEAST_LOG_BYTES = 256 * 1024, 2 * 1024
-"Bytes at the end of all log files, and of each, that are shown at first."
+"Bytes shown at first from the end of all log files together, and at least of each file."
 EVENT_BYTES = 256 * 1024
 LINES = 2000
-"Number of lines that can be scrolled back to."
+"Number of lines to keep for scrolling back."
 PARTS = {"logs": "l", "memory": "m", "events": "e", "why": "w"}
 "Part of the screen -> its key."
 
@@ -77,7 +77,7 @@ class RunScreen(Screen[None]):
         self._files = 1
         self._events = NewLines(run.events, EVENT_BYTES)
         self._explained: object = None
-        "The status for which `why` was asked."
+        "The status for which `why` was computed."
 
     def compose(self) -> ComposeResult:
         yield Static(id="about", markup=False)
@@ -104,18 +104,18 @@ class RunScreen(Screen[None]):
             self.set_interval(FETCH_SECONDS, self.fetch)
 
     def fetch(self) -> None:
-        """Bring the logs of a run elsewhere, in the background."""
+        """Fetch the logs of a remote run in the background."""
 
         def work() -> None:
             try:
                 scheduler_of(self.run).fetch(self.run, Wanted(logs=True))
             except (LauncherError, OSError):
-                return  # `look` meets the same error and tells it
+                return  # `look` reports the same error
 
         self.top.background.look(work)
 
     def read(self) -> None:
-        """Show what was written since the last call, in the part that is open."""
+        """Show what was written since the last call, in the open tab."""
         self._show_about()
         part = self.query_one(TabbedContent).active
         if part == "logs":
@@ -200,7 +200,7 @@ class RunScreen(Screen[None]):
         self.query_one(TabbedContent).active = part
 
     def action_follow(self) -> None:
-        """Scroll to new lines as they come, or stop doing so."""
+        """Turn scrolling to new lines on or off."""
         self.follows = not self.follows
         if self.follows:
             for log in self.query(RichLog):

@@ -1,4 +1,4 @@
-"""The screen of `launcher top`: a table of runs, and below it the chosen one with the memory of its ranks."""
+"""The screen of `launcher top`: a table of runs, and below it the selected run with its ranks' memory."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from launcher.top.live import Live
 from launcher.top.run_screen import RunScreen
 
 READ_SECONDS = 2.0
-"How often the files of visible runs are read, if there are few."
+"How often the files of visible runs are read, if there are few runs."
 ROWS_PER_SECOND = 8
-"Maximum number of rows that are read and drawn in a second. Textual takes about 2 ms for a row."
+"Maximum number of rows to read and draw per second. Textual takes about 2 ms per row."
 LOOK_SECONDS = 10.0
-"How often schedulers are asked about runs that have not ended."
+"How often schedulers are queried about runs that have not ended."
 LEAST_RUN, MOST_RUN = 19, 44
 PANEL_ROWS = 6
 
 
 @dataclass
 class Looked(Message):
-    """Schedulers have been asked."""
+    """Schedulers have been queried."""
 
     error: str = ""
 
 
 @dataclass
 class Answered(Message):
-    """A request of the user is done."""
+    """A user's request is done."""
 
     text: str
     failed: bool = False
 
 
 class Confirm(ModalScreen[bool]):
-    """A question to answer with y or n."""
+    """A question that is answered with y or n."""
 
     DEFAULT_CSS = """
     Confirm { align: center middle; }
@@ -70,7 +70,7 @@ class Confirm(ModalScreen[bool]):
 
 
 class Top(App[None]):
-    """The application. `board` has been looked at once, so that there is something to draw."""
+    """The application. `board.look` must have been called once, so that there is something to draw."""
 
     CSS = """
     #head { height: 1; background: $panel; }
@@ -88,7 +88,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, board: Board, *, timed: bool = True) -> None:
-        """`timed`: read and look by the clock, not only when `read` and `look` are called."""
+        """With `timed`, read and look at intervals, not only when `read` and `look` are called."""
         super().__init__()
         self.board, self._timed = board, timed
         self.background = Background()
@@ -121,7 +121,7 @@ class Top(App[None]):
     # What is read
 
     def look(self) -> None:
-        """Ask the schedulers, in the background."""
+        """Query the schedulers in the background."""
         if self._looking:
             return
         self._looking = True
@@ -144,7 +144,7 @@ class Top(App[None]):
         self._draw()
 
     def read(self) -> None:
-        """Read what visible runs have written, and draw what has changed."""
+        """Read what visible runs have written, and redraw what has changed."""
         self._draw()
         if any(mark_of(run) != known.mark for run, known in self._visible()):
             self.look()
@@ -152,7 +152,7 @@ class Top(App[None]):
     # What is drawn
 
     def _draw_again(self) -> None:
-        """Draw everything, because the width has changed."""
+        """Redraw everything after the width has changed."""
         table = self.query_one(DataTable)
         self._order, row = [], table.cursor_row
         table.clear(columns=True)
@@ -240,7 +240,7 @@ class Top(App[None]):
 
     @property
     def chosen(self) -> RunDir | None:
-        """The run at the cursor."""
+        """Return the run at the cursor."""
         row = self.query_one(DataTable).cursor_row
         return self._order[row] if 0 <= row < len(self._order) else None
 
@@ -266,7 +266,7 @@ class Top(App[None]):
         if known is not None and known.ended:
             self.say(f"{run.id} is not running: {known.status.state}", failed=True)
             return
-        what = "End its ranks at once?" if run.cancel.exists() else "It is asked to stop."
+        what = "Kill its ranks at once?" if run.cancel.exists() else "It will be asked to stop."
         question = f"Cancel {plain(run.id)}? {what}"
         self.push_screen(Confirm(question), lambda yes: self._request(lambda: cancel(run)) if yes else None)
 
@@ -297,7 +297,7 @@ class Top(App[None]):
 
 
 def _update(widget: Static, text: Text) -> None:
-    """Draw only what has changed."""
+    """Update a widget if its text has changed."""
     if widget.visual is None or getattr(widget, "told", None) != text:
         widget.told = text  # type: ignore[attr-defined]
         widget.update(text)

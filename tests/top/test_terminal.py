@@ -84,7 +84,7 @@ def test_top_shows_a_run_follows_it_and_leaves_the_terminal_as_it_was(lab: Lab, 
     assert "a title ^[]0;mine^G and ^[[2J" in terminal.shows("a title")
     assert "mine" not in terminal("display-message", "-p", "#{pane_title}")
     terminal("send-keys", "c")
-    terminal.shows("Cancel [red]gpt? It is asked to stop.")
+    terminal.shows("Cancel [red]gpt? It will be asked to stop.")
     terminal("send-keys", "y")
     wait_for(living.run.cancel.exists, "cancellation")
     terminal("send-keys", "Escape")
