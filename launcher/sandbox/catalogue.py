@@ -14,12 +14,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Gpu:
+    """A GPU type."""
+
     id: str
     name: str
     memory: int
-    "GB."
+    "GPU memory in GB."
     host: int
-    "GB of host memory that a pod has for each GPU."
+    "Host memory per GPU of a pod, in GB."
     secure: float
     "USD per GPU and hour."
     community: float
@@ -30,13 +32,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cpu:
+    """A CPU flavor."""
+
     id: str
     name: str
     group: str
     per_vcpu: float
     "USD per vCPU and hour."
     ram_per_vcpu: float
-    "GB."
+    "Host memory per vCPU in GB."
     max_vcpu: int = 32
 
 
@@ -80,7 +84,7 @@ CPUS = {
 SPOT = 0.5
 "Lowest bid, as a fraction of the on-demand price."
 DISK_PER_GB_HOUR = 0.10 / (30 * 24)
-"Container disk of a running pod: 0.10 USD per GB and month."
+"USD per GB and hour of a running pod's container disk: 0.10 USD per GB and month."
 
 
 def gpu(one: Gpu, available: bool) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Pace:
 
 @dataclass
 class Cloud:
+    """All pods, clusters and volumes of the sandbox, with their records in `folder`."""
+
     folder: Path
     isolation: Isolation
     dice: Dice

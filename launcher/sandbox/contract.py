@@ -11,7 +11,10 @@ from jsonschema import Draft202012Validator
 
 
 class Contract:
+    """RunPod's OpenAPI document, which requests and answers must match."""
+
     def __init__(self, file: Path) -> None:
+        """Load the document. Raises ValueError if it is not RunPod's."""
         try:
             document = json.loads(file.read_text())
             known = document["openapi"].startswith("3.1") and "/v2/pods" in document["paths"]
@@ -29,10 +32,12 @@ class Contract:
         self._checkers: dict[str, Draft202012Validator] = {}
 
     def wrong_body(self, method: str, path: str, body: object) -> list[str]:
+        """Return what is wrong with a request body."""
         found = self._operation(method, path).get("requestBody")
         return self._check(found["content"]["application/json"]["schema"], body) if found else []
 
     def wrong_query(self, method: str, path: str, query: dict[str, str]) -> list[str]:
+        """Return what is wrong with query parameters."""
         known = [self._resolve(one) for one in self._operation(method, path).get("parameters", [])]
         schemas = {one["name"]: one["schema"] for one in known if one["in"] == "query"}
         wrong = [f"query parameter {name} is not known" for name in query if name not in schemas]
@@ -43,12 +48,13 @@ class Contract:
         return wrong
 
     def wrong_answer(self, method: str, path: str, status: int, body: object) -> list[str]:
+        """Return what is wrong with an answer."""
         answers = self._operation(method, path)["responses"]
         found = self._resolve(answers.get(str(status)) or answers["default"])
         content = found.get("content", {})
         kind = content.get("application/json") or content.get("application/problem+json")
         if kind is None:
-            return [] if body is None else [f"{status} has no body by the document"]
+            return [] if body is None else [f"{status} has no body in the document"]
         return self._check(kind["schema"], body)
 
     def _operation(self, method: str, path: str) -> dict[str, Any]:

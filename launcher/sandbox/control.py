@@ -14,6 +14,8 @@ from launcher.sandbox.cloud import Cloud
 
 
 class Control:
+    """The sandbox's own routes."""
+
     def __init__(self, cloud: Cloud, key: str) -> None:
         self.cloud = cloud
         self.key = key

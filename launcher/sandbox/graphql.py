@@ -131,6 +131,8 @@ class DeployCpu(_Deploy):
 
 
 class GraphQL:
+    """The GraphQL route."""
+
     def __init__(self, cloud: Cloud, guard: Guard) -> None:
         self.cloud = cloud
         self.guard = guard

@@ -35,6 +35,8 @@ class Broken(Response):
 
 @dataclass
 class Guard:
+    """Wraps request handlers with these checks."""
+
     cloud: Cloud
     key: str
     per_minute: int

@@ -9,7 +9,7 @@ from launcher.sandbox.records import Volume
 from launcher.sandbox.request_bodies import Container, CreatePod, GpuConfig
 
 NO_CAPACITY = "There are no longer any instances available with the requested specifications"
-"RunPod's words."
+"RunPod's error message."
 
 
 def place(body: Container, gpu: GpuConfig | None, volumes: dict[str, Volume], dice: Dice) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.sandbox.records import seconds, stamp
 
 KEPT = 20_000
-"Lines kept in memory. The file holds all."
+"Maximum number of lines in memory. The file holds all lines."
 LONGEST = 64 * 1024
 "Maximum characters of one line."
 QUIET = 15.0
@@ -20,10 +20,12 @@ QUIET = 15.0
 
 
 class PodLog:
+    """The log of one pod."""
+
     def __init__(self, file: Path) -> None:
         self._file = open(file, "a")  # noqa: SIM115
         self.lines: deque[tuple[int, str, str, str]] = deque(maxlen=KEPT)
-        "(number, time, source, text)."
+        "The newest lines as (number, time, source, text)."
         self._count = 0
         self._more = asyncio.Event()
         self.closed = False

@@ -33,10 +33,12 @@ def seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Volume:
+    """A network volume."""
+
     id: str
     name: str
     size: int
-    "GB."
+    "Size in GB."
     centre: str
 
     def record(self) -> dict[str, Any]:
@@ -58,6 +60,8 @@ class Seat:
 
 @dataclass
 class Pod:
+    """A pod and its state."""
+
     id: str
     name: str
     image: str
@@ -82,11 +86,11 @@ class Pod:
     started: float | None = None
     ended: float | None = None
     halted: float | None = None
-    "When its last process had ended."
+    "When its last process ended, in seconds since the epoch."
     listed_from: float = 0.0
     terminate_after: float | None = None
     starts: int = 0
-    "How often its command was started."
+    "Number of times its command was started."
 
     @property
     def live(self) -> bool:
@@ -141,6 +145,8 @@ class Pod:
 
 @dataclass
 class Cluster:
+    """A cluster of pods."""
+
     id: str
     name: str
     type: str
@@ -181,7 +187,7 @@ class Charge:
     usd_per_hour: float
 
     def usd(self, now: float, first: float = 0.0, last: float = math.inf) -> float:
-        """Return the USD for the time within [first, last). Every second that has begun is billed."""
+        """Return the USD for the time within [first, last). Every started second is billed in full."""
         until = self.start + math.ceil((now if self.end is None else self.end) - self.start)
         return max(0.0, min(last, until) - max(first, self.start)) * self.usd_per_hour / 3600
 
@@ -196,7 +202,7 @@ class Ledger:
             for line in file.read_text().splitlines():
                 one = Charge(**json.loads(line))
                 self.charges[one.pod, one.start] = one
-            # A killed server's pods ended with it. The file's last heartbeat shows when.
+            # The pods of a killed server ended with it. The file's modification time shows when.
             beat = min(now, file.stat().st_mtime)
             for one in [one for one in self.charges.values() if one.end is None]:
                 self.close(one.pod, max(beat, one.start))

@@ -10,6 +10,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RequestBody(BaseModel):
+    """Base class of request bodies. Unknown fields are errors."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 

@@ -18,6 +18,8 @@ from launcher.sandbox.request_bodies import CreateCluster, CreatePod, CreateVolu
 
 
 class Rest:
+    """The routes of REST v2."""
+
     def __init__(self, cloud: Cloud, guard: Guard) -> None:
         self.cloud = cloud
         self.guard = guard

@@ -31,6 +31,8 @@ _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
 class S3Error(Exception):
+    """A request that is answered with an S3 error."""
+
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -38,6 +40,8 @@ class S3Error(Exception):
 
 
 class S3:
+    """The S3 routes."""
+
     def __init__(self, cloud: Cloud, access_key: str) -> None:
         self.cloud = cloud
         self.access_key = access_key

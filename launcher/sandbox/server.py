@@ -63,6 +63,8 @@ runpod:
 
 @dataclass(frozen=True)
 class Options:
+    """Options of the server."""
+
     folder: Path
     port: int
     openapi: Path | None
@@ -74,6 +76,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Keys:
+    """The keys that the server accepts."""
+
     api: str
     s3_access: str
     s3_secret: str
@@ -87,7 +91,7 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
     folder = options.folder.resolve()
     listening = _listen(options.port)
     alone = _lock(folder)
-    if ours:  # in a project, keeps keys and old code out of the job's code
+    if ours:  # if the folder is in a project, exclude it from the job's code
         (folder / ".gitignore").write_text("*\n")
     cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
     if VOLUME not in cloud.volumes:
@@ -163,7 +167,7 @@ async def _beat(cloud: Cloud) -> None:
 
 
 def _keys(file: Path) -> Keys:
-    """Return the keys. They are made once and stay valid when the server is started again."""
+    """Return the keys. They are created once and stay valid when the server restarts."""
     if not file.exists():
         made = Keys(
             f"rpa_sandbox_{secrets.token_hex(16)}",
