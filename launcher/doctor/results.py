@@ -21,7 +21,7 @@ LIVES = "has not ended"
 CUT_OFF = frozenset({"preempted", "time-limit", "host-oom"})
 "Failures that end a run from outside. They say nothing about what was not examined."
 NOT_EXAMINED = (
-    "What this page does not show was not examined, and may be good or broken. `launcher why RUN` tells how "
+    "What this page does not show was not examined, and may be good or broken. `launcher why RUN` says how "
     "the run ended. Then examine again: `launcher resume RUN`, or a new `launcher doctor`."
 )
 DAMAGED = (

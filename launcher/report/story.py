@@ -61,7 +61,7 @@ def _sentence(event: Event) -> str | None:
         case Downgrade() if event.in_process:
             where = event.phase or "a step"
             where += f" of step {event.step} on rank {event.rank}" if event.step is not None else ""
-            return f"out of memory in {where}; going on with {event.reason} ({event.seconds or 0.0:.1f} s)"
+            return f"out of memory in {where}; continuing with {event.reason} ({event.seconds or 0.0:.1f} s)"
         case Climb():
             return f"back up: {event.reason}"
         case HandoverSkipped():
@@ -72,7 +72,7 @@ def _sentence(event: Event) -> str | None:
             return "starts again from step 1: no state of earlier steps is left"
         case Resumed():
             place = " from shared memory" if event.from_ == "shared-memory" else ""
-            return f"going on after step {event.step}{place}"
+            return f"continuing after step {event.step}{place}"
         case Requeued() if event.get("usd_per_hour") is not None:
             return f"another pod: {event['gpu']} in {event['data_center']}, {event['usd_per_hour']:.3f} USD/h"
         case Waiting():

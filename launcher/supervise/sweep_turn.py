@@ -60,7 +60,7 @@ class Turn:
         if queue is None:
             return self._take_gpus()
         if not queue.is_first():
-            return "waits for its turn in the sweep: earlier runs wait as well"
+            return "waits for its turn in the sweep: earlier runs are also waiting"
         if not queue.take_place():
             return f"waits for its turn in the sweep (--at-once {queue.places})"
         if why := self._take_gpus():

@@ -19,7 +19,7 @@ def test_each_event_is_told_once_and_a_torn_line_is_passed_over(tmp_path: Path) 
     run.event("resumed", step=7)
     with open(run.events, "ab") as file:
         file.write(b'{"event": "half')
-    assert story.news() == ["[launcher] trying again: micro-batch 4 -> 2", "[launcher] going on after step 7"]
+    assert story.news() == ["[launcher] trying again: micro-batch 4 -> 2", "[launcher] continuing after step 7"]
     assert story.news() == []
 
 
@@ -28,4 +28,4 @@ def test_a_resumed_run_is_not_told_from_its_beginning(tmp_path: Path) -> None:
     run.event("downgrade", reason="long ago")
     story = Story(run, since=now())
     run.event("resumed", step=3)
-    assert story.news() == ["[launcher] going on after step 3"]
+    assert story.news() == ["[launcher] continuing after step 3"]
