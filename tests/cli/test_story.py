@@ -19,7 +19,10 @@ def test_each_event_is_told_once_and_a_torn_line_is_passed_over(tmp_path: Path) 
     run.event("resumed", step=7)
     with open(run.events, "ab") as file:
         file.write(b'{"event": "half')
-    assert story.news() == ["[launcher] trying again: micro-batch 4 -> 2", "[launcher] continuing after step 7"]
+    assert story.news() == [
+        "[launcher] trying again: micro-batch 4 -> 2",
+        "[launcher] continuing after step 7",
+    ]
     assert story.news() == []
 
 

@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(laptop: Laptop) -> None:
 def test_all_hosts_share_the_folder_or_none_does() -> None:
     visits = [{"shared": True}, {"shared": False}]
     with pytest.raises(
-        ValueError, match=r"^c: what a writes into paths.runs \(/data/runs\) .* a, b share it"
+        ValueError, match=r"^c: files that a writes into paths.runs \(/data/runs\) .* a, b share the folder"
     ):
         apart(["a", "b", "c"], visits, "/data/runs")
     assert not apart(["a", "b"], visits[:1], "/data/runs") and apart(["a", "c"], visits[1:], "/data/runs")
