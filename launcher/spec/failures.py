@@ -69,7 +69,8 @@ _ROWS = (
     ),
     Failure(
         "desync", 23, "stop", None,
-        "fix the program: every rank must call the same collectives, in the same order, with equal sizes",
+        "fix the program: every rank must call the same collectives, in the same order, with equal sizes "
+        "(under FSDP, call the same blocks)",
         "disagreed with the other ranks",
     ),
     Failure(

@@ -54,6 +54,7 @@ from launcher.train.optimizers.state import put_back, settings
 from launcher.train.pipeline.stage import Stages
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import clean
+from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
 from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.recovery.grace_period import GracePeriod
@@ -135,6 +136,8 @@ class Trainer:
             self.task,
             self.data.dataset,
         )
+        collectives = recovery.collectives
+        self.order = collectives.order if collectives else CollectiveOrder(self.model, Issuer())
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
@@ -307,6 +310,7 @@ class Trainer:
         began = started = time.perf_counter()
         recovery = self.recovery
         recovery.begin()
+        self.order.begin()
         [batch] = self._fetched(self.data.micro_batches(step), "data")
         while self._outgrown(batch, step, 1):
             self.current.lower(step, began)
@@ -317,7 +321,7 @@ class Trainer:
         loss, weight = recovery.must(partial(self._forward, batch))
         del batch
         with self.where.during("optimizer"):
-            apart, stop, total_loss, total_weight, *logged = self.rank.add_up(
+            apart, stop, total_loss, total_weight, *logged = self._add_up(
                 self.rank.between_copies(loss.detach()),
                 self.rank.stop_requested(),
                 *self.rank.once(loss.detach(), weight, *self.logged.values()),
@@ -343,10 +347,8 @@ class Trainer:
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
                 used = used_parameters(self.model, gradients.__contains__)
-                squared, all_used = self.rank.add_up(gradients.squared, used)
+                [squared] = self._add_up(gradients.squared, used=used)
                 record["grad_norm"] = math.sqrt(squared)
-                if all_used != used * self.rank.world:
-                    raise TaskError(DIFFERENT_PARAMETERS)
                 self.copies.check_loss(apart, total_loss, total_weight, record["grad_norm"])
                 if not math.isfinite(squared):
                     raise FloatingPointError(
@@ -365,6 +367,7 @@ class Trainer:
         """
         recovery, recipe = self.recovery, self.current.recipe
         recovery.begin()
+        self.order.begin()
         if recipe.gradients_leave:
             self.optimizer.zero_grad(set_to_none=True)  # those of a failed try are still on the host
         self.logged.clear()
@@ -377,20 +380,33 @@ class Trainer:
         loss, weight = found
         with self.where.during("optimizer"):
             used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
-            failures, apart, *sums = self.rank.add_up(
-                recovery.failed,
+            sums = self._add_up(
                 self.rank.between_copies(loss),
-                *self.rank.by_stage(used),
                 self.rank.stop_requested(),
                 *self.rank.once(loss, weight, *self.logged.values()),
+                used=used,
+                failed=recovery.failed,
             )
+        return sums or None
+
+    def _add_up(self, *values: torch.Tensor | float, used: int = 0, failed: bool = False) -> list[float]:
+        """Return the sums over all ranks, with one collective; an empty list if a rank has `failed`.
+
+        `used`: this rank's `used_parameters`. Raises TaskError if it differs between ranks that have the same
+        part of the model, or if their FSDP units issued collectives in different orders.
+        """
+        rank, order = self.rank, self.order.fingerprint()
+        stages, mine = rank.mesh.pipeline, rank.coordinates.pipeline
+        failures, *sums = rank.add_up(failed, *rank.by_stage(order), *rank.by_stage(used), *values)
         if failures:
-            return None
-        stages = self.rank.mesh.pipeline
-        all_used, sums = sums[self.rank.coordinates.pipeline], sums[stages:]
-        if all_used != used * (self.rank.world // stages):
+            return []
+        ranks = rank.world // stages
+        if sums[mine] != order * ranks:
+            # Ranks of other stages do not know of it, so nothing can be exchanged.
+            raise TaskError(self.order.problem(self.recovery.agreement if stages == 1 else None))
+        if sums[stages + mine] != used * ranks:
             raise TaskError(DIFFERENT_PARAMETERS)
-        return [apart, *sums]
+        return sums[2 * stages :]
 
     def _in_turn(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Run one micro-batch after the other; return the sums of loss and weight, or None as `_gradients`
@@ -506,6 +522,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Return the mean loss per unit of weight over all held-out data, and the task's own metrics."""
         assert self.held_out is not None
+        self.order.begin()
         loss, weight = self._zero(), self._zero()
         self.logged.clear()
         self.model.eval()
@@ -524,7 +541,7 @@ class Trainer:
             with self.where.during("evaluation"):
                 self.stages.settle()
         with self.where.during("evaluation"):
-            total_loss, total_weight, *logged = self.rank.add_up(
+            total_loss, total_weight, *logged = self._add_up(
                 *self.rank.once(loss, weight, *self.logged.values())
             )
         self.model.train()

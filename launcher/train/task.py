@@ -136,7 +136,9 @@ class Task(ABC):
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the units that FSDP shards and gathers one at a time: the children of every ModuleList.
 
-        Recomputation, offload of activations and torch.compile use the same units.
+        Each rank must call them in the same order. If experts or branches are not all called, or in an order
+        that depends on the data, return the module that contains them instead. Recomputation, offload of
+        activations and torch.compile use the same units.
         """
         for module in model.modules():
             if isinstance(module, nn.ModuleList):

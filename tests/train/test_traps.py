@@ -99,6 +99,30 @@ def test_where_fsdp_cannot_do_that_it_is_refused_and_no_step_is_done(tmp_path: P
     assert not run.metrics.exists() or not run.metrics.read_text()
 
 
+@pytest.mark.parametrize(
+    ("when", "fields"),
+    [
+        ("train", {}),
+        pytest.param("eval", {}, marks=pytest.mark.slow),
+        pytest.param("train", {"sharding": "fsdp-keep"}, marks=pytest.mark.slow),
+        pytest.param("train", {"optimizer_step": "backward"}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_call_blocks_in_different_orders_are_refused_and_no_step_is_done(
+    when: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """The blocks have equal sizes: each rank would get the weights of the other one, without an error."""
+    asked = job(
+        task="traps:Reordered", steps=1, args={"when": when}, train={"eval_every": 1, "clip_norm": None}
+    )
+    run = prepare(tmp_path / "run", asked)
+    assert set(start(run, recipe(**fields)).codes.values()) <= {1, 128 + signal.SIGTERM}
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error"
+    assert "rank 0 came to branches.0 where rank 1 came to branches.1" in failure["exception"]
+    assert not run.metrics.exists() or not run.metrics.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_a_run_with_a_parameter_that_never_had_a_gradient_resumes_bit_for_bit(

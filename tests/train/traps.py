@@ -104,17 +104,20 @@ class Normed(Task):
 
 
 class Branches(nn.Module):
-    """One of two matrices for each micro-batch, as experts and modalities do."""
+    """One of two branches for each micro-batch, as experts and modalities do, or both in an order."""
 
     def __init__(self, sizes: tuple[int, int]) -> None:
         super().__init__()
+        self.order: tuple[int, ...] = ()
         self.first = nn.Linear(8, 16)
         self.branches = nn.ModuleList(
             nn.Sequential(nn.Linear(16, size), nn.Linear(size, 1)) for size in sizes
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.branches[int(x[0, 0] > 0)](torch.relu(self.first(x)))
+        chosen = self.order or (int(x[0, 0] > 0),)
+        x = torch.relu(self.first(x))
+        return sum(self.branches[one](x) for one in chosen)
 
 
 class Branching(Task):
@@ -139,6 +142,22 @@ class Branching(Task):
             model.set_reduce_scatter_unused_params(False)
         x, y = batch
         return functional.mse_loss(model(x), y, reduction="sum"), len(x)
+
+
+class Reordered(Branching):
+    """Every rank uses both branches, each rank in its own order, from the first step or only to evaluate."""
+
+    def __init__(self, when: str = "train") -> None:
+        super().__init__()
+        self.when = when
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield from model.branches
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        turned = os.environ["RANK"] == "1" and (self.when == "train") == model.training
+        model.order = (1, 0) if turned else (0, 1)
+        return super().loss(model, batch)
 
 
 class NotANumber(Normed):

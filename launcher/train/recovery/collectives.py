@@ -19,13 +19,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
 from launcher.train.recovery.cleanup import drop_partial_sums, replication
+from launcher.train.recovery.collective_order import CollectiveOrder, Issuer, all_gather, reduce_scatter
 from launcher.train.recovery.issued_collectives import sent
 from launcher.train.recovery.other_shards import OtherShards
 from launcher.train.sharding import meets
-
-# torch 2.13 and newer have the new names; their old names warn.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Entry(NamedTuple):
@@ -49,7 +46,7 @@ def kind_of(recipe: Recipe, *, last: bool) -> Hashable:
     return meets(recipe, last=last), recipe.loss_chunks
 
 
-class Collectives:
+class Collectives(Issuer):
     """The collectives of one FSDP2 model. Those between `finish` and `begin` are not recorded.
 
     Construct this on every rank, before the first forward pass.
@@ -76,11 +73,7 @@ class Collectives:
         # With one rank per node FSDP2 issues only all-reduces, and `local` sees none of them.
         self._unseen = self._replicas is not None and shards == 1
         self.others = OtherShards(model)
-        for unit in self.units:
-            unit.set_custom_all_gather(AllGather(self, unit))  # type: ignore[arg-type]
-            unit.set_custom_reduce_scatter(ReduceScatter(self, unit))  # type: ignore[arg-type]
-            if self._replicas is not None:
-                unit.set_all_reduce_hook(self._after_all_reduce)
+        self.order = CollectiveOrder(model, self)
 
     def begin(self, kind: Hashable) -> None:
         """Begin a micro-batch. `kind` is the key from `kind_of`."""
@@ -161,7 +154,7 @@ class Collectives:
         else:
             self._sending, before = True, sent()
             with released_by_gloo(output, own):
-                work = _all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
+                work = all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
             self._sending, self._own = False, self._own + sent() - before
         self._count(entry)
         return work
@@ -173,7 +166,7 @@ class Collectives:
         if not self._local:
             self._sending, before = True, sent()
             with released_by_gloo(output, whole):
-                work = _reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
+                work = reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
             self._own += sent() - before
             self._sending = self._replicas is not None  # FSDP2 issues an all-reduce next
             self._count(entry)
@@ -184,8 +177,8 @@ class Collectives:
             self._count(self._all_reduce_of(output))
         return None
 
-    def _after_all_reduce(self, reduced: torch.Tensor) -> None:
-        """Record FSDP2's all-reduce. FSDP2 calls this hook directly after dist.all_reduce."""
+    def all_reduced(self, reduced: torch.Tensor) -> None:
+        """Record FSDP2's all-reduce."""
         self._sending, self._own = False, self._own + 1
         self._count(self._all_reduce_of(reduced))
 
@@ -206,39 +199,6 @@ class Collectives:
 
     def _replicated(self) -> Sequence[Any]:
         return self.units if self._replicas is not None else ()
-
-
-class AllGather:
-    """FSDP2's interface for an all-gather; its base class has no public name. Allocates like the default."""
-
-    def __init__(self, collectives: Collectives, unit: nn.Module) -> None:
-        self.collectives, self.unit = collectives, unit
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:
-        return self.collectives.gather(self.unit, output_tensor, input_tensor, group, async_op)
-
-
-class ReduceScatter(AllGather):
-    def __call__(  # type: ignore[override]
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        return self.collectives.reduce(output_tensor, input_tensor, group, op, async_op)
 
 
 RELEASE_SECONDS = 1.0
@@ -280,9 +240,9 @@ def _issue_zeros(entry: Entry) -> None:
     if entry.name == "all-gather":
         output = zeros(entry.leaving)
         own = output.narrow(0, group.rank() * entry.entering, entry.entering)
-        _all_gather(output_tensor=output, input_tensor=own, group=group)
+        all_gather(output_tensor=output, input_tensor=own, group=group)
     elif entry.name == "reduce-scatter":
         output, whole = zeros(entry.leaving), zeros(entry.entering)
-        _reduce_scatter(output=output, input=whole, group=group, op=entry.operation)
+        reduce_scatter(output=output, input=whole, group=group, op=entry.operation)
     else:
         dist.all_reduce(zeros(entry.entering), group=group, op=entry.operation)

@@ -13,7 +13,7 @@ from launcher.train.loss import chunked_cross_entropy
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean, partial_sums
-from launcher.train.recovery.collectives import AllGather, Collectives, ReduceScatter
+from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding import fully_sharded
 
 
@@ -34,10 +34,7 @@ def _test(rank: Rank, mesh: DeviceMesh) -> str | None:
     fault = _Fault()
     model: Any = _Small(2 * mesh.size(mesh.ndim - 1), fault)
     fully_sharded(model, list(model.blocks), [model.tokens, model.head], rank, mesh)
-    collectives = Collectives(model, rank.device)
-    for unit in collectives.units:
-        unit.set_custom_all_gather(_FaultyGather(collectives, unit, fault))  # type: ignore[arg-type]
-        unit.set_custom_reduce_scatter(_FaultyReduce(collectives, unit, fault))  # type: ignore[arg-type]
+    collectives = _FaultyCollectives(model, rank.device, fault)
     sample = torch.arange(PARTS + 1, device=rank.device)
     with collectives.local():
         expected = _gradients(model, sample, fault)
@@ -125,17 +122,21 @@ class _Head(nn.Module):
         return x @ self.weight.T
 
 
-class _FaultyGather(AllGather):
-    def __init__(self, collectives: Collectives, unit: nn.Module, fault: _Fault) -> None:
-        super().__init__(collectives, unit)
+class _FaultyCollectives(Collectives):
+    """May fail before and after each collective."""
+
+    def __init__(self, model: Any, device: torch.device, fault: _Fault) -> None:
+        super().__init__(model, device)
         self.fault = fault
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def gather(self, *args: Any) -> Any:
         self.fault()
-        work = super().__call__(*args, **kwargs)
+        work = super().gather(*args)
         self.fault()
         return work
 
-
-class _FaultyReduce(_FaultyGather, ReduceScatter):
-    pass
+    def reduce(self, *args: Any) -> Any:
+        self.fault()
+        work = super().reduce(*args)
+        self.fault()
+        return work
