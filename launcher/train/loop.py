@@ -99,7 +99,7 @@ class Trainer:
         self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
             with budget.host_side():  # FSDP moves only the shards to the device
-                model = new_model(self.task, rank.recipe)
+                model = new_model(self.task, rank.recipe, say=rank.say)
             self.undeclared_batch_norm = check_batch_norm(model, rank)
             self.undeclared_coupling = check_coupling(self.task, rank)
             with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory

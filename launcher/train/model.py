@@ -21,19 +21,30 @@ from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
 from launcher.train.own_numbers import OwnNumbers
 from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
-from launcher.train.precision import cast, compute_in, with_fp32_outputs
+from launcher.train.precision import cast, compute_in, rounded_buffers, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.sharding import reshard_units, shard
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
 
-def new_model(task: Task, recipe: Recipe, *, on_meta: bool = False) -> nn.Module:
-    """Return the whole model on the CPU; on the meta device if `on_meta` or the task's `built_on_meta`."""
+def new_model(
+    task: Task, recipe: Recipe, *, on_meta: bool = False, say: Callable[[str], None] | None = None
+) -> nn.Module:
+    """Return the whole model on the CPU; on the meta device if `on_meta` or the task's `built_on_meta`.
+
+    `say` is told what the precision changes besides parameters.
+    """
     with torch.device("meta") if on_meta or task.built_on_meta else nullcontext():
         model = task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
+    if say is not None and recipe.precision == "bf16" and (rounded := rounded_buffers(model)):
+        names = f"{', '.join(rounded[:5])}{f' and {len(rounded) - 5} more' if len(rounded) > 5 else ''}"
+        say(
+            f"precision: bf16 rounds the buffers {names} to three decimal digits. For exact values keep them "
+            "as integers, compute them in forward, or use precision: bf16-mixed"
+        )
     model = cast(model, recipe)
     if task.adapter is not None:
         model = with_adapter(model, task, recipe)

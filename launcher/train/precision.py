@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +21,8 @@ COMPUTE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16, "float8": 
 
 
 def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Return the model with `bf16` parameters cast to bf16; other precisions keep fp32 parameters.
-
-    BatchNorm's statistics stay in fp32.
+    """Return the model with parameters and buffers of floats in bf16 if the precision is `bf16`; other
+    precisions keep them. BatchNorm's statistics stay in fp32.
     """
     if recipe.precision == "bf16":
         model = model.to(torch.bfloat16)
@@ -66,11 +67,33 @@ def _floats_to(dtype: torch.dtype, tree: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
 
 
-def mixed_precision(recipe: Recipe) -> MixedPrecisionPolicy:
+def mixed_precision(recipe: Recipe, *, cast_inputs: bool = True) -> MixedPrecisionPolicy:
     """Return FSDP2's policy: fp32 shards, 16-bit compute, gradients reduced in fp32."""
     if recipe.precision not in COMPUTE:
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=COMPUTE[recipe.precision], reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(COMPUTE[recipe.precision], torch.float32, cast_forward_inputs=cast_inputs)
+
+
+def cast_inputs_of_layers(layers: Iterable[nn.Module], recipe: Recipe) -> None:
+    """Let each layer cast its inputs to the type in which it computes, as autocast does, so that what a model
+    computes from its own inputs stays exact: FSDP would round the model's inputs."""
+    if recipe.precision not in COMPUTE:
+        return
+    to_compute = partial(_floats_to, COMPUTE[recipe.precision])
+    for layer in layers:
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: (to_compute(args), to_compute(kwargs)), with_kwargs=True
+        )
+
+
+def rounded_buffers(model: nn.Module) -> list[str]:
+    """Return the names of buffers whose values bf16 changes. Buffers on the meta device have no values."""
+    return [
+        name
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and not buffer.is_meta
+        if not ((buffer.to(torch.bfloat16) == buffer) | buffer.isnan()).all()
+    ]
 
 
 def compute_in(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:

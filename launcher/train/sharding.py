@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.spec.base import format_bytes
@@ -20,7 +21,7 @@ from launcher.train.activations import outermost
 from launcher.train.mesh import Meshes
 from launcher.train.optimizers.state import local
 from launcher.train.pipeline.cut import chunks_of
-from launcher.train.precision import mixed_precision
+from launcher.train.precision import cast_inputs_of_layers, mixed_precision
 from launcher.train.rank import Rank, SetupError
 
 Fill = Callable[[nn.Module], None]
@@ -108,8 +109,12 @@ def fully_sharded(
         if looked_up:
             unit.set_unshard_in_backward(False)
     for root in roots_of(model):
+        own = any(True for _ in root.parameters(recurse=False))
+        policy = mixed_precision(rank.recipe, cast_inputs=own)
+        if not own:
+            cast_inputs_of_layers(_layers_of_root(root), rank.recipe)
         # The backward pass needs a root's parameters first, so FSDP2's default keeps them after forward.
-        apply(root, reshard_after_forward=False if keep else None)
+        apply(root, reshard_after_forward=False if keep else None, mp_policy=policy)
         # FSDP reduces only the gradients that a rank has. If ranks took different branches (experts,
         # modalities), it adds gradients of different parameters. torch 2.13 can send zeros for the rest; see
         # used_parameters.
@@ -118,6 +123,15 @@ def fully_sharded(
     for chunk in chunks_of(model):
         _gather_in_order(chunk)
     return model
+
+
+def _layers_of_root(module: nn.Module) -> Iterator[nn.Module]:
+    """Return the modules with parameters of their own that are in no unit. A BatchNorm casts by itself."""
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            if any(True for _ in child.parameters(recurse=False)) and not isinstance(child, _BatchNorm):
+                yield child
+            yield from _layers_of_root(child)
 
 
 def _gather_in_order(chunk: nn.Module) -> None:

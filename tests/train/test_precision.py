@@ -1,0 +1,40 @@
+"""What a precision rounds, and what it leaves exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.train.precision import rounded_buffers
+from tests.train.runs import job, losses, prepare, recipe, start
+
+
+def test_no_sharding_rounds_what_a_model_computes_from_its_inputs(tmp_path: Path) -> None:
+    first = {}
+    for precision, sharding in (("fp32", "none"), ("bf16-mixed", "none"), ("bf16-mixed", "fsdp")):
+        run = prepare(tmp_path / f"{precision}-{sharding}", job(task="times:Times", args={}, steps=1))
+        ended = start(run, recipe(sharding, 8, precision=precision), ranks=1)
+        assert ended.codes == {0: 0}, ended.output
+        first[precision, sharding] = losses(run)[1]
+    exact = first["fp32", "none"]
+    assert first["bf16-mixed", "none"] == pytest.approx(exact, rel=0.01)
+    assert first["bf16-mixed", "fsdp"] == pytest.approx(exact, rel=0.01), first
+
+
+def test_a_run_says_which_buffers_bf16_rounds(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="times:Times", args={}, steps=1))
+    ended = start(run, recipe("none", 8, precision="bf16"), ranks=1)
+    assert ended.codes == {0: 0} and "precision: bf16 rounds the buffers offsets" in ended.output
+
+    module = nn.Module()
+    for name, values in {
+        "mask": torch.full((3, 3), float("-inf")).triu(1),
+        "counts": torch.arange(1000),
+        "table": torch.arange(257.0, 260.0),
+        "nothing": torch.tensor([float("nan"), 1.0]),
+    }.items():
+        module.register_buffer(name, values)
+    assert rounded_buffers(module) == ["table"]
