@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import _random as of_dtensors
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from launcher.train.cut_adapter import OF_ANY_MODULE, dropouts_of, drops_parts
@@ -146,12 +150,49 @@ class OwnNumbers:
             torch.cuda.set_rng_state(on_gpu)
 
 
+class NumbersOfParts:
+    """The random numbers of an operator on a DTensor, on CPU ranks. torch has such a tracker for GPUs only,
+    and on a CPU would draw the same numbers for each part.
+
+    A divided tensor gets numbers of a seed that comes from the common numbers and the part. All ranks draw
+    equally many common numbers, even if their parts differ in size.
+    """
+
+    distribute_region_enabled = True
+
+    @contextmanager
+    def _distribute_region(
+        self, spec: DTensorSpec, generator: torch.Generator | None = None
+    ) -> Iterator[None]:
+        divided = [dim for dim, placement in enumerate(spec.placements) if placement.is_shard()]
+        if not divided:
+            yield
+            return
+        if torch.compiler.is_compiling() or detect_fake_mode() is not None:
+            raise SetupError(
+                "compile: true with tensor above 1 and random numbers, such as those of dropout, for a "
+                "divided DTensor is not possible on a CPU. Use compile: false, or a style with "
+                "use_local_output"
+            )
+        common = int(torch.randint(2**62, (), generator=generator))
+        place = spec.mesh.get_coordinate() or ()
+        state = torch.get_rng_state()
+        torch.manual_seed(derive_seed("part", common, *(place[dim] for dim in divided)))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
+
+
 def draw_own_numbers(
     model: nn.Module, styles: Mapping[nn.Module, ParallelStyle], mesh: DeviceMesh
 ) -> OwnNumbers:
     """Let the model's ranks draw own numbers where `styles` cut activations. Its forward begins and ends with
     the common numbers. A model whose tensors have no values, which is traced, draws none."""
-    numbers = OwnNumbers(mesh, traced=any(is_fake(local(parameter)) for parameter in model.parameters()))
+    traced = any(is_fake(local(parameter)) for parameter in model.parameters())
+    numbers = OwnNumbers(mesh, traced=traced)
+    if mesh.device_type == "cpu":
+        of_dtensors._rng_tracker = None if traced else NumbersOfParts()  # type: ignore[assignment]
     for module, style in styles.items():
         if isinstance(style, ColwiseParallel | RowwiseParallel) and style.input_layouts == LAST:
             # Before the style's own hook, which makes a DTensor of the input.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.train.runs import measure
 from tests.train.test_tensor import ALONE, BOTH, COMPILES, LOSS, MOVED, NORM, TENSOR, far, run
 
 LORA, QLORA = {"kind": "lora", "rank": 4}, {"kind": "qlora", "rank": 4}
@@ -101,3 +102,15 @@ def test_what_cannot_be_cut_ends_each_rank_with_the_reason(fields: Any, tmp_path
     for found in run("told", tmp_path / "told", 2, cases, env={"JOBS": json.dumps(jobs)}):
         for how, words in REFUSED.items():
             assert words in found[how]
+
+
+def test_ranks_draw_different_numbers_for_their_parts_of_a_tensor_and_equal_ones_for_whole_tensors(
+    tmp_path: Path,
+) -> None:
+    measure("masks.py", tmp_path, ranks=2)
+    one, other = (json.loads((tmp_path / f"rank-{number}.json").read_text()) for number in (0, 1))
+    assert [row[:3] for row in one["divided"]] != [row[:3] for row in other["divided"]]
+    for found in (one, other):
+        assert found["divided"] == found["recomputed"]
+        assert 0.35 < sum(map(sum, found["divided"])) / sum(map(len, found["divided"])) < 0.65
+    assert (one["whole"], one["plain"]) == (other["whole"], other["plain"])
