@@ -1,4 +1,4 @@
-"""Run on every rank by test_styles.py: dropout of DTensors in parts of unequal sizes, and of plain tensors."""
+"""Run on every rank by test_styles.py: dropout of DTensors in parts of unequal sizes, and plain tensors."""
 
 from __future__ import annotations
 
