@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from launcher.planning.declared import DeclaredParams
 from launcher.planning.zero import Stages, stages_of
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.train.tracing.source import TaskSource
 
 COUNT = 7_000_000_000
 GB = 10**9
@@ -77,3 +79,32 @@ def test_a_stage_that_a_rule_refuses_says_so() -> None:
     found = stages(precision="bf16", optimizer="adamw-8bit", sharding="ddp")
     assert [stage.why_not is not None for stage in found.stages] == [False, False, True, True]
     assert "DTensor" in str(found.stages[3].why_not)
+
+
+def test_a_rung_of_the_ladder_has_the_figures_of_the_stage_with_its_recipe() -> None:
+    wide = {"layers": 2, "dim": 256, "heads": 4, "kv_heads": 4, "hidden": 512, "vocabulary": 8000}
+    recipe = {
+        "precision": "bf16",
+        "sharding": "fsdp",
+        "activations": "keep",
+        "loss_chunks": 1,
+        "offload": "none",
+    }
+    job = Job.model_validate(
+        {
+            "name": "rungs",
+            "task": "launcher.tasks.llama:LanguageModel",
+            "args": {"context": 1024, "model": wide},
+            "batch": {"global": 4},
+            "steps": 1,
+            "recipe": {**recipe, "optimizer": "adamw", "optimizer_step": "after", "grad_sync": "each"},
+        }
+    )
+    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 2, "memory": "79.1GiB"}
+    cluster = Cluster.model_validate({"name": "two", "scheduler": "local", "node": {"gpu": gpu}})
+    source = TaskSource(job, Path.cwd())
+    rungs = Decider(job, cluster, source).decide(confirm_rungs=True).rungs
+    assert rungs
+    for rung in rungs:
+        found = stages_of(Decider(job, cluster, source), rung.recipe).stages
+        assert rung.candidate in [stage.candidate for stage in found]

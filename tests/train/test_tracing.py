@@ -179,6 +179,34 @@ def test_blocks_that_do_not_behave_alike_are_all_run() -> None:
     assert traced.sample(chosen, ranks, 2) == traced.sample(chosen, ranks, 2, whole=True)
 
 
+class Numbered(Blocks):
+    """Names its blocks by number, also those that were removed."""
+
+    def blocks(self, model: nn.Module) -> Any:
+        assert isinstance(model, Stack)
+        return [model.layers[number] for number in range(8)]
+
+
+def test_a_model_whose_blocks_cannot_be_removed_runs_them_all() -> None:
+    traced, ranks = Tracer(Numbered(), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    chosen = recipe(precision="fp32", sharding="none")
+    with pytest.raises(NotUniformError, match="cannot have fewer blocks: index 5"):
+        traced.record(chosen, ranks)
+    assert traced.sample(chosen, ranks, 2) == traced.sample(chosen, ranks, 2, whole=True)
+
+
+def test_an_error_of_the_tracer_itself_is_no_reason_to_run_all_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError("storage")
+
+    monkeypatch.setattr("launcher.train.tracing.tracer.unroll", fails)
+    traced, ranks = Tracer(Blocks(), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    with pytest.raises(KeyError, match="storage"):
+        traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
 def test_a_model_that_asks_for_values_says_where() -> None:
     traced, ranks = Tracer(Blocks(asks=True), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
     with pytest.raises(UntraceableError, match="_local_scalar_dense"):

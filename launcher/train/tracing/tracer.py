@@ -120,12 +120,8 @@ class Tracer:
         # If only some blocks are recomputed, the blocks are not equal.
         if not whole and recipe.checkpoint_ratio == 1:
             # Some models cannot run with fewer blocks; run those with all.
-            try:
+            with suppress(NotUniformError, UntraceableError):
                 return _sample(unroll(self.record(recipe, ranks, complete=complete)), micro_batch)
-            except NotCapturedError:
-                raise
-            except Exception:
-                pass
         return _sample(self.record(recipe, ranks, whole=True, complete=complete), micro_batch)
 
     def record(
@@ -193,8 +189,14 @@ class Tracer:
             stack.enter_context(no_packed_mask())
             if self.like == "cuda":
                 stack.enter_context(as_cuda())
-            units = set(outermost(self.task.blocks(model)))
-            model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))
+            try:
+                units = set(outermost(self.task.blocks(model)))
+                model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))
+            except Exception as error:
+                if whole:
+                    raise
+                # The task may name blocks that were removed.
+                raise NotUniformError(f"the model cannot have fewer blocks: {error}") from error
             before = partial(form.empty, rank.device, mesh.tensor) if form is not None else None
             recorder = StorageRecorder(names, units, blocks, runs)
             recorder.streams_of(model)
