@@ -33,6 +33,7 @@ from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
 from launcher.train.activations import ON_HOST
 from launcher.train.optimizers.state import local
 from launcher.train.sharding import fsdp_roots
+from launcher.train.tracing.kernels import KERNELS
 
 LOSS = "loss"
 "Module name for operators outside all modules."
@@ -155,7 +156,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "profiler":
             self._follow(func, args)
             return func(*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = KERNELS.get(func, func)(*args, **kwargs)
         if func.namespace == "_c10d_functional":
             self._exchange(func, args, out)
         new = False

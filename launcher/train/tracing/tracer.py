@@ -38,6 +38,7 @@ from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, meets, reshard_units
 from launcher.train.task import Task
 from launcher.train.tensor_parallel import placed_like
+from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
@@ -187,8 +188,7 @@ class Tracer:
             stack.enter_context(fake)
             make_fake(model, fake)
             stack.enter_context(no_packed_mask())
-            if self.like == "cuda":
-                stack.enter_context(as_cuda())
+            stack.enter_context(as_cuda() if self.like == "cuda" else as_cpu())
             try:
                 units = set(outermost(self.task.blocks(model)))
                 model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))

@@ -1,0 +1,84 @@
+"""Fake kernels of operators for which torch has none, or one that allocates less than the real kernel.
+
+The recorder of a trace calls them in place of the operator, below autograd, on fake tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+PERIOD = 64
+"""Time steps after which the sizes of oneDNN's workspace repeat: it rounds each of its buffers up to pages of
+4096 bytes, and most of their rows to 64 bytes."""
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *_: Any,
+    **__: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the losses (samples) and log_alpha (samples, time, 2 x longest target + 1).
+
+    The longest target is known for lengths given as numbers. In a tensor they have no values: then it is the
+    width of the padded targets, or the mean of targets in one row, because the samples of a trace are equal.
+    """
+    time, samples = log_probs.shape[:2]
+    if not isinstance(target_lengths, torch.Tensor):
+        longest = max(target_lengths, default=0)
+    elif targets.dim() > 1:
+        longest = targets.shape[1]
+    else:
+        longest = -(-targets.shape[0] // max(1, samples))
+    return log_probs.new_empty(samples), log_probs.new_empty(samples, time, 2 * longest + 1)
+
+
+def _ctc_loss_backward(gradient: torch.Tensor, log_probs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _mkldnn_rnn_layer(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return oneDNN's results with a workspace of the real size; in torch's fake kernel it is empty."""
+    output, hidden, cell, _ = aten.mkldnn_rnn_layer.default(*args)
+    steps = args[0].shape[0]
+    form = tuple(tuple(one.shape) for one in args[:7])
+    options = tuple(tuple(one) if isinstance(one, list) else one for one in args[7:])
+    size = functools.partial(_workspace, form, args[0].dtype, options, torch.is_grad_enabled())
+    first = steps if steps <= 2 * PERIOD else PERIOD + steps % PERIOD
+    found = size(first)
+    if found is None:
+        return output, hidden, cell, None
+    if steps > first:
+        found += (steps - first) // PERIOD * ((size(first + PERIOD) or 0) - found)
+    return output, hidden, cell, torch.empty(found, dtype=torch.uint8)
+
+
+@functools.cache
+def _workspace(
+    form: tuple[tuple[int, ...], ...], dtype: torch.dtype, options: tuple[Any, ...], grad: bool, steps: int
+) -> int | None:
+    """Return the bytes of the workspace that this CPU's kernel keeps for `steps` time steps; None without.
+
+    No formula: the layout depends on the instruction set.
+    """
+    with _disable_current_modes(), torch.set_grad_enabled(grad):
+        tensors = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *form[0][1:]), *form[1:])]
+        workspace = aten.mkldnn_rnn_layer.default(*tensors, *options)[3]
+    return None if workspace is None else workspace.nbytes
+
+
+KERNELS: Mapping[Any, Callable[..., Any]] = {
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten.mkldnn_rnn_layer.default: _mkldnn_rnn_layer,
+}

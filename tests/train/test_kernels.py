@@ -1,0 +1,91 @@
+"""Operators whose fake kernels torch lacks or makes too small: a trace holds what a real step does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.memory.states import Ranks
+from launcher.train import Task
+from launcher.train.budget import MemoryBudget
+from launcher.train.tracing.tracer import Tracer
+from tests.train.test_tracing import JOB, recipe
+
+TIME, WIDTH, LABELS = 130, 24, 7
+
+
+class Recurrent(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, **{"hidden_size": 20, **options})
+        self.head = nn.Linear(20 * (1 + self.lstm.bidirectional), LABELS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+class Speech(Task):
+    """Padded targets, or all targets in one row."""
+
+    def __init__(self, *, row: bool = False, lengths: bool = False, **options: Any) -> None:
+        self.row, self.lengths, self.options = row, lengths, options
+
+    def model(self) -> nn.Module:
+        return Recurrent(batch_first=True, **self.options)
+
+    def data(self, split: str) -> Any:
+        return [(torch.zeros(TIME, WIDTH), torch.ones(9, dtype=torch.int64)) for _ in range(4)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        x, targets = batch
+        many, kind = len(x), list if self.lengths else torch.tensor
+        return (
+            functional.ctc_loss(
+                model(x).float().log_softmax(-1).transpose(0, 1),
+                targets.flatten() if self.row else targets,
+                kind([TIME] * many),
+                kind([9] * many),
+                reduction="sum",
+            ),
+            many,
+        )
+
+
+def kept_by(task: Task, micro: int) -> int:
+    """Bytes that live after a real forward pass, without the parameters."""
+    model, batch = task.model(), task.collate([task.data("train")[0]] * micro)
+    with MemoryBudget(None) as budget:
+        budget.track(batch)
+        loss, _ = task.loss(model, batch)
+        kept = budget.live
+    loss.backward()
+    return kept
+
+
+def traced(task: Task, micro: int) -> int:
+    """The same bytes in a trace."""
+    chosen = recipe(precision="fp32", sharding="none")
+    sample = Tracer(task, JOB, "cpu").sample(chosen, Ranks(1, 1, on_gpu=True), micro)
+    (_, begin), (_, end) = sample.phases[:2]
+    return sum(
+        sample.sizes[event] if event >= 0 else -sample.sizes[~event] for event in sample.events[begin:end]
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"row": True},
+        {"lengths": True, "bidirectional": True, "num_layers": 2, "dropout": 0.1},
+        {"bias": False},
+    ],
+    ids=["padded", "one row", "numbers, bidirectional", "no bias"],
+)
+def test_ctc_and_an_lstm_keep_what_a_real_step_keeps(options: dict[str, Any]) -> None:
+    task = Speech(**options)
+    assert traced(task, 3) == pytest.approx(kept_by(task, 3), rel=0.005)
