@@ -23,6 +23,7 @@ from launcher.train.own_numbers import OwnNumbers
 from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
 from launcher.train.precision import cast, compute_in, rounded_buffers, with_fp32_outputs
 from launcher.train.rank import Rank
+from launcher.train.replaced import Originals
 from launcher.train.sharding import reshard_units, shard
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
@@ -61,7 +62,7 @@ def arranged(
 ) -> nn.Module:
     """Return this rank's part of the model, ready to train.
 
-    `compiled` replaces torch.compile.
+    `compiled` replaces torch.compile. Raises SetupError.
     """
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
@@ -70,6 +71,7 @@ def arranged(
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)
+    originals = Originals(model)
     # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
     numbers = take_part(model, task, rank, mesh)
     there = set(model.modules())
@@ -86,6 +88,7 @@ def arranged(
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
         model = shard(model, blocks, outer, rank, fill, mesh).train()
+    originals.check()
     if mesh.tensor is not None:
         check_parts(model)
         if recipe.sharding not in SHARDED:

@@ -17,7 +17,10 @@ from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.rank import SetupError
+from launcher.train.recovery.state_finder import StateFinder
+from launcher.train.replaced import Originals
 from launcher.train.sharding import check_shardable
+from launcher.train.task import TaskError
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
 
@@ -59,6 +62,49 @@ def test_an_embedding_that_changes_its_rows_in_the_forward_pass_is_refused_under
     with pytest.raises(SetupError, match=r"0 has max_norm.* sharding: ddp"):
         check_shardable(nn.Sequential(kind(8, 4, max_norm=1.0)))
     check_shardable(nn.Sequential(kind(8, 4)))
+
+
+def sharded(model: nn.Linear) -> None:
+    """Do to the parameters what FSDP does to them: put others in their place."""
+    originals = Originals(model)
+    model.weight = nn.Parameter(model.weight.detach()[:1])
+    originals.check()
+
+
+@pytest.mark.parametrize("use", [lambda w: w.detach(), lambda w: nn.functional.linear(torch.ones(2), w)])
+def test_a_kept_reference_to_a_parameter_raises_when_it_is_used_after_sharding(use: Any) -> None:
+    model = nn.Linear(2, 2)
+    model.kept = [model.weight, model.bias]
+    sharded(model)
+    StateFinder(model)()
+    assert model.kept[0].shape == (2, 2), "what asks for its size only may go on"
+    use(model.weight)
+    use(model.kept[1].expand(2, 2))  # a parameter that was not replaced
+    with pytest.raises(TaskError, match=r"weight of the model .* kept .* zero1"):
+        use(model.kept[0])
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_parameter_that_sharding_replaces_is_refused(register: str) -> None:
+    model = nn.Linear(2, 2)
+    getattr(model.bias, register)(lambda gradient: None)
+    sharded(model)
+    getattr(model.weight, register)(lambda gradient: None)
+    with pytest.raises(SetupError, match=r"^weight of the model had a gradient hook.* zero1"):
+        sharded(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trap_", "says"), [("kept", "through a reference"), ("hooked", "a gradient hook")])
+def test_fsdp_refuses_hooks_and_kept_references_of_parameters_and_ddp_trains_with_them(
+    trap_: str, says: str, tmp_path: Path
+) -> None:
+    run = trap(tmp_path / "fsdp", tied=trap_)
+    start(run, recipe("fsdp", micro=8), ranks=1)
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error" and "embedding.weight of the model" in failure["exception"]
+    assert says in failure["exception"]
+    assert start(trap(tmp_path / "ddp", tied=trap_), recipe("ddp")).codes == {0: 0, 1: 0}
 
 
 @pytest.mark.slow

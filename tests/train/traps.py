@@ -24,8 +24,14 @@ class Language(nn.Module):
         self.layers.append(nn.Linear(dim, VOCABULARY, bias=False))
         if tied == "head":
             self.layers[-1].weight = self.embedding.weight
+        if tied == "kept":
+            self.layers.pop(-1)
+            self.layers.append(nn.Identity())
         if tied == "layers":
             self.layers[1].weight = self.layers[0].weight
+        if tied == "hooked":
+            self.embedding.weight.register_hook(lambda gradient: gradient * 0.5)
+        self.kept = [self.embedding.weight] if tied == "kept" else []
         if unused:
             self.unused = nn.Linear(dim, dim)
 
@@ -33,6 +39,8 @@ class Language(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers[:-1]:
             x = x + torch.tanh(layer(x))
+        for weight in self.kept:
+            return functional.linear(x, weight)
         return self.layers[-1](x)
 
 

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from launcher.train.pipeline.cut import CHUNKS
+from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
 
 MOST_ITEMS = 1000
@@ -463,7 +464,7 @@ def _sort(kind: Any) -> Sort:
     if issubclass(kind, (FunctionType, BuiltinFunctionType, ModuleType)):
         return "plain"
     if issubclass(kind, torch.Tensor):
-        return "tensor"
+        return "plain" if kind is Replaced else "tensor"
     if issubclass(kind, (bytearray, array.array)):
         return "bytes"
     if issubclass(kind, (torch.Generator, random.Random)):

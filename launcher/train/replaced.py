@@ -1,0 +1,101 @@
+"""Parameters that sharding replaces: what the task had attached to the original is lost without a word.
+
+FSDP, tensor parallelism and quantization put another tensor in the place of a parameter. Hooks on the
+original no longer run, and a reference to it that the task kept still has the initial values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from launcher.train.rank import SetupError
+from launcher.train.task import TaskError
+
+_INSTEAD = "or use sharding: ddp or zero1 without tensor, which keep the parameters"
+
+
+class Originals:
+    """The parameters of a model before it is sharded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [
+            (f"{prefix}.{name}" if prefix else name, module, name, weakref.ref(p), _has_hooks(p))
+            for prefix, module in model.named_modules()
+            for name, p in module._parameters.items()
+            if p is not None
+        ]
+
+    def check(self) -> None:
+        """Make each later use of a replaced parameter raise TaskError. Raise SetupError if one had hooks."""
+        hooked = []
+        replaced: dict[int, tuple[str, Any]] = {}
+        for name, module, attribute, original, had_hooks in self._places:
+            now, before = module._parameters.get(attribute), original()
+            if now is None or now is before:
+                continue
+            if had_hooks:
+                hooked.append(name)
+            if before is not None:
+                replaced[id(before)] = name, before
+        if hooked:
+            more = f" and {len(hooked) - 5} more" if len(hooked) > 5 else ""
+            raise SetupError(
+                f"{', '.join(hooked[:5])}{more} of the model had a gradient hook (register_hook or "
+                "register_post_accumulate_grad_hook), which would not run: sharding replaces the parameter, "
+                f"and its gradient is a part. Remove the hook, {_INSTEAD}"
+            )
+        for name, p in replaced.values():
+            if type(p) in (nn.Parameter, torch.Tensor):
+                p.__class__ = Replaced
+                p.name_in_model = name
+
+
+def _has_hooks(p: Any) -> bool:
+    return bool(p._backward_hooks) or bool(getattr(p, "_post_accumulate_grad_hooks", None))
+
+
+class Replaced(nn.Parameter):
+    """An original parameter that something other than the model still refers to."""
+
+    name_in_model: str
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _HARMLESS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)]
+        name = found[0].name_in_model if found else "a parameter"
+        raise TaskError(
+            f"{name} of the model was used through a reference that the task or the model had kept from "
+            "before the parameter was sharded. That tensor keeps the initial values, and its gradient is "
+            f"lost. Read the parameter from its module at each use, as in module.weight, {_INSTEAD}"
+        )
+
+
+_HARMLESS = {
+    getattr(torch.Tensor, name).__get__
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "ndim",
+        "is_leaf",
+        "layout",
+        "is_meta",
+        "nbytes",
+    )
+} | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.element_size}
