@@ -24,7 +24,7 @@ from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
 from launcher.train.precision import cast, compute_in, rounded_buffers, with_fp32_outputs
 from launcher.train.rank import Rank
 from launcher.train.replaced import Originals
-from launcher.train.sharding import reshard_units, shard
+from launcher.train.sharding import in_forward, reshard_units, shard
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
@@ -126,7 +126,7 @@ def loss_of(
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
     name = f"loss() of {type(task).__name__}"
-    with computing(name, rank):
+    with computing(name, rank), in_forward(model):
         result = task.loss(model, batch)
     check_loss(name, result)
     if not torch.is_grad_enabled():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from launcher.train.optimizers.state import local
 from launcher.train.pipeline.cut import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision
 from launcher.train.rank import Rank, SetupError
+from launcher.train.recovery.cleanup import groups_of
 
 Fill = Callable[[nn.Module], None]
 "Fills the parameters and buffers of a model that was built on the meta device."
@@ -251,6 +253,32 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
     return nullcontext()
+
+
+@contextmanager
+def in_forward(model: nn.Module) -> Iterator[None]:
+    """Let a task differentiate in its forward pass, as in torch.autograd.grad(energy, positions) for forces.
+
+    FSDP would treat this like the backward pass of the step: reduce gradients, and free weights that the
+    derivative needs. Here the units that it gathers stay gathered until the step's backward pass.
+    """
+    roots: list[Any] = fsdp_roots(model)
+    states = [root._get_fsdp_state() for root in roots]
+    for state in states:
+        state._lazy_init()  # otherwise the first forward pass does it, and the states below are unknown
+    groups = [group for state in states for one in state._state_ctx.all_states for group in groups_of(one)]
+    before = [(group.reduce_grads, group.reshard_after_backward) for group in groups]
+    for group in groups:
+        group.reduce_grads = group.reshard_after_backward = False
+    for root in roots:
+        root.set_is_last_backward(False)
+    try:
+        yield
+    finally:
+        for group, (reduces, reshards) in zip(groups, before, strict=True):
+            group.reduce_grads, group.reshard_after_backward = reduces, reshards
+        for root in roots:
+            root.set_is_last_backward(True)
 
 
 def meets(recipe: Recipe, *, last: bool) -> bool:

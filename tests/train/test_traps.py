@@ -169,6 +169,28 @@ def test_ranks_that_call_blocks_in_different_orders_are_refused_and_no_step_is_d
     assert not run.metrics.exists() or not run.metrics.read_text()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        pytest.param({"optimizer_step": "backward"}, marks=pytest.mark.slow),
+        pytest.param({"sharding": "fsdp-keep", "activations": "checkpoint"}, marks=pytest.mark.slow),
+        pytest.param({"micro": 2, "accumulation": 2, "grad_sync": "last"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_with_a_gradient_through_the_input_trains_under_fsdp_as_on_one_device(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    norms = {}
+    for name, ranks, chosen in (("none", 1, recipe("none", micro=8)), ("fsdp", 2, recipe(**fields))):
+        asked = job(task="traps:Differentiating", steps=2, train={"clip_norm": None})
+        run = prepare(tmp_path / name, asked)
+        ended = start(run, chosen, ranks=ranks)
+        assert set(ended.codes.values()) == {0}, ended.output
+        norms[name] = [json.loads(line)["grad_norm"] for line in run.metrics.read_text().splitlines()]
+    assert len(norms["none"]) == 2 and norms["fsdp"] == pytest.approx(norms["none"], rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_a_run_with_a_parameter_that_never_had_a_gradient_resumes_bit_for_bit(

@@ -168,6 +168,35 @@ class Reordered(Branching):
         return super().loss(model, batch)
 
 
+class Forces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 16), nn.Linear(16, 1)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.SiLU()) for _ in range(3))
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        x = torch.sin(self.first(places))
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last(x).sum(-1)
+
+
+class Differentiating(Task):
+    """The loss has the gradient of the energy with respect to the input."""
+
+    def model(self) -> nn.Module:
+        return Forces()
+
+    def data(self, split: str) -> torch.Tensor:
+        return torch.randn((64, 3), generator=torch.Generator().manual_seed(0))
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        places = batch.clone().requires_grad_()
+        energy = model(places)
+        [force] = torch.autograd.grad(energy.sum(), places, create_graph=True)
+        return (force + batch).square().sum() + energy.square().sum(), len(batch)
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 

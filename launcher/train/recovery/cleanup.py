@@ -110,7 +110,7 @@ def _reset(root: Any) -> None:
         state._training_state = idle
         if hasattr(state, "_modules_to_run_forward"):
             state._modules_to_run_forward.clear()
-        for group in _groups_of(state):
+        for group in groups_of(state):
             group._all_gather_result = None
             group._post_reduce_event = None
             group._all_reduce_state = None
@@ -131,10 +131,10 @@ def _groups(model: nn.Module) -> Iterator[Any]:
 
 def parameter_groups(unit: FSDPModule) -> list[Any]:
     """Return the parameter groups that FSDP2 gathers at once in this unit; each has `fsdp_params`."""
-    return _groups_of(unit._get_fsdp_state())
+    return groups_of(unit._get_fsdp_state())
 
 
-def _groups_of(state: Any) -> list[Any]:
+def groups_of(state: Any) -> list[Any]:
     """Return one group if the unit has parameters. Newer versions may have several, for several meshes."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
