@@ -281,6 +281,13 @@ class Resumed(Event, kind="resumed"):
     "`shared-memory`, `checkpoint`, or `nothing` with step 0."
 
 
+class AdapterWarning(Event, kind="adapter-warning"):
+    """Layers whose adapter training does not change, or peft does not apply after an export."""
+
+    names: list[str]
+    reason: str
+
+
 class DataChanged(Event, kind="data-changed"):
     step: int | None = None
     reason: str

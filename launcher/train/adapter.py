@@ -16,6 +16,7 @@ from torch import nn
 from launcher.spec.adapter import Adapter
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
+from launcher.train.adapter_use import read_whole
 from launcher.train.initialise import draw_normal
 from launcher.train.nf4 import NF4Linear
 from launcher.train.precision import compute_type
@@ -36,12 +37,15 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
     """
     adapter = _adapter(task)
     peft = _peft()
-    linear = linear_layers(task, model)
-    config = peft_config(adapter, task, model)
+    linear = {*linear_layers(task, model).values()}
+    peft.inject_adapter_in_model(peft_config(adapter, task, model), model, adapter_name=NAME)
+    layers = adapted_layers(model)
+    for layer in layers.values():
+        read_whole(layer)
+    # peft replaces a module under one name only.
+    _replace(model, {layer.base_layer: layer for layer in layers.values()})
     if adapter.kind == "qlora":
-        for name, layer in linear.items():
-            _put(model, name, NF4Linear(layer, compute_type(recipe)))
-    peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+        _replace(model, {layer: NF4Linear(layer, compute_type(recipe)) for layer in linear})
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(
@@ -53,9 +57,11 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
 
 
 def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers inside the blocks by name. Raises TaskError if there are none."""
+    """Return the linear layers inside the blocks, under each of their names. Raises TaskError if there are
+    none."""
     inside = {child for block in outermost(task.blocks(model)) for child in block.modules()}
-    found = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m in inside}
+    modules = model.named_modules(remove_duplicate=False)
+    found = {name: module for name, module in modules if type(module) is nn.Linear and module in inside}
     if not found:
         raise TaskError(
             "adapter: there is no torch.nn.Linear inside the task's blocks(), so an adapter has no place"
@@ -63,14 +69,19 @@ def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
     return found
 
 
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """Return peft's layers by the name of the layer around which they are."""
+    return {name: m for name, m in model.named_modules() if hasattr(m, "base_layer")}
+
+
 def peft_config(adapter: Adapter, task: Task, model: nn.Module) -> Any:
     """Return the peft.LoraConfig of the adapter on a model that has none yet. Raises TaskError."""
-    linear = linear_layers(task, model)
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules())  # peft knows a module by its first name
+    linear = linear_layers(task, model).keys() & modules.keys()
     if not adapter.targets:
         # peft knows a layer by the end of its name. Where that also names a layer outside, the whole name.
         ends = {name: name.rpartition(".")[2] for name in linear}
-        others = {name.rpartition(".")[2] for name in modules.keys() - linear.keys()}
+        others = {name.rpartition(".")[2] for name in modules.keys() - linear}
         targets = sorted({name if end in others else end for name, end in ends.items()})
     else:
         targets = sorted(set(adapter.targets))
@@ -110,17 +121,17 @@ def initialise_with_adapter(task: Task, model: nn.Module, device: torch.device, 
     are filled one at a time: it is called again for each, and finds that parameter alone.
     """
     with _without_adapters(model):
-        packed = {name: m for name, m in model.named_modules() if isinstance(m, NF4Linear)}
-        with hidden(list(packed.values()), {"weight"}):
+        packed = [module for module in model.modules() if isinstance(module, NF4Linear)]
+        with hidden(packed, {"packed"}):
             task.initialise(model, seed)
-        for name, layer in packed.items():
+        for layer in packed:
             whole = nn.Linear(
                 layer.in_features, layer.out_features, bias=False, device=device, dtype=layer.packing.dtype
             )
-            _put(model, name, whole)
+            _replace(model, {layer: whole})
             with hidden([m for m in model.modules() if m is not whole]):
                 task.initialise(model, seed)
-            _put(model, name, layer)
+            _replace(model, {whole: layer})
             layer.fill(whole.weight)
     initialise_adapter(model, seed)
 
@@ -151,14 +162,12 @@ def peft_name(name: str) -> str:
 
 @contextmanager
 def _without_adapters(model: nn.Module) -> Iterator[None]:
-    layers = {name: m for name, m in model.named_modules() if hasattr(m, "base_layer")}
-    for name, layer in layers.items():
-        _put(model, name, layer.base_layer)
+    layers = adapted_layers(model).values()
+    _replace(model, {layer: layer.base_layer for layer in layers})
     try:
         yield
     finally:
-        for name, layer in layers.items():
-            _put(model, name, layer)
+        _replace(model, {layer.base_layer: layer for layer in layers})
 
 
 @contextmanager
@@ -176,9 +185,13 @@ def hidden(modules: Sequence[nn.Module], only: set[str] | None = None) -> Iterat
             module._parameters = parameters
 
 
-def _put(model: nn.Module, name: str, module: nn.Module) -> None:
-    owner, _, attribute = name.rpartition(".")
-    model.get_submodule(owner)._modules[attribute] = module
+def _replace(model: nn.Module, modules: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other modules in place of some, under each of their names, except inside what replaces them."""
+    for owner in list(model.modules()):
+        for name, child in owner._modules.items():
+            new = modules.get(child) if child is not None else None
+            if new is not None and new is not owner:
+                owner._modules[name] = new
 
 
 def _adapter(task: Task) -> Adapter:

@@ -68,11 +68,14 @@ class Packed(ParallelStyle):
     def _apply(self, layer: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Raises SetupError if a part would not consist of whole blocks."""
         assert isinstance(layer, NF4Linear)
-        packed, shape = layer.weight, (layer.out_features, layer.in_features)
-        layer.weight = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+        shape = (layer.out_features, layer.in_features)
+        packed = layer._parameters.pop("packed")
+        # The style finds a parameter of this name as in any linear layer.
+        layer._parameters["weight"] = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
         self.style.src_data_rank = self.src_data_rank
         self.style._apply(layer, mesh)
-        weight, layer.weight = layer.weight, packed
+        weight: torch.Tensor | None = layer._parameters.pop("weight")
+        layer._parameters["packed"] = packed
         if not isinstance(weight, DTensor):
             return layer
         [placement], (rows, columns) = weight.placements, slices_of(weight)
@@ -101,8 +104,9 @@ class WithAdapter(ParallelStyle):
         self.style._apply(base, mesh)
         _move_hooks(base, layer, but=before)
         placement = base.placement if isinstance(base, NF4Linear) else Replicate()
-        if isinstance(base.weight, DTensor):
-            [placement] = base.weight.placements
+        weight: torch.Tensor | None = base._parameters.get("weight")
+        if isinstance(weight, DTensor):
+            [placement] = weight.placements
         if placement.is_replicate():
             raise SetupError(
                 f"parallel_plan() names {self.name} but does not cut it, so its adapter "

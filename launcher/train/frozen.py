@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 
@@ -111,11 +110,12 @@ class FrozenWeights:
         return {name: (parameter.shape, parameter.dtype) for name, parameter in named}
 
     @property
-    def tied(self) -> frozenset[str]:
-        """Names of parameters that have another name as well."""
-        named = list(self._model.named_parameters(remove_duplicate=False))
-        names = Counter(id(parameter) for _, parameter in named)
-        return frozenset(name for name, parameter in named if names[id(parameter)] > 1)
+    def tied(self) -> list[set[str]]:
+        """The names of each parameter that has several."""
+        names: dict[torch.Tensor, set[str]] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, set()).add(name)
+        return [same for same in names.values() if len(same) > 1]
 
     def read(self, name: str) -> torch.Tensor:
         """Return a parameter, which may be shared with the model."""

@@ -16,6 +16,7 @@ import torch
 
 from launcher.rundir.made_with import other_data
 from launcher.spec.events import (
+    AdapterWarning,
     BatchNorm,
     CheckpointFailed,
     CheckpointSaved,
@@ -32,6 +33,7 @@ from launcher.spec.schedule import in_groups, table_of
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapter import write_config
+from launcher.train.adapter_use import warnings_about
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
@@ -105,6 +107,7 @@ class Trainer:
             with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
                 mesh = meshes(rank)
             self.model = arranged(model, self.task, rank, budget, mesh)
+        self._adapters_unseen = self.task.adapter is not None
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
         self._parameters = [*self.model.named_parameters()]  # under FSDP the shards, as after each pass
         self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
@@ -182,6 +185,7 @@ class Trainer:
             self.current.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
+            self._look_at_adapters(result)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
             self._report_unsaved()
             self._report_checkpoint(self.checkpoints.finished())
@@ -241,6 +245,14 @@ class Trainer:
             )
             self.recorder.event(StateNotSaved(names=names, reason=reason))
             self.rank.say(reason)
+
+    def _look_at_adapters(self, result: StepResult) -> None:
+        """Report, after the first update, the layers whose adapter has no part in it."""
+        if self._adapters_unseen and result.lr > 0 and 0 < result.grad_norm < math.inf:
+            self._adapters_unseen = False
+            for names, reason in warnings_about(self.model, self._parameters, self.rank):
+                self.recorder.event(AdapterWarning(names=names, reason=reason))
+                self.rank.say(reason)
 
     def _evaluate_and_record(self, step: int, result: StepResult, seconds: float) -> None:
         evaluated = self.evaluate() if self._evaluates_after(step) else {}

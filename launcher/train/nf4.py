@@ -159,7 +159,7 @@ class PackedPart(Packing):
 
 
 class NF4Linear(nn.Linear):
-    """A linear layer whose frozen weight is packed. `weight` is flat, with `packing.elements` numbers."""
+    """A linear layer whose frozen weight is the parameter `packed`, of `packing.elements` numbers."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         """Pack the weight of `linear`, which may be on the meta device. Raises SetupError without
@@ -177,8 +177,13 @@ class NF4Linear(nn.Linear):
             if on_meta
             else packing.pack(linear.weight)
         )
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.packed = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """The decoded weight of shape (out, in), for code that uses it without calling the layer."""
+        return self.packing.unpack(self.packed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type):
@@ -202,7 +207,7 @@ class NF4Linear(nn.Linear):
                 shape=shape,
                 stride=torch.empty(shape, device="meta").stride(),
             )
-        y: torch.Tensor = _Product.apply(x, self.weight, self.packing)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = _Product.apply(x, self.packed, self.packing)  # type: ignore[no-untyped-call]
         return y
 
     def cut(self, placement: Placement, rows: slice, columns: slice) -> bool:
@@ -211,16 +216,16 @@ class NF4Linear(nn.Linear):
         if part is None:
             return False
         packed = (
-            self.weight.new_empty(part.elements) if self.weight.is_meta else part.cut(self.weight.detach())
+            self.packed.new_empty(part.elements) if self.packed.is_meta else part.cut(self.packed.detach())
         )
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.packed = nn.Parameter(packed, requires_grad=False)
         self.packing, self.placement = part, placement
         return True
 
     @torch.no_grad()
     def fill(self, weight: torch.Tensor) -> None:
         """Pack `weight`, the whole one, and copy what this rank has of it."""
-        local(self.weight).copy_(self.packing.pack(weight)[slices_of(self.weight)])
+        local(self.packed).copy_(self.packing.pack(weight)[slices_of(self.packed)])
 
 
 class _Product(torch.autograd.Function):

@@ -34,7 +34,7 @@ def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelSh
     if rank is not None:
         take_part(model, task, rank, meshes(rank))
     wide = set(embeddings(model))
-    packed = {m.weight: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
+    packed = {m.packed: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
     return ModelShapes(
         parameters=tuple(
             Parameter(

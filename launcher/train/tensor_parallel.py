@@ -139,7 +139,7 @@ def _check_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], plan: s
                 f"{plan} gives {name}, a {type(layer).__name__}, the style {kind}, which is for "
                 "nn.Linear and nn.Embedding: leave it out, and it stays whole on each rank"
             )
-        if "weight" not in layer._parameters or is_parametrized(layer):
+        if not {"weight", "packed"} & layer._parameters.keys() or is_parametrized(layer):
             raise SetupError(
                 f"{plan} gives {name} the style {kind}, which cannot cut it: its parameters are "
                 "computed from others (weight_norm, spectral_norm or another parametrization). Leave it out, "

@@ -80,7 +80,7 @@ def steps_of(made: Trainer) -> dict[str, Any]:
     evaluated = made.evaluate()
     for root in fsdp_roots(made.model):
         root.reshard()  # an evaluation leaves what it gathered, in the type of the computation
-    packed = {f"{name}.weight" for name, one in made.model.named_modules() if isinstance(one, NF4Linear)}
+    packed = {f"{name}.packed" for name, one in made.model.named_modules() if isinstance(one, NF4Linear)}
     own = {  # weights packed in 4 bits are no values to compare
         name.removeprefix("module."): (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
         for name, p in made.model.named_parameters()

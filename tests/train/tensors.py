@@ -180,7 +180,7 @@ def trained(rank: Rank, out: Path) -> Any:
 def whole(made: Trainer) -> dict[str, torch.Tensor]:
     """Without weights that are packed in 4 bits: each rank has its own, which are no parts of a tensor."""
     state = made.model.state_dict()
-    packed = {f"{name}.weight" for name, one in made.model.named_modules() if isinstance(one, NF4Linear)}
+    packed = {f"{name}.packed" for name, one in made.model.named_modules() if isinstance(one, NF4Linear)}
     kept = {name: value for name, value in state.items() if name not in packed}
     return {name.removeprefix("module."): full(value).clone() for name, value in kept.items()}
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.rundir.layout import RunDir
 from launcher.train.nf4 import NF4Linear, PackedPart, Packing
+from tests.train.adapted import Encoder
 from tests.train.runs import job, prepare, recipe, start
 
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
@@ -63,6 +64,45 @@ def refused(run: RunDir, to: Path, *options: str) -> str:
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(input_ids=TOKENS).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [("lora", 1), *(pytest.param("qlora", ranks, marks=pytest.mark.slow) for ranks in (1, 2))],
+)
+def test_a_weight_that_is_read_or_has_two_names_is_trained_evaluated_and_merged(
+    tmp_path: Path, kind: str, ranks: int
+) -> None:
+    keeps = kind == "lora"
+    asked = job(
+        task="adapted:Encoder",
+        args={"keeps": keeps},
+        adapter={"kind": kind, "rank": 4},
+        train={"lr": 0.02, "probe": "never", "eval_every": 1},
+        steps=3,
+    )
+    run = prepare(tmp_path / "run", asked)
+    ended = start(run, recipe("fsdp" if ranks > 1 else "none", micro=8 // ranks), ranks)
+    assert set(ended.codes.values()) == {0}, ended.output
+    losses = [row["eval_loss"] for row in run.read_metrics()]
+    exported(run, tmp_path / "merged", "--merge")
+    task = Encoder(keeps)
+    model, held_out = task.model(), task.data("eval")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(load_file(tmp_path / "merged" / "model.safetensors"))
+    loss, weight = task.loss(model.eval(), held_out)
+    assert loss.item() / weight == pytest.approx(losses[-1], rel=1e-5), "evaluation has the adapter"
+    assert len(set(losses)) == 3
+    after = model.state_dict()
+    assert torch.equal(after["blocks.0.again.weight"], after["blocks.0.up.weight"])
+    moved = {name for name in after if not torch.allclose(after[name], before[name], atol=0.05)}
+    layers = ("encoder.linear1", "encoder.linear2", "up", "again", "read")
+    assert moved == {f"blocks.{number}.{layer}.weight" for number in (0, 1) for layer in layers}
+
+    told = [event for event in run.read_events() if event["event"] == "adapter-warning"]
+    unchanged = [["blocks.0.kept", "blocks.1.kept"]] if keeps else []
+    assert [event["names"] for event in told] == [*unchanged, ["blocks.0.read", "blocks.1.read"]]
+    assert all(event["reason"] in ended.output for event in told)
 
 
 @pytest.mark.slow
@@ -123,8 +163,10 @@ def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path, me
                     setattr(module, name, NF4Linear(child, torch.float32))
     for module in base.modules():
         if isinstance(module, NF4Linear):
-            module.weight = torch.nn.Parameter(module.packing.unpack(module.weight), requires_grad=False)
+            weight = torch.nn.Parameter(module.weight, requires_grad=False)
             module.__class__ = torch.nn.Linear
+            del module.packed
+            module.weight = weight
     own = logits(peft.PeftModel.from_pretrained(base, tmp_path / "adapter"))
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(logits(merged), own, atol=1e-4)
@@ -154,6 +196,9 @@ def test_packed_weights_are_those_of_bitsandbytes() -> None:
             packing = Packing(shape, dtype)
             found = packing.unpack(packing.pack(weight))
             assert (found - weight).abs().mean() < 0.08, "as near as 4 bits are"
+            layer = torch.nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
+            layer.weight = torch.nn.Parameter(weight)
+            assert torch.equal(NF4Linear(layer, dtype).weight, found)
             if weight.numel() % 64 == 0:
                 blocks = weight.view(-1, 64)
                 codes, state = functional.quantize_4bit(blocks, compress_statistics=True, quant_type="nf4")

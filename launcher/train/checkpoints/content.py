@@ -120,7 +120,7 @@ class Merged:
             w.name: w for w in _stored(checkpoint, dtype) if _A not in w.name and _B not in w.name
         }
         self.weights = [*whole, *self._buffers.values()]
-        self.unties = bool(self._pairs.keys() & frozen.tied)
+        self.unties = any(names & self._pairs.keys() and names - self._pairs.keys() for names in frozen.tied)
         "Whether a weight differs now from the one that it was tied to."
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
