@@ -26,6 +26,7 @@ from launcher.spec.recipe import SHARDED, Recipe, Sharding
 
 LEAST_BAND = 0.02
 "Minimum error band, even if earlier runs agree better."
+CUDNN_RNN = "cuDNN's LSTM, GRU and RNN: counted as if composed of other operators"
 _BLOCKS_AT_LEAST = 0.7
 "Minimum share of a forward pass in the blocks. Most of the rest is an output head."
 
@@ -46,6 +47,7 @@ class Evaluator:
         self._one_policy = job.recipe.activations is not None
         self.hardware = hardware_of(cluster, self.ranks, job.env)
         about = source.about()
+        self._cudnn_rnn = about.recurrent and self.ranks.on_gpu
         in_background = job.train.async_checkpoints
         self.around = Surroundings(
             gpu=cluster.node.gpu,
@@ -195,6 +197,10 @@ class Evaluator:
             missing = (*activations, *NOT_KNOWN, *estimate.not_modelled)
             update = {"basis": "formulas", "band": FORMULA_BAND, "not_modelled": missing}
             return estimate.model_copy(update=update)
+        if self._cudnn_rnn:
+            missing = (CUDNN_RNN, *estimate.not_modelled)
+            band = max(estimate.band, FORMULA_BAND)
+            estimate = estimate.model_copy(update={"not_modelled": missing, "band": band})
         if recipe.compile and self.traces.uncompiled is not None:
             missing = (UNCOMPILED, *estimate.not_modelled)
             estimate = estimate.model_copy(update={"not_modelled": missing})

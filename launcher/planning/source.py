@@ -41,6 +41,10 @@ class About(NamedTuple):
     "The task says how tensor parallelism splits its model."
     stages: int = 0
     "Largest number of stages into which a pipeline can cut the model: that of its blocks. 0: it cannot."
+    linear: bool = True
+    "Its parameters are those of linear layers, embeddings and norms, which the formulas know."
+    recurrent: bool = False
+    "It has an LSTM, GRU or RNN, whose kernels on a GPU are cuDNN's."
 
 
 class Source(Protocol):

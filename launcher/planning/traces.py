@@ -169,11 +169,17 @@ class Traces:
                 return self._ask(recipe, args, exact=exact)
             except NoTraceError as error:
                 self.untraced = str(error)
-        if model_parallel(recipe) > 1:  # the formulas do not know how a model is split
+        about = self.source.about(args)
+        if model_parallel(recipe) > 1 or not about.linear:  # the formulas do not know such a model
             message = f"not estimated, because the step cannot be traced: {self.untraced}"
+            if not about.linear:
+                message += "; formulas know only linear layers, embeddings and norms"
             raise NotEstimatedError([Problem("job", "recipe", message)])
-        tokens = self.source.about(args).tokens_per_sample
-        return (formula_trace(self.model(recipe, args), recipe, self.ranks, tokens, complete=exact),)
+        return (
+            formula_trace(
+                self.model(recipe, args), recipe, self.ranks, about.tokens_per_sample, complete=exact
+            ),
+        )
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
         affine = _Key(traced_as(recipe), args_key(args))

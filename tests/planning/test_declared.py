@@ -7,7 +7,9 @@ import pytest
 from launcher.memory.formulas import formula_trace
 from launcher.memory.states import Ranks, states_of
 from launcher.planning.declared import DeclaredParams
-from launcher.planning.source import NoTraceError
+from launcher.planning.plan import NotEstimatedError
+from launcher.planning.source import About, NoTraceError
+from launcher.planning.traces import Traces
 from launcher.spec.recipe import Recipe
 
 COUNT = 8_499_653_234
@@ -52,3 +54,14 @@ def test_fsdp_gathers_a_part_of_the_model_at_a_time() -> None:
     trace = formula_trace(source.shapes("fp32"), recipe(), RANKS, None)
     largest = max(moment.at(1) for moments in trace.highest().values() for moment in moments)
     assert largest < 4 * COUNT / 8 + 5 * 4 * COUNT / 32 * 1.01  # gradients, and up to five times a block
+
+
+class Unknown(DeclaredParams):
+    def about(self, args: object = None) -> About:
+        return super().about()._replace(linear=False, tokens_per_sample=64)
+
+
+def test_formulas_that_do_not_know_the_model_estimate_nothing() -> None:
+    traces = Traces(Unknown(COUNT), RANKS, "fsdp")
+    with pytest.raises(NotEstimatedError, match=r"not estimated.*only linear layers"):
+        traces.profile(recipe())

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from launcher.memory.states import Ranks
 from launcher.planning.source import NoTraceError
 from launcher.spec.job import Job
-from launcher.train.task import TaskError
+from launcher.train.task import Task, TaskError
 from launcher.train.tracing.declared import DeclaredSource
 from launcher.train.tracing.source import TaskSource
 from tests.train.test_tracing import recipe
@@ -67,3 +69,23 @@ def test_what_may_be_lowered_begins_with_the_tasks_default(
     source = TaskSource(good, tmp_path)
     assert source.about().tokens_per_sample == 128
     assert source.about({"context": 64}).tokens_per_sample == 64
+
+
+class Unnumbered(Task):
+    """A convolution, and results whose number depends on values."""
+
+    def model(self) -> nn.Module:
+        return nn.Conv1d(2, 2, 3)
+
+    def data(self, split: str) -> Any:
+        return [torch.zeros(2, 9) for _ in range(8)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return model(batch).unique().sum(), len(batch)
+
+
+def test_an_operator_of_torch_is_named_as_such(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:Unnumbered"), tmp_path)
+    assert not source.about().linear
+    with pytest.raises(NoTraceError, match=r"aten\._unique2.* is an operator of torch"):
+        source.trace(recipe(sharding="none"), ONE)

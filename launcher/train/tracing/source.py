@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from launcher.memory.peaks import Like
@@ -39,6 +40,10 @@ TO_DO = (
 
 EAGER = "compile: true: the estimate is that of the uncompiled step; a block cannot be captured as one graph"
 REFUSED = "; with tensor above 1 the run will refuse it: use compile: false"
+CONV1D = "Conv1D"
+"The linear layer of transformers' GPT-2."
+OF_PYTHON = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+"Operators by which Python code reads a value."
 LARGEST = 2**20
 "Maximum bytes of a file named by an argument that counts as source; larger files are data."
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
@@ -68,6 +73,8 @@ class TaskSource:
             couples_samples=task.couples_samples,
             tensor=task.parallel_plan(model) is not None,
             stages=_stages(task, model),
+            linear=_is_linear(model),
+            recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
         )
 
     def shapes(
@@ -103,7 +110,7 @@ class TaskSource:
             refused = REFUSED if recipe.tensor > 1 else ""
             raise NotCompiledError(f"{EAGER}: {error}{refused}") from error
         except UntraceableError as error:
-            raise NoTraceError(f"{error}; {TO_DO}") from error
+            raise NoTraceError(f"{error}; {_reason(error.error)}") from error
 
     def files(self) -> list[Path]:
         """Return the files that the traces depend on: all loaded code outside libraries, the files that
@@ -137,6 +144,25 @@ def _stages(task: Task, model: nn.Module) -> int:
     except Exception:  # any type: it is the task's code, and most jobs have no pipeline
         return 0
     return len(parts.blocks) if parts is not None else 0
+
+
+def _is_linear(model: nn.Module) -> bool:
+    """Return whether the formulas know the model: no matrices but those of linear layers and embeddings, no
+    convolutions and no recurrent layers."""
+    known = (nn.Linear, nn.Embedding)
+    others = (m for m in model.modules() if not isinstance(m, known) and type(m).__name__ != CONV1D)
+    return all(p.dim() < 2 for module in others for p in module.parameters(recurse=False))
+
+
+def _reason(error: Exception) -> str:
+    """Return why the step is not traced: an operator of torch itself, or the task's code."""
+    operator = getattr(error, "func", None)
+    if isinstance(operator, OpOverload) and operator.namespace == "aten" and operator not in OF_PYTHON:
+        return (
+            f"{operator} is an operator of torch whose results have sizes that depend on values, and a step "
+            "is traced on tensors without values; boolean masks call such operators"
+        )
+    return TO_DO
 
 
 def _is_users(file: Path) -> bool:
