@@ -24,7 +24,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(WIDTH, **{"hidden_size": 20, **options})
         self.head = nn.Linear(20 * (1 + self.lstm.bidirectional), LABELS)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.head(self.lstm(x)[0])
 
 
@@ -42,7 +42,8 @@ class Speech(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
         x, targets = batch
-        many, kind = len(x), list if self.lengths else torch.tensor
+        many = len(x)
+        kind: Any = list if self.lengths else torch.tensor
         return (
             functional.ctc_loss(
                 model(x).float().log_softmax(-1).transpose(0, 1),
@@ -62,7 +63,6 @@ def kept_by(task: Task, micro: int) -> int:
         budget.track(batch)
         loss, _ = task.loss(model, batch)
         kept = budget.live
-    loss.backward()
     return kept
 
 
