@@ -61,9 +61,9 @@ def kept_by(task: Task, micro: int) -> int:
     model, batch = task.model(), task.collate([task.data("train")[0]] * micro)
     with MemoryBudget(None) as budget:
         budget.track(batch)
-        loss, _ = task.loss(model, batch)
-        kept = budget.live
-    return kept
+        held = task.loss(model, batch)
+        assert held[0].requires_grad
+        return budget.live
 
 
 def traced(task: Task, micro: int) -> int:
