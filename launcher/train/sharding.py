@@ -193,8 +193,9 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 
 
 def check_shardable(model: nn.Module) -> None:
-    """Raise SetupError for a parameter without dimensions, since FSDP shards along the first dimension, and
-    for an embedding with `max_norm`, whose forward changes gathered rows that FSDP throws away."""
+    """Raise SetupError for a parameter that FSDP cannot shard along its first dimension: one without
+    dimensions, or one with another order in memory. Also for an embedding with `max_norm`, whose forward
+    changes gathered rows that FSDP throws away."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise SetupError(
@@ -206,6 +207,11 @@ def check_shardable(model: nn.Module) -> None:
             raise SetupError(
                 f"{name} is a parameter without dimensions, which FSDP cannot shard: make it a tensor of one "
                 "element, torch.nn.Parameter(torch.zeros(1)), or use sharding: ddp"
+            )
+        if not parameter.is_contiguous():
+            raise SetupError(
+                f"{name} is a parameter whose rows are not contiguous in memory (a transposed tensor?), "
+                "which FSDP cannot shard: call .contiguous() on the tensor, or use sharding: ddp or zero1"
             )
 
 

@@ -57,6 +57,23 @@ def test_a_parameter_without_dimensions_is_refused_under_fsdp_with_what_to_do() 
         check_shardable(model)
 
 
+def test_a_transposed_parameter_is_refused_under_fsdp_with_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_parameter("turned", nn.Parameter(torch.randn(2, 3).t()))
+    with pytest.raises(SetupError, match=r"turned .*\.contiguous\(\).* zero1"):
+        check_shardable(model)
+
+
+@pytest.mark.slow
+def test_a_transposed_parameter_trains_under_zero1_as_under_ddp(tmp_path: Path) -> None:
+    curves = []
+    for sharding in ("ddp", "zero1"):
+        run = trap(tmp_path / sharding, tied="turned")
+        assert start(run, recipe(sharding)).codes == {0: 0, 1: 0}
+        curves.append(losses(run))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5) and len(curves[0]) == 3
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_an_embedding_that_changes_its_rows_in_the_forward_pass_is_refused_under_fsdp(kind: Any) -> None:
     with pytest.raises(SetupError, match=r"0 has max_norm.* sharding: ddp"):

@@ -29,6 +29,8 @@ class Language(nn.Module):
             self.layers.append(nn.Identity())
         if tied == "layers":
             self.layers[1].weight = self.layers[0].weight
+        if tied == "turned":
+            self.layers[0].weight = nn.Parameter(self.layers[0].weight.detach().t())
         if tied == "hooked":
             self.embedding.weight.register_hook(lambda gradient: gradient * 0.5)
         self.kept = [self.embedding.weight] if tied == "kept" else []

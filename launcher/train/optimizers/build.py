@@ -50,8 +50,7 @@ def _placed(
     make = builder(recipe.optimizer, training.lr)
     if recipe.offload in ("none", "cpu"):
         made = make(groups, wide)
-        if recipe.tensor > 1:
-            step_mesh_by_mesh(made)
+        step_mesh_by_mesh(made)
         if recipe.offload == "cpu":  # the step creates the states
             made.step = budget.host_side()(made.step)  # type: ignore[method-assign]
         return made

@@ -124,10 +124,15 @@ def step_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch
 
 
 def step_mesh_by_mesh(optimizer: torch.optim.Optimizer) -> None:
-    """Make `step` update the parameters of one mesh after the other. With tensor parallelism there are
-    several: parameters that are cut, others that are only sharded or whole. torch's kernels take one."""
+    """Make `step` update the parameters of one mesh after the other: torch's kernels take only one at a time.
+
+    With tensor parallelism some parameters are cut, others are only sharded or whole. With `zero1`, a
+    parameter whose rows are not contiguous is whole.
+    """
     step, lists = optimizer.step, optimizer.param_groups
     meshes = list(dict.fromkeys(_mesh_of(p) for group in lists for p in group["params"]))
+    if len(meshes) < 2:
+        return
 
     def by_mesh(closure: Any = None) -> None:
         groups = optimizer.param_groups
