@@ -55,6 +55,9 @@ def watch_parts(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: Dev
             )
             if first.kind == inspect.Parameter.KEYWORD_ONLY:
                 module.register_forward_pre_hook(partial(_by_name, first.name), with_kwargs=True)
+            if isinstance(linear_of(module), nn.Linear):
+                module.register_forward_pre_hook(_lay_out_input)
+                module.register_forward_hook(_lay_out_gradient, prepend=True)
             if one.use_local_output:
                 module.register_forward_hook(partial(_give, parts, name, given), prepend=True)
 
@@ -133,6 +136,25 @@ def _enter(
     stride = torch.empty(shape, device="meta").stride()
     whole = DTensor.from_local(x, parts.mesh, [layout], run_check=False, shape=shape, stride=stride)
     return whole, *rest
+
+
+def _lay_out_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A tensor gathered from unequal parts lies in memory with gaps, which torch's linear layers do not take
+    for DTensors."""
+    return _laid_out(args[0]), *args[1:]
+
+
+def _lay_out_gradient(_: nn.Module, __: Any, result: Any) -> None:
+    if isinstance(result, DTensor) and result.requires_grad:
+        result.register_hook(_laid_out)  # type: ignore[no-untyped-call]
+
+
+def _laid_out(x: Any) -> Any:
+    if not isinstance(x, DTensor) or (part := x.to_local(grad_placements=x.placements)).is_contiguous():
+        return x
+    return DTensor.from_local(
+        part.contiguous(), x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
+    )
 
 
 def _give(parts: _Parts, name: str, layout: Placement, _: nn.Module, __: Any, result: DTensor) -> None:

@@ -110,6 +110,17 @@ PLANS: dict[str, dict[str, ParallelStyle | None]] = {
         "blocks.*.down": RowwiseParallel(input_layouts=whole),
     },
     "distributed": {"blocks.*.up": ColwiseParallel(use_local_output=False)},
+    "odd sequence": {
+        "blocks.*.norm": SequenceParallel(use_local_output=False),
+        "blocks.*": PrepareModuleInputOutput(
+            input_layouts=(whole,),
+            desired_input_layouts=(sequence,),
+            output_layouts=(sequence,),
+            desired_output_layouts=(whole,),
+        ),
+        "blocks.*.up": ColwiseParallel(input_layouts=sequence, use_local_output=False),
+        "blocks.*.down": RowwiseParallel(output_layouts=sequence, use_local_output=False),
+    },
     # What follows is refused.
     "half tied": {"head": None},
     "in a region": {"blocks.0": ReplicatedInCutRegion()},

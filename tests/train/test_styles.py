@@ -37,10 +37,11 @@ JOBS = {
     "25 gathered": job("gathered", hidden=25),
     "25 whole between, dropout": job("whole between", DROPS, hidden=25),
     "25 distributed": job("distributed", hidden=25),
+    "odd sequence": job("odd sequence"),
     "by keyword": job("keywords"),
     "two names": job("two names"),
 }
-SHOWN = ("output layer in 4 bits", "region in 4 bits", "tied", "25 whole between, dropout")
+SHOWN = ("output layer in 4 bits", "region in 4 bits", "tied", "odd sequence", "25 whole between, dropout")
 "Cases that `make test` runs."
 
 
