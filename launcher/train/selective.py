@@ -3,7 +3,8 @@
 torch.utils.checkpoint's own contexts for this keep every result that a policy names, although no backward
 pass may read it: the last matrix product of a transformer block, which is only added to the residual stream.
 The contexts here drop what was kept after the block's last saved tensor, because the recomputation stops
-there.
+there. A result that the model then changes in place, such as with nn.ReLU(inplace=True), is not kept either:
+torch's contexts would raise an error.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
-    _VersionWrapper,
     create_selective_checkpoint_contexts,
 )
 
@@ -68,13 +68,31 @@ class _Cache:
     """Results of the operators in KEPT in one forward pass of a block, in order; None if not kept."""
 
     def __init__(self) -> None:
-        self.results: list[Any] = []
+        self.results: list[_Kept | None] = []
         self.operators: list[Any] = []
         self.needed = 0
         "Number of results that there were when autograd saved the last tensor."
 
-    def drop_unread(self) -> None:
-        self.results[self.needed :] = [None] * (len(self.results) - self.needed)
+    def drop_useless(self) -> None:
+        """Drop the results that no backward pass reads, and those that were changed in place."""
+        for number, kept in enumerate(self.results):
+            if number >= self.needed or (kept is not None and kept.has_changed()):
+                self.results[number] = None
+
+
+class _Kept:
+    """The result of one operator: a tensor, or a tuple with tensors."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = tree_map_only(torch.Tensor, _detached, result)
+        self._versions = self._present_versions()
+
+    def has_changed(self) -> bool:
+        """Return whether a tensor of the result was changed in place since."""
+        return self._present_versions() != self._versions
+
+    def _present_versions(self) -> list[int]:
+        return [one._version for one in tree_leaves(self.result) if isinstance(one, torch.Tensor)]
 
 
 def contexts(every: int = 1) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -105,7 +123,7 @@ def compiled_contexts(every: int = 1) -> tuple[Any, Any]:
 def _keeping(cache: _Cache, every: int) -> Iterator[None]:
     with _counting_saves(cache), _Keeping(cache, every):
         yield
-    cache.drop_unread()
+    cache.drop_useless()
 
 
 @contextmanager
@@ -131,8 +149,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in KEPT:
-            kept = tree_map(_wrapped, out) if self.choice.keeps(func) else None
-            self.cache.results.append(kept)
+            self.cache.results.append(_Kept(out) if self.choice.keeps(func) else None)
             self.cache.operators.append(func)
         return out
 
@@ -159,15 +176,12 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "not deterministic, or depends on what has changed since"
             )
         kept, cache.results[number] = cache.results[number], None
-        if kept is None:
+        if kept is None or kept.has_changed():  # changed behind the block
             return func(*args, **(kwargs or {}))
-        return tree_map(lambda one: one.get_val(False), kept)
+        return kept.result
 
 
-def _wrapped(value: Any) -> Any:
-    """Wrap a result, detached, so that reading it raises an error if it was changed in place since."""
-    if isinstance(value, torch.Tensor):
-        # The detached tensor shares the version counter of the result although autograd does not see it here.
-        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-            value = value.detach()
-    return _VersionWrapper(value)
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    # The detached tensor shares the version counter of the result although autograd does not see it here.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
