@@ -117,7 +117,10 @@ class Trainer:
         self.copies = Copies(mesh, self.task, rank, self.stages, self.model)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
-            self.in_backward = StepInBackward(self.model, self.optimizer, self.copies, rank.world)
+            watched = not rank.recipe.compile
+            self.in_backward = StepInBackward(
+                self.model, self.optimizer, self.copies, rank.world, watched=watched
+            )
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples

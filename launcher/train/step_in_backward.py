@@ -6,18 +6,28 @@ and training continues from the last complete checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
+from launcher.train.compression import storage_of
 from launcher.train.copies import Copies
 from launcher.train.gradient_norm import share_of_square
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
 
+WATCHED = 2
+"First steps whose backward pass is watched."
+READ_LATE = (
+    "is updated before the backward pass reads it for the last time, because the model also uses it where "
+    "autograd does not see it, such as through detach(): set optimizer_step: after"
+)
 Update = Callable[[dict[str, Any], torch.Tensor], None]
 "(parameter group, parameter with its gradient) -> None."
 
@@ -32,21 +42,34 @@ class StepInBackward:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, copies: Copies, ranks: int
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        copies: Copies,
+        ranks: int,
+        *,
+        watched: bool = True,
     ) -> None:
+        """`watched`: the first steps look for weights that are read after their update. Meanwhile compiled
+        code would not run compiled."""
         make_states(optimizer)
         self.optimizer, self._copies, self._ranks = optimizer, copies, ranks
         self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
         self._used = set[torch.Tensor]()
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
         self._update: Update | None = None
+        self._watched = WATCHED if watched else 0
+        "Number of coming steps that look for such weights."
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.register_post_accumulate_grad_hook(self._complete)
 
     @contextmanager
     def updating(self, factor: float) -> Iterator[Norms]:
-        """Multiply each gradient by `factor` and update its parameter, in the backward pass of this block."""
+        """Multiply each gradient by `factor` and update its parameter, in the backward pass of this block.
+
+        Raises TaskError from the backward pass if it reads a weight that has been updated.
+        """
         norms = Norms(self._ranks)
 
         def update(group: dict[str, Any], p: torch.Tensor) -> None:
@@ -59,8 +82,15 @@ class StepInBackward:
             # Some kernels write without autograd's knowledge. Then a later use of the old value raises.
             torch.autograd.graph.increment_version(p)
 
-        with self.with_update(update):
-            yield norms
+        watching = _NoUpdatedWeight(self._names, self._used) if self._watched else nullcontext()
+        self._watched = max(0, self._watched - 1)
+        try:
+            with self.with_update(update), watching:
+                yield norms
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error) or not self._used:
+                raise
+            raise TaskError(f"a weight {READ_LATE} ({str(error).splitlines()[0]})") from error
 
     @contextmanager
     def with_update(self, update: Update) -> Iterator[None]:
@@ -89,6 +119,32 @@ class StepInBackward:
         self._used.add(p)
         self._update(self._groups[p], p)
         p.grad = None
+
+
+class _NoUpdatedWeight(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises TaskError if a recomputation reads a weight that has been updated in this backward pass.
+
+    Other readers read what they saved, whose versions autograd compares.
+    """
+
+    def __init__(self, names: Mapping[torch.Tensor, str], updated: set[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names, self._updated = names, updated
+        self._by_storage: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_grad_enabled():  # only a recomputation records a graph
+            if len(self._by_storage) != len(self._updated):
+                self._by_storage = {_storage_of(p): self._names[p] for p in self._updated}
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, torch.Tensor) and (name := self._by_storage.get(_storage_of(tensor))):
+                    raise TaskError(f"{name} {READ_LATE}")
+        return func(*args, **(kwargs or {}))
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return 0 if is_traceable_wrapper_subclass(part) else storage_of(part)
 
 
 class Norms:

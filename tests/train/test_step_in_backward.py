@@ -93,6 +93,15 @@ def test_a_block_that_is_used_twice_is_refused_under_fsdp(tmp_path: Path, probe:
     assert alone["after"] == alone["backward"]
 
 
+def test_a_weight_that_a_recomputation_reads_after_its_update_is_refused(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(**{**FIELDS, "task": "steps_in_backward:Peeking"}))
+    chosen = recipe("none", micro=8, optimizer_step="backward", activations="checkpoint")
+    ended = start(run, chosen, ranks=1)
+    assert ended.codes != {0: 0}
+    assert "head.weight is updated before the backward pass reads it for the last time" in ended.output
+    assert error(run.attempt(0), 0)["failure"] == "user-error" and not losses(run)
+
+
 def test_a_loss_that_is_not_finite_is_left_out_before_anything_changes(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(**{**FIELDS, "task": "steps_in_backward:Infinite"}))
     ended = start(run, RECIPE)
