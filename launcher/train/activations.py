@@ -7,8 +7,7 @@ under every policy. Policies are applied before sharding, so that FSDP gathers o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher.spec.recipe import Recipe
 from launcher.train import selective
-from launcher.train.batch_norm import first_batch_norm, untouched_statistics
 from launcher.train.budget import Budget
 from launcher.train.compression import Compressor, storage_of
 from launcher.train.local_parts import local_part, saved_parts
 from launcher.train.rank import SetupError
+from launcher.train.recomputation import BlockState
 
 Forward = Callable[..., Any]
 ON_HOST = "launcher::activations to the host"
@@ -80,9 +79,9 @@ def recomputed(
     """Return a forward that keeps the block's inputs and recomputes the rest in the backward pass.
 
     `selective` and `every-second` also keep results that launcher.train.selective names. The recomputation
-    uses the same random numbers and autocast state, and does not count the micro-batch in BatchNorm's
-    running statistics a second time. `recomputable` is applied to the block's forward before each pass, and
-    the result is called once more to recompute.
+    begins with the same random numbers, buffers, attributes and autocast state as the forward pass, and
+    changes none of them: see `BlockState`. `recomputable` is applied to the block's forward before each pass,
+    and the result is called once more to recompute.
     """
     forward: Forward = block.forward
     options: dict[str, Any] = {"use_reentrant": False}
@@ -90,10 +89,8 @@ def recomputed(
         contexts = selective.compiled_contexts if recipe.compile else selective.contexts
         options["context_fn"] = functools.partial(contexts, every)
     # Compiled code updates a buffer only once even if it recomputes, and it does not support these contexts.
-    if first_batch_norm(block) is not None and not recipe.compile:
-        options["context_fn"] = functools.partial(
-            _with_untouched_statistics, block, options.get("context_fn")
-        )
+    if not recipe.compile:
+        options["context_fn"] = BlockState(block, options.get("context_fn")).contexts
 
     @functools.wraps(forward)
     def with_recomputation(*args: Any, **kwargs: Any) -> Any:
@@ -101,17 +98,6 @@ def recomputed(
         return checkpoint(run, *args, **options, **kwargs)
 
     return with_recomputation
-
-
-def _with_untouched_statistics(block: nn.Module, contexts: Callable[[], Any] | None) -> tuple[Any, Any]:
-    first, again = contexts() if contexts is not None else (nullcontext(), nullcontext())
-    return first, _both(untouched_statistics(block), again)
-
-
-@contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:

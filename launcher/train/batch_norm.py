@@ -1,4 +1,4 @@
-"""BatchNorm: its statistics need two samples, fp32, and one update per micro-batch."""
+"""BatchNorm: its statistics need two samples and fp32."""
 
 from __future__ import annotations
 
@@ -59,20 +59,6 @@ def _forward(norm: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
         norm.eps,
     )
     return y.to(x.dtype)
-
-
-@contextmanager
-def untouched_statistics(module: nn.Module) -> Iterator[None]:
-    """Let a forward pass update copies of the running statistics, for the recomputation of a micro-batch."""
-    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
-    kept = [dict(norm._buffers) for norm in norms]
-    for norm, buffers in zip(norms, kept, strict=True):
-        norm._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
-    try:
-        yield
-    finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers.update(buffers)
 
 
 @contextmanager

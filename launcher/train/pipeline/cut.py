@@ -13,14 +13,11 @@ from torch import nn
 from launcher.spec.mesh import stages_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.schedule import balanced
-from launcher.train.pipeline.parts import Pipeline
+from launcher.train.pipeline.parts import CHUNKS, Pipeline
 from launcher.train.precision import inputs
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import whole as gathered
-
-CHUNKS = "_chunks"
-"Attribute of a model that is cut."
 
 
 class Elsewhere(nn.Module):

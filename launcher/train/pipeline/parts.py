@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+CHUNKS = "_chunks"
+"Attribute of a model that is cut."
+
 
 @dataclass(frozen=True)
 class Pipeline:

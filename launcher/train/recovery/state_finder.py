@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
-from launcher.train.pipeline.cut import CHUNKS
+from launcher.train.pipeline.parts import CHUNKS
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
 
@@ -41,7 +41,7 @@ SMALL = 2**20
 MOST_DATA = 64 * 2**20
 "Maximum bytes of a tensor of the task or its data that is copied before its first change."
 
-_INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
+INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
 "Attributes that every torch module has, or that launcher sets."
 _SET_BY_THE_LOOP = frozenset({"loss_chunks"})
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
@@ -307,7 +307,7 @@ class StateFinder:
 
     def __init__(self, model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> None:
         self._modules = [
-            (f"{name}." if name else "", one, _classes_of(one)) for name, one in model.named_modules()
+            (f"{name}." if name else "", one, classes_of(one)) for name, one in model.named_modules()
         ]
         self._parameters = {id(p) for p in model.parameters()}
         # These are the shards. During a pass FSDP replaces them with gathered parameters.
@@ -341,7 +341,7 @@ class StateFinder:
                 if buffer is not None:
                     found.tensors[id(buffer)] = f"{prefix}{key}", buffer
             if classes:
-                self._search(Entries(prefix, vars(module), _INTERNAL), found, waiting)
+                self._search(Entries(prefix, vars(module), INTERNAL), found, waiting)
                 self._search_classes(classes, seen, found, waiting)
         found.in_checkpoints = set(found.tensors)
         self._visit(waiting, seen, found)
@@ -352,12 +352,12 @@ class StateFinder:
     def _visit(self, waiting: list[tuple[str, Any]], seen: set[int], found: FoundState) -> None:
         while waiting and len(seen) < MOST_OBJECTS:
             name, value = waiting.pop()
-            sort = _sort_of(value)
+            sort = sort_of(value)
             if sort == "plain" or id(value) in seen or id(value) in self._skipped:
                 continue
             seen.add(id(value))
             found.search.visits(value)
-            if sort in ("object", "dict", "items", "tuple") and (classes := _classes_of(value)):
+            if sort in ("object", "dict", "items", "tuple") and (classes := classes_of(value)):
                 for attributes in _attributes_of(value, classes):
                     self._search(Entries(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
                 self._search_classes(classes, seen, found, waiting)
@@ -387,8 +387,8 @@ class StateFinder:
                     waiting += [
                         (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
                     ]
-                    if classes := _classes_of(module):
-                        self._search(Entries(f"{inner}.", vars(module), _INTERNAL), found, waiting)
+                    if classes := classes_of(module):
+                        self._search(Entries(f"{inner}.", vars(module), INTERNAL), found, waiting)
                         self._search_classes(classes, seen, found, waiting)
             elif sort == "class":
                 if _is_users(value):
@@ -406,7 +406,7 @@ class StateFinder:
                 if len(value) <= SMALL:
                     found.places.append(State(name, partial(copy.copy, value), partial(_fill_bytes, value)))
             elif sort == "generator":
-                found.generators.append(_generator(name, value))
+                found.generators.append(generator_state(name, value))
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
@@ -429,7 +429,7 @@ class StateFinder:
         waiting += [
             (f"{entries.name}{key}", value)
             for key, value in entries.kept.items()
-            if _sort_of(value) != "plain" and not isinstance(value, Detached)
+            if sort_of(value) != "plain" and not isinstance(value, Detached)
         ]
 
 
@@ -449,7 +449,7 @@ Sort = Literal[
 ]
 
 
-def _sort_of(value: Any) -> Sort:
+def sort_of(value: Any) -> Sort:
     kind: Any = type(value)
     return _sort(kind)
 
@@ -484,7 +484,7 @@ def _sort(kind: Any) -> Sort:
     return "object" if _is_users(kind) else "plain"
 
 
-def _classes_of(value: Any) -> tuple[Any, ...]:
+def classes_of(value: Any) -> tuple[Any, ...]:
     """Return the user's classes that `value` is an instance of. FSDP and parametrizations derive a new class
     from each of them."""
     kind: Any = type(value)
@@ -519,7 +519,7 @@ def _values_of(kind: type) -> list[str]:
     return [
         name
         for name, one in vars(kind).items()
-        if not name.startswith("_") and (type(one) in _NUMBERS or _sort_of(one) in _CONTENT)
+        if not name.startswith("_") and (type(one) in _NUMBERS or sort_of(one) in _CONTENT)
     ]
 
 
@@ -550,7 +550,7 @@ def _is_users(kind: Any) -> bool:
 def _is_activation(value: Any, depth: int = 2) -> bool:
     """Return whether `value` is or contains a tensor with an autograd graph, at most `depth` containers
     deep."""
-    sort = _sort_of(value)
+    sort = sort_of(value)
     if sort in ("tuple", "items", "dict") and depth and len(value) <= MOST_ITEMS:
         inside = value.values() if sort == "dict" else value
         if all(_sort(kind) == "plain" for kind in set(map(type, inside))):
@@ -569,7 +569,7 @@ def _is_state(value: Any, depth: int = 3) -> bool:
     if type(value) in (tuple, list, dict):
         inside = value.values() if isinstance(value, dict) else value
         return depth > 0 and any(_is_state(one, depth - 1) for one in itertools.islice(inside, MOST_ITEMS))
-    return _sort_of(value) in ("tensor", "array", "bytes", "generator") and not _is_activation(value)
+    return sort_of(value) in ("tensor", "array", "bytes", "generator") and not _is_activation(value)
 
 
 def _fill(array: Any, values: Any) -> None:
@@ -580,7 +580,7 @@ def _fill_bytes(home: Any, kept: Any) -> None:
     home[:] = kept
 
 
-def _generator(name: str, value: Any) -> State:
+def generator_state(name: str, value: Any) -> State:
     if isinstance(value, torch.Generator):
         return State(name, value.get_state, value.set_state)
     if isinstance(value, random.Random):

@@ -1,0 +1,195 @@
+"""A recomputed block computes what its forward pass computed, whatever the block draws and changes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from launcher.train.activations import recomputed
+from launcher.train.recovery.state_finder import SMALL
+from launcher.train.rng import NumpyNumbers
+from launcher.train.task import TaskError
+from tests.train.runs import recipe
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """`factor` is a function of the block and its input, which may draw and change anything."""
+
+    def __init__(self, factor: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.up, self.down, self.factor = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), factor
+        self.calls, self.level = 0, torch.ones(WIDTH)
+        self.torch_numbers = torch.Generator().manual_seed(1)
+        self.python_numbers = random.Random(2)
+        self.numpy_numbers = numpy.random.default_rng(3)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("large", torch.ones(SMALL // 4 + 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x) * self.factor(self, x)))
+
+
+def mean_in_place(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.mean.lerp_(x.detach().mean(0), 0.5)
+    return block.mean + 0  # saved itself, it could not change before the backward pass
+
+
+def mean_through_data(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.mean.data.lerp_(x.detach().mean(0), 0.5)
+    return block.mean + 0  # saved itself, it could not change before the backward pass
+
+
+def mean_replaced(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.mean = block.mean.lerp(x.detach().mean(0), 0.5)
+    return block.mean + 0  # saved itself, it could not change before the backward pass
+
+
+def mean_made_late(block: Any, x: torch.Tensor) -> torch.Tensor:
+    if "late" not in block._buffers:
+        block.register_buffer("late", x.detach().mean(0))
+    return block.late.add_(0.1) + 0
+
+
+def late_change(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.calls += 1
+    if block.calls > 4:
+        block.mean.add_(1)
+    return block.mean + block.calls
+
+
+def level_in_place(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.level.mul_(1.5)
+    return block.level + 0
+
+
+def level_with_graph(block: Any, x: torch.Tensor) -> torch.Tensor:
+    before, block.level = block.level, x.mean(0)
+    return before.detach() + block.level
+
+
+STATEFUL: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "python": lambda block, x: random.random(),
+    "python's normal": lambda block, x: random.gauss(0, 1),
+    "numpy": lambda block, x: numpy.random.rand(),
+    "numpy's normal": lambda block, x: numpy.random.randn(),
+    "torch": lambda block, x: torch.rand(WIDTH),
+    "own of torch": lambda block, x: torch.rand(WIDTH, generator=block.torch_numbers),
+    "own of python": lambda block, x: block.python_numbers.random(),
+    "own of numpy": lambda block, x: block.numpy_numbers.normal(),
+    "mean in place": mean_in_place,
+    "mean through data": mean_through_data,
+    "mean replaced": mean_replaced,
+    "mean made late": mean_made_late,
+    "late change": late_change,
+    "level in place": level_in_place,
+    "level with graph": level_with_graph,
+}
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+
+
+def trained(model: nn.Sequential, activations: str) -> list[Any]:
+    """Losses, gradients and what is left after three steps with two micro-batches in flight."""
+    seed()
+    if activations != "keep":
+        for block in model:
+            block.forward = recomputed(block, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
+    found: list[Any] = []
+    for _ in range(3):
+        outputs = [model(torch.randn(4, WIDTH)).square().sum() for _ in range(2)]
+        for output in outputs:
+            output.backward()
+        found += [output.item() for output in outputs]
+    found += [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+    found += [(name, buffer.tolist()) for name, buffer in model.named_buffers()]
+    for block in model:
+        found += [block.calls, block.level.tolist(), block.python_numbers.random()]  # type: ignore[operator, union-attr]
+        found += [block.numpy_numbers.normal(), block.torch_numbers.get_state().tolist()]  # type: ignore[operator, union-attr]
+    return [*found, random.gauss(0, 1), numpy.random.randn(), numpy.random.rand(), torch.rand(()).item()]
+
+
+@pytest.mark.parametrize("activations", ["checkpoint", "selective"])
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_recomputation_begins_with_what_the_forward_pass_began_with(kind: str, activations: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(STATEFUL[kind]) for _ in range(3)))
+    assert trained(copy.deepcopy(model), activations) == trained(model, "keep")
+
+
+def test_a_graph_that_is_used_twice_is_recomputed_twice_from_the_same_state() -> None:
+    torch.manual_seed(0)
+    block = Block(mean_in_place)
+    x = torch.randn(4, WIDTH)
+    block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
+    loss = block(x).square().sum()
+    first, again = (torch.autograd.grad(loss, [*block.parameters()], retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.parametrize("through", [lambda one: one, lambda one: one.data], ids=["in place", "data"])
+def test_a_large_buffer_that_the_forward_pass_changes_is_refused(through: Any) -> None:
+    def factor(block: Any, x: torch.Tensor) -> torch.Tensor:
+        through(block.large).add_(1)
+        return block.large[:WIDTH]
+
+    block = Block(factor)
+    again = recomputed(block, recipe("none", micro=1, activations="checkpoint"))
+    with pytest.raises(
+        TaskError, match=r"^large of a block Block \(1 MiB\) is changed in place .* Use activ"
+    ):
+        again(torch.randn(4, WIDTH))
+
+
+def test_a_buffer_that_changes_between_the_two_passes_is_refused() -> None:
+    block = Block(lambda block, x: block.mean)
+    again = recomputed(block, recipe("none", micro=1, activations="selective"))
+    loss = again(torch.randn(4, WIDTH)).sum()
+    block.mean.add_(1)  # type: ignore[operator]
+    with pytest.raises(TaskError, match=r"^mean of a block Block was changed in place between"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("activations", ["selective", "every-second"])
+def test_a_result_that_is_changed_in_place_is_computed_again(activations: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+            for _ in range(2)
+        )
+    )
+    reference, x = copy.deepcopy(model), torch.randn(4, 8)
+    for block in model:
+        block.forward = recomputed(block, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
+    for one in (model, reference):
+        (one[1](one[0](x).mul_(2)).mul_(3)).square().sum().backward()  # results of blocks are changed as well
+    assert all(
+        torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True)
+    )
+
+
+def test_numpys_state_is_read_anew_whenever_it_may_have_changed() -> None:
+    numbers = NumpyNumbers()
+    numpy.random.seed(0)
+    before = numbers.state()
+    assert numbers.state() == before
+    for draw in (numpy.random.randn, numpy.random.randn, numpy.random.rand, lambda: numpy.random.seed(1)):
+        now = numbers.state()
+        draw()
+        assert numbers.state() != now
+    numbers.set_state(before)
+    assert numbers.state() == before
