@@ -140,12 +140,12 @@ def _enter(
 
 def _lay_out_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A tensor gathered from unequal parts lies in memory with gaps, which torch's linear layers do not take
-    for DTensors."""
-    return _laid_out(args[0]), *args[1:]
+    for DTensors. Compiled code has no such hooks."""
+    return args if torch.compiler.is_compiling() else (_laid_out(args[0]), *args[1:])
 
 
 def _lay_out_gradient(_: nn.Module, __: Any, result: Any) -> None:
-    if isinstance(result, DTensor) and result.requires_grad:
+    if not torch.compiler.is_compiling() and isinstance(result, DTensor) and result.requires_grad:
         result.register_hook(_laid_out)  # type: ignore[no-untyped-call]
 
 

@@ -78,7 +78,7 @@ def test_so_do_they_on_four_ranks(mesh: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @COMPILES
 def test_so_do_they_compiled(tmp_path: Path) -> None:
-    names = [name for name in JOBS if "dropout" not in name]
+    names = [name for name in JOBS if "dropout" not in name and name != "odd sequence"]
     expected = trained(tmp_path / "alone", 1, ALONE, names)
     found = trained(tmp_path / "compiled", 2, {**TENSOR, **COMPILED}, names)
     compare(tmp_path / "compiled", tmp_path / "alone", found, expected)
