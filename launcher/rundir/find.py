@@ -14,6 +14,7 @@ import platformdirs
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
 from launcher.spec.errors import LauncherError
+from launcher.spec.listed import listed
 
 SHOWN = 5
 "Number of runs that a message names."
@@ -147,8 +148,7 @@ def _task(sweep: str, run: RunDir) -> int | None:
 
 
 def _some(runs: list[RunDir]) -> str:
-    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
-    return ", ".join(run.id for run in runs[:SHOWN]) + more
+    return listed([run.id for run in runs], SHOWN)
 
 
 def runs_in(root: Path | None = None) -> list[RunDir]:

@@ -83,8 +83,6 @@ CPUS = {
 }
 SPOT = 0.5
 "Lowest bid, as a fraction of the on-demand price."
-DISK_PER_GB_HOUR = 0.10 / (30 * 24)
-"USD per GB and hour of a running pod's container disk: 0.10 USD per GB and month."
 
 
 def gpu(one: Gpu, available: bool) -> dict[str, Any]:

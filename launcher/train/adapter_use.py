@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from launcher.spec.listed import listed
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 
@@ -53,7 +54,6 @@ BY_WEIGHT = (
     "without its dropout; peft does not apply it. Export the model with `launcher export --merge`, or leave "
     "the layers out of adapter.targets"
 )
-SHOWN = 5
 
 
 def warnings_about(
@@ -83,8 +83,7 @@ def warnings_about(
         (list(dict.fromkeys(name for _, each in everyones for name in each)), BY_WEIGHT),
     ):
         if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            yield names, words.format(names=", ".join(names[:SHOWN]) + more)
+            yield names, words.format(names=listed(names))
 
 
 def _layer_of(name: str) -> str:

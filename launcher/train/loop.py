@@ -27,6 +27,7 @@ from launcher.spec.events import (
     StateNotSaved,
     StepLeftOut,
 )
+from launcher.spec.listed import listed
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, Recipe
 from launcher.spec.schedule import in_groups, table_of
@@ -240,9 +241,8 @@ class Trainer:
         """Report, once, the attributes of the task and its model that no checkpoint holds."""
         names, self.progress.unsaved = self.progress.unsaved, []
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             reason = (
-                f"{', '.join(names[:5])}{more} changed during training. A repeated step restores this, but "
+                f"{listed(names)} changed during training. A repeated step restores this, but "
                 "no checkpoint holds it: if it matters, return it from state() of the task, or make it a "
                 "buffer of the model"
             )

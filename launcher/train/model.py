@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.spec.listed import listed
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations import apply_activations
 from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
@@ -41,10 +42,9 @@ def new_model(
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
     if say is not None and recipe.precision == "bf16" and (rounded := rounded_buffers(model)):
-        names = f"{', '.join(rounded[:5])}{f' and {len(rounded) - 5} more' if len(rounded) > 5 else ''}"
         say(
-            f"precision: bf16 rounds the buffers {names} to three decimal digits. For exact values keep them "
-            "as integers, compute them in forward, or use precision: bf16-mixed"
+            f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "
+            "keep them as integers, compute them in forward, or use precision: bf16-mixed"
         )
     model = cast(model, recipe)
     if task.adapter is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from launcher.spec.listed import listed
 from launcher.train.rank import SetupError
 from launcher.train.task import TaskError
 
@@ -44,9 +45,8 @@ class Originals:
             if before is not None:
                 replaced[id(before)] = name, before
         if hooked:
-            more = f" and {len(hooked) - 5} more" if len(hooked) > 5 else ""
             raise SetupError(
-                f"{', '.join(hooked[:5])}{more} of the model had a gradient hook (register_hook or "
+                f"{listed(hooked)} of the model had a gradient hook (register_hook or "
                 "register_post_accumulate_grad_hook), which would not run: sharding replaces the parameter, "
                 f"and its gradient is a part. Remove the hook, {_INSTEAD}"
             )

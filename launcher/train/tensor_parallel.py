@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 
+from launcher.spec.listed import listed
 from launcher.train.cut_adapter import adapted, linear_of
 from launcher.train.optimizers.state import local, offset_of
 from launcher.train.own_numbers import OwnNumbers, draw_own_numbers
@@ -232,10 +233,4 @@ def _layers_of(model: nn.Module) -> str:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             layers[re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+", "*", name)] = None
-    return f"Its linear and embedding layers are {_listed(layers)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{', '.join(found[:SHOWN])}{more}" if found else "none"
+    return f"Its linear and embedding layers are {listed([*layers], SHOWN) or 'none'}"

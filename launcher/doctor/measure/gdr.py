@@ -18,8 +18,6 @@ from launcher.doctor.values import Measured
 NVIDIA, DISPLAY = "0x10de", ("0x0300", "0x0302")
 "PCI vendor, and the classes of GPUs: VGA and 3D controllers."
 DMABUF_KERNEL = (5, 12)
-DISTANCES = ("switch", "host bridge", "NUMA node", "system")
-"From near to far. The distance is the first of these that GPU and adapter share."
 
 
 def measure_gdr(node: int, root: Path = Path("/")) -> Iterator[Measured]:

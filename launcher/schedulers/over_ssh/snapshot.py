@@ -18,6 +18,7 @@ from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
 from launcher.schedulers.over_ssh.login import Login
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
+from launcher.spec.listed import listed
 from launcher.spec.long_work import working
 
 LIMIT = 256 * 2**20
@@ -58,7 +59,7 @@ class Snapshot:
         """Notes for the user before it is sent."""
         if not self.left_out:
             return ()
-        named = f"{', '.join(self.left_out[:SHOWN])}{_more(self.left_out)}"
+        named = f"{listed(self.left_out, SHOWN)}"
         return (
             f"not sent with the code, since their names look like secrets: {named}; hand a secret over by "
             "`secrets:`, or name a file in `send:` of the job to send it anyway",
@@ -212,7 +213,7 @@ def _check(workdir: Path, entries: Sequence[Entry]) -> None:
     if outside:
         raise SnapshotError(
             f"{workdir}: links that lead out of it lead nowhere on the cluster: "
-            f"{', '.join(outside[:SHOWN])}{_more(outside)}; name them in .gitignore or .launcherignore, or "
+            f"{listed(outside, SHOWN)}; name them in .gitignore or .launcherignore, or "
             "copy what they mean"
         )
     size = sum(entry.size for entry in entries)
@@ -231,10 +232,6 @@ def _leads_out(entry: Entry) -> bool:
         return False
     target = os.path.normpath(Path(entry.path).parent / entry.link)
     return target.startswith(("/", "../")) or target == ".."
-
-
-def _more(names: Sequence[str]) -> str:
-    return f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
 
 
 def _sha256(path: Path) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Placement, Shard
 
+from launcher.spec.listed import listed
 from launcher.spec.optimizers import BLOCK
 from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.optimizers.state import local, sharded_like
@@ -89,7 +90,7 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     before, now = (_where(shapes[differ[0]], rows) for shapes in (saved, wanted))
     names = [key.removeprefix(f"{prefix}.").removesuffix(".absmax1") for key in differ]
     return (
-        f"the 8-bit states of {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} were "
+        f"the 8-bit states of {listed(names, 3)} were "
         f"saved in {before} and cannot be read in {now}: what a shard has of a row is not a multiple of "
         f"{BLOCK} elements, so blocks cross rows. Resume in {before}: fsdp and zero1 have one per rank, "
         "hybrid has one per rank of a node, ddp and none have one"
