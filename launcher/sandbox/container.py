@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+import launcher
 from launcher.sandbox.isolation import Isolation, first_process, kill_marked
 from launcher.sandbox.podlog import LONGEST, PodLog
 from launcher.sandbox.records import Pod
@@ -96,8 +97,7 @@ class Container:
             home = str(disk)
             args = args.replace("/tmp/", f"{disk}/tmp/")
         mounts = [(source, target) for _, source, target in self.volumes]
-        package = Path(__file__).parents[4]
-        visible = [package, Path(sys.prefix), Path(sys.base_prefix)]
+        visible = [Path(launcher.__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix)]
         argv = self.isolation.argv(self.folder, shlex.split(args), mounts, visible)
         volume = self.volumes[0][0] if self.volumes else None
         # Starting is a task of its own, so that `stop` can wait until there is a process to end.
