@@ -16,7 +16,7 @@ from torch import nn
 from launcher.spec.adapter import Adapter
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
-from launcher.train.adapter_use import read_whole
+from launcher.train.adapter_use import use_as_linear
 from launcher.train.initialise import draw_normal
 from launcher.train.nf4 import NF4Linear
 from launcher.train.precision import compute_type
@@ -41,7 +41,7 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
     peft.inject_adapter_in_model(peft_config(adapter, task, model), model, adapter_name=NAME)
     layers = adapted_layers(model)
     for layer in layers.values():
-        read_whole(layer)
+        use_as_linear(layer)
     # peft replaces a module under one name only.
     _replace(model, {layer.base_layer: layer for layer in layers.values()})
     if adapter.kind == "qlora":

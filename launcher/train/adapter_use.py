@@ -19,19 +19,24 @@ _by_weight: WeakSet[nn.Module] = WeakSet()
 "Layers whose adapter got a gradient through the attribute `weight`."
 
 
-def read_whole(layer: nn.Module) -> None:
-    """Make the `weight` of peft's layer W + alpha / rank x B A.
+def use_as_linear(layer: nn.Module) -> None:
+    """Let a model use peft's layer as it used the linear layer: call it with `input=`, read its `weight`.
 
-    peft's own is W. A model that reads it, as torch's fused encoder layer and fused kernels do, would compute
-    without the adapter. Here the adapter is trained through it, without the adapter's dropout.
+    The weight is W + alpha / rank x B A. peft's own is W. A model that reads it, as torch's fused encoder
+    layer and fused kernels do, would compute without the adapter. Here the adapter is trained through it,
+    without the adapter's dropout.
     """
     kind: Any = type(layer)
-    layer.__class__ = _reading_whole(kind)
+    layer.__class__ = _like_linear(kind)
 
 
 @functools.cache
-def _reading_whole(kind: Any) -> Any:
-    return type(kind.__name__, (kind,), {"weight": property(_whole_weight)})
+def _like_linear(kind: Any) -> Any:
+    def forward(layer: nn.Module, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = kind.forward(layer, input)
+        return result
+
+    return type(kind.__name__, (kind,), {"weight": property(_whole_weight), "forward": forward})
 
 
 def _whole_weight(layer: Any) -> torch.Tensor:

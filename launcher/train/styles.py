@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.train.rank import SetupError
 
@@ -124,8 +125,36 @@ def _with_own_values(module: nn.Module, forward: Callable[..., Any], *args: Any,
     for parameters, name, parameter in cut:
         gradient = [Partial() if one.is_replicate() else one for one in parameter.placements]
         parameters[name] = parameter.to_local(grad_placements=gradient)
+    given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
     try:
-        return forward(*args, **kwargs)
+        args, kwargs = tree_map_only(DTensor, partial(_own_part, module), (args, kwargs))
+        result = forward(*args, **kwargs)
     finally:
         for parameters, name, parameter in cut:
             parameters[name] = parameter
+    return tree_map_only(torch.Tensor, partial(_cut_as, given[0], module), result) if given else result
+
+
+def _own_part(module: nn.Module, x: DTensor) -> torch.Tensor:
+    if not all(isinstance(placement, Shard) for placement in x.placements):
+        raise SetupError(
+            f"parallel_plan() gives a {type(module).__name__} the style of a module with a cut input, but "
+            f"its input is {x.placements}: leave the module out of the plan, and it stays whole on each rank"
+        )
+    return x.to_local(grad_placements=x.placements)
+
+
+def _cut_as(given: DTensor, module: nn.Module, result: torch.Tensor) -> DTensor:
+    """Return what the module computed from this rank's part of `given`, cut in the same dimensions."""
+    dims, part = {one.dim for one in given.placements if isinstance(one, Shard)}, given.to_local()
+    if result.ndim != part.ndim or any(result.shape[dim] != part.shape[dim] for dim in dims):
+        raise SetupError(
+            f"parallel_plan() cuts a {type(module).__name__}, which returns {tuple(result.shape)} for "
+            f"{tuple(part.shape)}, the rank's part of its input: the size of the whole is not known. Give "
+            "the layer before it use_local_output=True"
+        )
+    shape = torch.Size(given.shape[dim] if dim in dims else size for dim, size in enumerate(result.shape))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        result, given.device_mesh, given.placements, run_check=False, shape=shape, stride=stride
+    )

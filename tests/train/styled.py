@@ -40,7 +40,7 @@ class Block(nn.Module):
         super().__init__()
         self.how = how
         self.norm, self.up, self.down = nn.LayerNorm(DIM), nn.Linear(DIM, hidden), nn.Linear(hidden, DIM)
-        self.act = nn.GELU()
+        self.act = nn.PReLU() if how in ("distributed region", "whole region") else nn.GELU()
         if how == "region":
             self.region = Region()
         if how == "normed":
@@ -110,6 +110,10 @@ PLANS: dict[str, dict[str, ParallelStyle | None]] = {
         "blocks.*.down": RowwiseParallel(input_layouts=whole),
     },
     "distributed": {"blocks.*.up": ColwiseParallel(use_local_output=False)},
+    "distributed region": {
+        "blocks.*.up": ColwiseParallel(use_local_output=False),
+        "blocks.*.act": ReplicatedInCutRegion(),
+    },
     "odd sequence": {
         "blocks.*.norm": SequenceParallel(use_local_output=False),
         "blocks.*": PrepareModuleInputOutput(
@@ -123,6 +127,10 @@ PLANS: dict[str, dict[str, ParallelStyle | None]] = {
     },
     # What follows is refused.
     "half tied": {"head": None},
+    "whole region": {
+        "blocks.*.up": ColwiseParallel(output_layouts=whole, use_local_output=False),
+        "blocks.*.act": ReplicatedInCutRegion(),
+    },
     "in a region": {"blocks.0": ReplicatedInCutRegion()},
     "not a layer": {"blocks.0.norm": ColwiseParallel()},
     "sequence": {

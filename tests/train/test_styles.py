@@ -37,11 +37,20 @@ JOBS = {
     "25 gathered": job("gathered", hidden=25),
     "25 whole between, dropout": job("whole between", DROPS, hidden=25),
     "25 distributed": job("distributed", hidden=25),
+    "25 distributed region": job("distributed region", hidden=25),
     "odd sequence": job("odd sequence"),
     "by keyword": job("keywords"),
+    "by keyword, adapter": job("keywords", LORA),
     "two names": job("two names"),
 }
-SHOWN = ("output layer in 4 bits", "region in 4 bits", "tied", "odd sequence", "25 whole between, dropout")
+SHOWN = (
+    "output layer in 4 bits",
+    "region in 4 bits",
+    "25 distributed region",
+    "tied",
+    "odd sequence",
+    "25 whole between, dropout",
+)
 "Cases that `make test` runs."
 
 
@@ -87,6 +96,7 @@ def test_so_do_they_compiled(tmp_path: Path) -> None:
 REFUSED = {
     "normed": "blocks.0.up the style ColwiseParallel, which cannot cut it: its parameters are computed from",
     "half tied": "cuts tokens.weight and head.weight, which are the same weight, in different ways",
+    "whole region": "its input is (Replicate(),): leave the module out of the plan",
     "in a region": "names blocks.0.up and also blocks.0, whose style holds for everything in it",
     "not a layer": "gives blocks.0.norm, a LayerNorm, the style ColwiseParallel, which is for nn.Linear",
     "sequence": "blocks.0 cuts a dimension of size 9, which 2 ranks cannot share equally",
