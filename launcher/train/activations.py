@@ -89,13 +89,13 @@ def recomputed(
         contexts = selective.compiled_contexts if recipe.compile else selective.contexts
         options["context_fn"] = functools.partial(contexts, every)
     # Compiled code updates a buffer only once even if it recomputes, and it does not support these contexts.
-    if not recipe.compile:
-        options["context_fn"] = BlockState(block, options.get("context_fn")).contexts
+    state = None if recipe.compile else BlockState(block, options.get("context_fn"))
 
     @functools.wraps(forward)
     def with_recomputation(*args: Any, **kwargs: Any) -> Any:
         run = recomputable(forward) if recomputable is not None else forward
-        return checkpoint(run, *args, **options, **kwargs)
+        own = {} if state is None else {"context_fn": functools.partial(state.contexts, args, kwargs)}
+        return checkpoint(run, *args, **{**options, **own}, **kwargs)
 
     return with_recomputation
 

@@ -52,7 +52,40 @@ _TIMEOUT = re.compile(
     r"Timed out waiting|timed? ?out after|Watchdog caught collective|collective operation timeout|"
     r"Application timeout caused pair closure"
 )
-_UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration")
+_REMEDIES = tuple(
+    (re.compile(pattern, re.DOTALL), remedy)
+    for pattern, remedy in (
+        (
+            r"Expected to have finished reduction in the prior iteration",
+            "In the job file, set train.find_unused_parameters: true, or sharding: fsdp, which treats their "
+            "gradients as zero. It is best to remove parameters that take no part in the loss",
+        ),
+        (
+            r"RegisterPostBackwardFunction is a view and .* modified inplace",
+            "FSDP does not allow that the input of a block is changed in place, by the block or later: use "
+            "operators that are not in place there (x = x + y, nn.ReLU() without inplace), leave the module "
+            "out of blocks() of the task, or use sharding: ddp",
+        ),
+        (
+            r"modified by an inplace operation",
+            "With activations: selective, every-second or checkpoint, the tensor may be the input of a block "
+            "that the model changes after the call, as in x += block(x): write x = x + block(x), or use "
+            "activations: keep or offload",
+        ),
+        (
+            r"mixed torch.Tensor and DTensor|out of bounds for storage of size 0",
+            "FSDP has not gathered a weight that the backward pass needs. It looks for tensors with a "
+            "gradient in what a block returns, in tuples, lists, dictionaries and dataclasses: return them "
+            "so, and not in other objects, or use sharding: ddp",
+        ),
+        (
+            r"A different number of tensors was saved|Recomputed values for the following tensors have diff",
+            "A block computed something else when it ran again. It may depend on what recomputation does not "
+            "restore, such as globals and modules outside the block: use activations: keep or offload",
+        ),
+    )
+)
+"What torch's messages mean for the job and the task."
 # A peer has ended: that rank knows the cause, this one does not.
 _PEER_GONE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited"
@@ -174,13 +207,9 @@ def shortened(error: BaseException) -> list[str]:
 
 
 def _remedy(text: str) -> str:
-    """Return the job's field that corresponds to the option named in torch's message, or ""."""
-    if _UNUSED.search(text):
-        return (
-            " | In the job file, set train.find_unused_parameters: true, or sharding: fsdp, which treats "
-            "their gradients as zero. It is best to remove parameters that take no part in the loss"
-        )
-    return ""
+    """Return what to do about torch's message, or ""."""
+    found = (f" | {remedy}" for pattern, remedy in _REMEDIES if pattern.search(text))
+    return next(found, "")
 
 
 def leave(code: int) -> NoReturn:

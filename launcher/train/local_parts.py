@@ -9,6 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -16,6 +17,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     `torch.no_grad()`."""
     part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of the storage of a tensor, or of a DTensor's part; 0 for a wrapper of tensors."""
+    part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return 0 if is_traceable_wrapper_subclass(part) else int(part.untyped_storage()._cdata)
 
 
 def saved_parts(

@@ -1,31 +1,36 @@
-"""What a block's recomputation must begin with: the state that its forward pass began with.
+"""What a block's recomputation must begin with: what its forward pass began with.
 
 torch.utils.checkpoint restores torch's own random numbers, and nothing else. A block may also draw from
-Python's or numpy's generators, or change its buffers and attributes: without this file, the recomputation
-would begin with what the forward pass left, compute another function, and change the state a second time.
+Python's or numpy's generators, change its buffers, attributes and arguments, or be called in evaluation mode:
+without this file, the recomputation would begin with what the forward pass left, compute another function,
+and change the state a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils._pytree import tree_map
 
 from launcher.spec.base import format_bytes
 from launcher.train.recovery.fingerprint import fingerprint
 from launcher.train.recovery.state_finder import (
     INTERNAL,
     MOST_DATA,
+    MOST_ITEMS,
     SMALL,
     State,
+    attributes_of,
     classes_of,
     content,
-    generator_state,
     sort_of,
+    state_of,
 )
 from launcher.train.rng import GLOBAL_NUMBERS
 from launcher.train.task import TaskError
@@ -33,34 +38,30 @@ from launcher.train.task import TaskError
 WATCHED = 2
 "First passes of a block after which tensors are compared by content: versions miss writes through `.data`."
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-_ABSENT = object()
 
 
 class BlockState:
-    """The buffers and attributes of a block's modules, and the random numbers of Python and numpy.
+    """The state that a block's forward pass may read and change. It consists of
 
-    The attributes are those of modules of the user's classes: tensors, numbers and generators. Containers,
-    and what else an attribute refers to, are not searched.
+    - the buffers of its modules, whether they are in training mode, and which parameters are trained;
+    - the attributes of those modules that are of the user's classes, and the arguments of the call: tensors,
+      generators, arrays, and the entries of dictionaries, lists and objects of the user's classes;
+    - the random numbers of Python and numpy.
     """
 
     def __init__(self, block: nn.Module, inner: Callable[[], Contexts] | None = None) -> None:
         """`inner`: makes contexts of one forward pass and its recomputation that are entered after these."""
         self._inner = inner
-        self._name = type(block).__name__
-        self._homes: list[tuple[str, dict[str, Any]]] = []
-        for name, module in block.named_modules():
-            prefix = f"{name}." if name else ""
-            self._homes.append((prefix, module._buffers))
-            if classes_of(module):
-                self._homes.append((prefix, vars(module)))
-        self._passes = 0
-        self._written: set[str] = set()
+        self.name = type(block).__name__
+        self.modules = [(f"{name}." if name else "", module) for name, module in block.named_modules()]
+        self.passes = 0
+        self.written: set[str] = set()
         "Names of tensors that a pass has written."
 
-    def contexts(self) -> Contexts:
+    def contexts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Contexts:
         """Return the contexts of one forward pass and of its recomputation, for torch.utils.checkpoint."""
         first, again = self._inner() if self._inner is not None else (nullcontext(), nullcontext())
-        forward = ForwardPass(self)
+        forward = ForwardPass(self, args, kwargs)
         return _Both(forward, first), _Both(Recomputation(forward), again)
 
 
@@ -80,52 +81,142 @@ class _Both:
         return self._entered.__exit__(*error)
 
 
+class Place:
+    """A dictionary, list, set or deque, and what it holds now. The attributes of an object are a dictionary.
+
+    `detached`: tensors with a graph are kept without it, because it would keep the memory of its pass.
+    """
+
+    def __init__(self, home: Any, *, detached: bool = False) -> None:
+        self.home, self._held = home, _entries(home)
+        if detached:
+            for key, value in _items(self._held):
+                if isinstance(value, (torch.Tensor, tuple)):
+                    self._held[key] = _in_tuples(value, lambda t: t if t.is_leaf else t.detach())
+
+    def restore(self, copies: Mapping[int, torch.Tensor]) -> Place | None:
+        """Restore what it held, with `copies` (by id) in place of tensors. Return what it holds now; None if
+        nothing differs."""
+        held = self._held
+        if copies:
+            held = held.copy()
+            for key, value in _items(held):
+                if isinstance(value, (torch.Tensor, tuple)):
+                    held[key] = _in_tuples(value, lambda t: copies.get(id(t), t))
+        if _same(held, self.home):
+            return None
+        now = Place(self.home)
+        self.home.clear()
+        (self.home.update if isinstance(self.home, (MutableMapping, set)) else self.home.extend)(held)
+        return now
+
+
+class Switches:
+    """Which modules are in training mode now, and which of their parameters are trained."""
+
+    def __init__(self, modules: list[tuple[str, nn.Module]]) -> None:
+        self._modes = [(module, module.training) for _, module in modules]
+        self._trained = [
+            (module._parameters, name, p.requires_grad)  # FSDP replaces the parameter
+            for _, module in modules
+            for name, p in module._parameters.items()
+            if p is not None
+        ]
+
+    def restore(self) -> Switches:
+        """Return those that are now set otherwise."""
+        now = Switches([])
+        for module, training in self._modes:
+            if module.training != training:
+                now._modes.append((module, module.training))
+                module.training = training
+        for parameters, name, trained in self._trained:
+            p = parameters.get(name)
+            if p is not None and p.requires_grad != trained:
+                now._trained.append((parameters, name, p.requires_grad))
+                p.requires_grad_(trained)
+        return now
+
+
 class ForwardPass:
     """Keeps, of the state that one forward pass began with, what the pass changes.
 
-    Raises TaskError if the pass changes a tensor of more than 1 MiB in place, of which there is no copy.
+    Raises TaskError if the pass changes in place a tensor of which there is no copy: one of more than 1 MiB,
+    or one that it was called with.
     """
 
-    def __init__(self, state: BlockState) -> None:
+    def __init__(self, state: BlockState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.state = state
-        self.entries: list[dict[str, Any]] = []
-        "The attributes before the pass, like BlockState._homes."
+        self._arguments = [(f"argument {at}", one) for at, one in enumerate(args)]
+        self._arguments += [(f"argument {key}", one) for key, one in kwargs.items()]
+        # torch itself watches and keeps these, or under a checkpoint of the model computes them again.
+        self._watched_by_torch = {id(one) for one in args}
+        self.places: list[Place] = []
         self.copies: dict[int, torch.Tensor] = {}
         "Id of a tensor -> its content before the pass."
         self.unchanged: list[tuple[str, torch.Tensor, int]] = []
         "Tensors that the pass left as they were, with their names and versions."
         self.generators: list[State] = []
+        "And small arrays."
         self.numbers: list[Any] = []
         "States of GLOBAL_NUMBERS before the pass; None if the pass drew nothing."
 
     @torch.no_grad()
     def __enter__(self) -> None:
         self._tensors: dict[int, tuple[str, torch.Tensor, int]] = {}
-        for prefix, home in self.state._homes:
-            entries = dict(home)
-            for key in home.keys() - INTERNAL:
-                value = home[key]
-                sort = sort_of(value)
-                if sort == "tensor":
-                    if not value.is_leaf:  # its graph would keep the memory of its pass
-                        entries[key] = value.detach()
-                    elif content(value) is not None:
-                        self._tensors[id(value)] = f"{prefix}{key}", value, _version(value)
-                elif sort == "generator":
-                    self.generators.append(generator_state(key, value))
-            self.entries.append(entries)
+        self._given: set[int] = set()
+        self.switches = Switches(self.state.modules)
+        seen: set[int] = set()
+        arguments, self._arguments = self._arguments, []
+        self._search(arguments, seen, given=True)
+        inside: list[tuple[str, Any]] = []
+        for prefix, module in self.state.modules:
+            self.places.append(Place(module._buffers, detached=True))
+            inside += [(f"{prefix}{key}", buffer) for key, buffer in module._buffers.items()]
+            if classes_of(module):
+                self.places.append(Place(vars(module), detached=True))
+                own = ((key, value) for key, value in vars(module).items() if key not in INTERNAL)
+                inside += [(f"{prefix}{key}", value) for key, value in own]
+        self._search(inside, seen, given=False)
         self._prints: dict[int, torch.Tensor | None] = {}
         for number, (_, tensor, _) in self._tensors.items():
+            if number in self._given:
+                continue
             if tensor.nbytes <= SMALL:
                 self.copies[number] = tensor.clone()
-            elif self.state._passes < WATCHED and tensor.nbytes <= MOST_DATA:
+            elif self.state.passes < WATCHED and tensor.nbytes <= MOST_DATA:
                 self._prints[number] = _print(tensor)
         self.numbers = [numbers.state() for numbers in GLOBAL_NUMBERS]
 
+    def _search(self, waiting: list[tuple[str, Any]], seen: set[int], *, given: bool) -> None:
+        """Find places, tensors and generators in values, each with its name. `given`: the block was called
+        with them."""
+        for name, value in waiting:  # grows meanwhile
+            sort = sort_of(value)
+            if sort == "plain" or id(value) in seen or len(seen) == MOST_ITEMS:
+                continue
+            seen.add(id(value))
+            if sort == "tensor":
+                if isinstance(value, nn.Parameter):
+                    continue
+                if given:
+                    self._given.add(id(value))
+                if given or content(value) is not None:
+                    self._tensors[id(value)] = name, value, _version(value)
+            elif (found := state_of(name, value)) is not None:
+                self.generators.append(found)
+            else:
+                contents = [value] if sort in ("dict", "items", "tuple") else []
+                for home in [*attributes_of(value), *contents]:
+                    if len(home) <= MOST_ITEMS:
+                        waiting += [(f"{name}[{key!r}]", inside) for key, inside in _items(home)]
+                        if not isinstance(home, (tuple, frozenset)):
+                            self.places.append(Place(home, detached=not given))
+
     @torch.no_grad()
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        tensors, prints = self._tensors, self._prints
-        del self._tensors, self._prints
+        tensors, prints, given = self._tensors, self._prints, self._given
+        del self._tensors, self._prints, self._given
         if kind is not None:
             return
         self.generators = [one for one in self.generators if one.changed()]
@@ -133,22 +224,45 @@ class ForwardPass:
             None if numbers.state() == before else before
             for numbers, before in zip(GLOBAL_NUMBERS, self.numbers, strict=True)
         ]
-        watched = self.state._passes < WATCHED
-        self.state._passes += 1
+        state = self.state
+        watched = state.passes < WATCHED
+        state.passes += 1
         for number, (name, tensor, version) in tensors.items():
+            changed = _version(tensor) != version
+            if number in given:
+                if changed:
+                    raise TaskError(
+                        f"{self._place(name)} {CHANGED_IN_PASS}. Let it change a copy, or {INSTEAD}"
+                    )
+                if number not in self._watched_by_torch:
+                    self.unchanged.append((name, tensor, version))
+                continue
             copy = self.copies.get(number)
-            if _version(tensor) != version or (watched and _differs(tensor, copy, prints.get(number))):
-                self.state._written.add(name)
-            if name not in self.state._written:
+            if changed or (watched and _differs(tensor, copy, prints.get(number))):
+                state.written.add(name)
+            if name not in state.written:
                 self.copies.pop(number, None)
                 self.unchanged.append((name, tensor, version))
             elif copy is None:
                 raise TaskError(
-                    f"{self._place(name)} ({format_bytes(tensor.nbytes)}) is changed in place by the forward "
-                    "pass of its block, whose recomputation would begin with the changed values: copies are "
-                    f"kept of up to {format_bytes(SMALL)}. Use activations: keep or offload, or leave the "
-                    "block out of blocks() of the task"
+                    f"{self._place(name)} ({format_bytes(tensor.nbytes)}) {CHANGED_IN_PASS}: copies are kept "
+                    f"of up to {format_bytes(SMALL)}. Instead, {INSTEAD}"
                 )
+        if self.copies:
+            self._check_separate([tensors[number][:2] for number in self.copies], [*tensors.values()])
+
+    def _check_separate(
+        self, written: list[tuple[str, torch.Tensor]], tensors: list[tuple[str, torch.Tensor, int]]
+    ) -> None:
+        """Raise TaskError if a tensor that the pass wrote shares memory with another one: their copies would
+        not."""
+        for name, one in written:
+            for other_name, other, _ in tensors:
+                if other is not one and _shares_memory(one, other):
+                    raise TaskError(
+                        f"{self._place(name)} {CHANGED_IN_PASS}: {other_name} is in the same memory. Make it "
+                        f"from {name} where it is used, or {INSTEAD}"
+                    )
 
     def check_unchanged(self) -> None:
         """Raise TaskError if a tensor that the pass read, but did not write, was written since."""
@@ -161,7 +275,14 @@ class ForwardPass:
                 )
 
     def _place(self, name: str) -> str:
-        return f"{name} of a block {self.state._name}"
+        return f"{name} of a block {self.state.name}"
+
+
+CHANGED_IN_PASS = (
+    "is changed in place by the forward pass of its block, whose recomputation would begin with the changed "
+    "values"
+)
+INSTEAD = "use activations: keep or offload, or leave the block out of blocks() of the task"
 
 
 class Recomputation:
@@ -176,14 +297,9 @@ class Recomputation:
         forward = self._forward
         forward.check_unchanged()
         copies = {key: copy.clone() for key, copy in forward.copies.items()}
-        self._later: list[tuple[dict[str, Any], str, Any]] = []
-        for (_, home), entries in zip(forward.state._homes, forward.entries, strict=True):
-            for key in [key for key in {**entries, **home} if key not in INTERNAL]:  # in their order
-                now, then = home.get(key, _ABSENT), entries.get(key, _ABSENT)
-                then = copies.get(id(then), then)
-                if now is not then:
-                    self._later.append((home, key, now))
-                    _put(home, key, then)
+        # Before the places, among which are all attributes of modules of the user's classes.
+        self._switches = forward.switches.restore()
+        self._places = [now for place in forward.places if (now := place.restore(copies)) is not None]
         self._generators = [generator.again() for generator in forward.generators]
         for generator in forward.generators:
             generator.restore()
@@ -194,19 +310,46 @@ class Recomputation:
         _set_numbers(forward.numbers)
 
     def __exit__(self, *_: object) -> None:
-        for home, key, value in self._later:
-            _put(home, key, value)
+        for place in self._places:
+            place.restore({})
+        self._switches.restore()
         for generator in self._generators:
             generator.restore()
         _set_numbers(self._numbers)
-        self._later, self._generators, self._numbers = [], [], []
+        self._places, self._generators, self._numbers = [], [], []
 
 
-def _put(home: dict[str, Any], key: str, value: Any) -> None:
-    if value is _ABSENT:
-        del home[key]
-    else:
-        home[key] = value
+def _entries(home: Any) -> Any:
+    """Return a copy of a mapping as a dictionary, of anything else as a list."""
+    return dict(home) if isinstance(home, (dict, Mapping)) else list(home)
+
+
+def _items(entries: Any) -> list[tuple[Any, Any]]:
+    return list(entries.items() if isinstance(entries, Mapping) else enumerate(entries))
+
+
+def _same(entries: Any, home: Any) -> bool:
+    """Return whether a container has these entries, in this order."""
+    if len(entries) != len(home):
+        return False
+    if isinstance(entries, dict):
+        return all(map(operator.eq, entries, home)) and all(
+            map(operator.is_, entries.values(), home.values())
+        )
+    return all(map(operator.is_, entries, home))
+
+
+def _in_tuples(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a function to a tensor, or to the tensors in a tuple, which cannot be a place."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if not isinstance(value, tuple) or not any(isinstance(one, (torch.Tensor, tuple)) for one in value):
+        return value
+    return tree_map(
+        lambda one: function(one) if isinstance(one, torch.Tensor) else one,
+        value,
+        is_leaf=lambda one: not isinstance(one, tuple),
+    )
 
 
 def _set_numbers(states: list[Any]) -> None:
@@ -217,6 +360,23 @@ def _set_numbers(states: list[Any]) -> None:
 
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    mine, theirs = content(one), content(other)
+    if mine is None or theirs is None or mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata:
+        return False
+    (first, last), (other_first, other_last) = _extent(mine), _extent(theirs)
+    return first < other_last and other_first < last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a plain tensor begins and ends in its storage, in bytes."""
+    first = int(tensor.storage_offset())
+    if not tensor.numel():
+        return 0, 0
+    last = first + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * tensor.itemsize, (last + 1) * tensor.itemsize
 
 
 def _print(tensor: torch.Tensor) -> torch.Tensor | None:

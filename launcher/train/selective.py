@@ -9,7 +9,7 @@ torch's contexts would raise an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     create_selective_checkpoint_contexts,
 )
+
+from launcher.train.local_parts import memory_of
+from launcher.train.task import TaskError
 
 aten = torch.ops.aten
 # FSDP calls the profiler. In a block that contains FSDP units it does so less often during recomputation, and
@@ -72,12 +75,26 @@ class _Cache:
         self.operators: list[Any] = []
         self.needed = 0
         "Number of results that there were when autograd saved the last tensor."
+        self._by_memory: dict[int, int] = {}
 
-    def drop_useless(self) -> None:
-        """Drop the results that no backward pass reads, and those that were changed in place."""
-        for number, kept in enumerate(self.results):
-            if number >= self.needed or (kept is not None and kept.has_changed()):
+    def add(self, operator: Any, result: Any, *, keep: bool) -> None:
+        if keep:
+            for tensor in _tensors_of(result):
+                self._by_memory[memory_of(tensor)] = len(self.results)
+        self.results.append(_Kept(result) if keep else None)
+        self.operators.append(operator)
+
+    def drop_written(self, written: Iterable[torch.Tensor]) -> None:
+        """Drop the results that share memory with tensors that were changed in place. Versions do not tell:
+        views that torch's own layers make, as in nn.GRUCell, have versions of their own."""
+        for tensor in written:
+            if (number := self._by_memory.get(memory_of(tensor))) is not None:
                 self.results[number] = None
+
+    def drop_unread(self) -> None:
+        """Drop the results that no backward pass reads."""
+        self.results[self.needed :] = [None] * len(self.results[self.needed :])
+        self._by_memory.clear()
 
 
 class _Kept:
@@ -92,7 +109,7 @@ class _Kept:
         return self._present_versions() != self._versions
 
     def _present_versions(self) -> list[int]:
-        return [one._version for one in tree_leaves(self.result) if isinstance(one, torch.Tensor)]
+        return [one._version for one in _tensors_of(self.result)]
 
 
 def contexts(every: int = 1) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -123,7 +140,7 @@ def compiled_contexts(every: int = 1) -> tuple[Any, Any]:
 def _keeping(cache: _Cache, every: int) -> Iterator[None]:
     with _counting_saves(cache), _Keeping(cache, every):
         yield
-    cache.drop_useless()
+    cache.drop_unread()
 
 
 @contextmanager
@@ -149,8 +166,9 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in KEPT:
-            self.cache.results.append(_Kept(out) if self.choice.keeps(func) else None)
-            self.cache.operators.append(func)
+            self.cache.add(func, out, keep=self.choice.keeps(func))
+        elif func._schema.is_mutable:
+            self.cache.drop_written(_written(func, args, kwargs or {}))
         return out
 
 
@@ -171,14 +189,25 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number, cache = self.next, self.cache
         self.next += 1
         if number >= len(cache.results) or cache.operators[number] is not func:
-            raise RuntimeError(
-                f"the recomputation of a block calls {func}, which its forward pass did not: the block is "
-                "not deterministic, or depends on what has changed since"
+            raise TaskError(
+                f"the recomputation of a block calls {func}, which its forward pass did not: the block "
+                "depends on what has changed since. Use activations: keep or offload"
             )
         kept, cache.results[number] = cache.results[number], None
         if kept is None or kept.has_changed():  # changed behind the block
             return func(*args, **(kwargs or {}))
         return kept.result
+
+
+def _tensors_of(result: Any) -> Iterator[torch.Tensor]:
+    return (one for one in tree_leaves(result) if isinstance(one, torch.Tensor))
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the arguments that an operator changes in place."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors_of(args[number] if number < len(args) else kwargs.get(argument.name))
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

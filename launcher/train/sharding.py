@@ -19,6 +19,7 @@ from launcher.spec.base import format_bytes
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
+from launcher.train.fsdp_arguments import share_arguments
 from launcher.train.mesh import Meshes
 from launcher.train.optimizers.state import local
 from launcher.train.pipeline.cut import chunks_of
@@ -124,6 +125,9 @@ def fully_sharded(
             root.set_reduce_scatter_unused_params(True)
     for chunk in chunks_of(model):
         _gather_in_order(chunk)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            share_arguments(module)
     return model
 
 

@@ -12,21 +12,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.train.compression import storage_of
 from launcher.train.copies import Copies
 from launcher.train.gradient_norm import share_of_square
+from launcher.train.local_parts import memory_of
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
 
 WATCHED = 2
 "First steps whose backward pass is watched."
 READ_LATE = (
-    "is updated before the backward pass reads it for the last time, because the model also uses it where "
-    "autograd does not see it, such as through detach(): set optimizer_step: after"
+    "is updated before the backward pass reads it for the last time, because the model also uses it where it "
+    "gets no gradient, as through detach() or while requires_grad is False: set optimizer_step: after"
+)
+CHANGED = (
+    "a tensor that the backward pass needs was changed in place. Either the model changes it ({error}), or "
+    f"it is a weight that {READ_LATE}"
 )
 Update = Callable[[dict[str, Any], torch.Tensor], None]
 "(parameter group, parameter with its gradient) -> None."
@@ -90,7 +93,7 @@ class StepInBackward:
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error) or not self._used:
                 raise
-            raise TaskError(f"a weight {READ_LATE} ({str(error).splitlines()[0]})") from error
+            raise TaskError(CHANGED.format(error=str(error).partition(";")[0])) from error
 
     @contextmanager
     def with_update(self, update: Update) -> Iterator[None]:
@@ -135,16 +138,11 @@ class _NoUpdatedWeight(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_grad_enabled():  # only a recomputation records a graph
             if len(self._by_storage) != len(self._updated):
-                self._by_storage = {_storage_of(p): self._names[p] for p in self._updated}
+                self._by_storage = {memory_of(p): self._names[p] for p in self._updated}
             for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, torch.Tensor) and (name := self._by_storage.get(_storage_of(tensor))):
+                if isinstance(tensor, torch.Tensor) and (name := self._by_storage.get(memory_of(tensor))):
                     raise TaskError(f"{name} {READ_LATE}")
         return func(*args, **(kwargs or {}))
-
-
-def _storage_of(tensor: torch.Tensor) -> int:
-    part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return 0 if is_traceable_wrapper_subclass(part) else storage_of(part)
 
 
 class Norms:

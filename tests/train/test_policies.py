@@ -23,6 +23,7 @@ from launcher.train.compiling import apply_compile, missing_compiler
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import meshes
 from launcher.train.rank import Rank, SetupError
+from launcher.train.task import TaskError
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 CPU = torch.device("cpu")
@@ -330,5 +331,5 @@ def test_a_block_that_computes_something_else_the_second_time_is_named() -> None
     block.forward = forward  # type: ignore[method-assign]
     again = recomputed(block, recipe("none", micro=1, activations="selective"))
     out = again(torch.randn(64, 32, requires_grad=True)).relu()
-    with pytest.raises(RuntimeError, match=r"the recomputation of a block calls aten\.convolution"):
+    with pytest.raises(TaskError, match=r"the recomputation of a block calls aten\.convolution"):
         out.sum().backward()

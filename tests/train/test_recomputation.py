@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,10 @@ from tests.train.runs import recipe
 WIDTH = 8
 
 
+class Notes:
+    scale = 1.0
+
+
 class Block(nn.Module):
     """`factor` is a function of the block and its input, which may draw and change anything."""
 
@@ -28,6 +33,7 @@ class Block(nn.Module):
         super().__init__()
         self.up, self.down, self.factor = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), factor
         self.calls, self.level = 0, torch.ones(WIDTH)
+        self.kept = {"levels": [torch.ones(WIDTH)], "recent": deque([1.0], 2), "notes": Notes()}
         self.torch_numbers = torch.Generator().manual_seed(1)
         self.python_numbers = random.Random(2)
         self.numpy_numbers = numpy.random.default_rng(3)
@@ -76,6 +82,18 @@ def level_with_graph(block: Any, x: torch.Tensor) -> torch.Tensor:
     return before.detach() + block.level
 
 
+def level_in_a_list(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.kept["levels"][0].mul_(1.5)
+    block.kept["levels"].append(x.detach().mean(0))
+    return block.kept["levels"][0] + sum(block.kept["levels"])
+
+
+def scale_in_an_object(block: Any, x: torch.Tensor) -> float:
+    block.kept["notes"].scale *= 1.5
+    block.kept["recent"].append(block.kept["notes"].scale)
+    return sum(block.kept["recent"])
+
+
 STATEFUL: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "python": lambda block, x: random.random(),
     "python's normal": lambda block, x: random.gauss(0, 1),
@@ -92,6 +110,8 @@ STATEFUL: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "late change": late_change,
     "level in place": level_in_place,
     "level with graph": level_with_graph,
+    "level in a list": level_in_a_list,
+    "scale in an object": scale_in_an_object,
 }
 
 
@@ -117,6 +137,7 @@ def trained(model: nn.Sequential, activations: str) -> list[Any]:
     found += [(name, buffer.tolist()) for name, buffer in model.named_buffers()]
     for block in model:
         found += [block.calls, block.level.tolist(), block.python_numbers.random()]  # type: ignore[operator, union-attr]
+        found += [[one.tolist() for one in block.kept["levels"]], [*block.kept["recent"]]]  # type: ignore[index, operator]
         found += [block.numpy_numbers.normal(), block.torch_numbers.get_state().tolist()]  # type: ignore[operator, union-attr]
     return [*found, random.gauss(0, 1), numpy.random.randn(), numpy.random.rand(), torch.rand(()).item()]
 
@@ -127,6 +148,96 @@ def test_recomputation_begins_with_what_the_forward_pass_began_with(kind: str, a
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(STATEFUL[kind]) for _ in range(3)))
     assert trained(copy.deepcopy(model), activations) == trained(model, "keep")
+
+
+class Passing(nn.Module):
+    """Changes what it is called with: a list, a dictionary and an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: dict[str, Any], skips: list[torch.Tensor], *, notes: Notes) -> dict[str, Any]:
+        x = state["x"] * skips.pop() if len(skips) > 2 else state["x"]
+        state["x"] = x + torch.tanh(self.linear(x) * notes.scale)
+        notes.scale *= 1.5
+        skips.append(state["x"])
+        return state
+
+
+def passed_on(model: nn.Sequential) -> list[Any]:
+    x = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
+    state, skips, notes = {"x": x}, list[torch.Tensor](), Notes()
+    for block in model:
+        state = block(state, skips, notes=notes)
+    (state["x"].square().sum() + sum(skips).sum()).backward()  # type: ignore[union-attr]
+    return [len(skips), notes.scale, *(p.grad.tolist() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("activations", ["checkpoint", "selective"])
+def test_recomputation_begins_with_what_the_block_was_called_with(activations: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Passing() for _ in range(4)))
+    reference = copy.deepcopy(model)
+    for block in model:
+        block.forward = recomputed(block, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
+    assert passed_on(model) == passed_on(reference)
+
+
+@pytest.mark.parametrize("activations", ["checkpoint", "selective"])
+def test_recomputation_runs_in_the_mode_and_with_the_frozen_parameters_of_the_forward_pass(
+    activations: str,
+) -> None:
+    """As a generator's loss does, for which the discriminator is frozen and in evaluation mode."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8)))
+    found = []
+    for recomputes in (False, True):
+        one = copy.deepcopy(model)
+        if recomputes:
+            one[1].forward = recomputed(one[1], recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
+        one[1].eval().requires_grad_(False)
+        loss = one(torch.ones(2, 8)).square().sum()
+        one[1].train().requires_grad_(True)
+        loss.backward()
+        assert one[1].training and all(m.training and p.requires_grad for m in one[1] for p in m.parameters())
+        found.append([None if p.grad is None else p.grad.tolist() for p in one.parameters()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("call", [lambda block, x: block(x), lambda block, x: block(input=x)])
+def test_an_argument_that_the_forward_pass_changes_in_place_is_refused(call: Any) -> None:
+    block = nn.LeakyReLU(inplace=True)
+    block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
+    with pytest.raises(
+        TaskError, match=r"^argument (0|input) of a block LeakyReLU is changed in place .* copy"
+    ):
+        call(block, torch.randn(4, WIDTH, requires_grad=True) + 0)
+
+
+def test_an_argument_that_changes_between_the_two_passes_is_refused() -> None:
+    block = Passing()
+    block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
+    x = torch.ones(2, WIDTH)
+    y = block({"x": x}, [], notes=Notes())["x"]
+    x.add_(1)
+    with pytest.raises(
+        TaskError, match=r"^argument 0\['x'\] of a block Passing was changed in place between"
+    ):
+        y.sum().backward()
+
+
+def test_two_names_for_the_same_memory_are_refused_if_it_is_changed() -> None:
+    def factor(block: Any, x: torch.Tensor) -> torch.Tensor:
+        block.mean.add_(1)
+        return block.half.sum()
+
+    block = Block(factor)
+    block.half = block.mean[:4]
+    block.rest = block.large[4:]  # not changed
+    again = recomputed(block, recipe("none", micro=1, activations="checkpoint"))
+    with pytest.raises(TaskError, match=r"^mean of a block Block is changed .*: half is in the same memory"):
+        again(torch.randn(4, WIDTH))
 
 
 def test_a_graph_that_is_used_twice_is_recomputed_twice_from_the_same_state() -> None:
@@ -148,7 +259,7 @@ def test_a_large_buffer_that_the_forward_pass_changes_is_refused(through: Any) -
     block = Block(factor)
     again = recomputed(block, recipe("none", micro=1, activations="checkpoint"))
     with pytest.raises(
-        TaskError, match=r"^large of a block Block \(1 MiB\) is changed in place .* Use activ"
+        TaskError, match=r"^large of a block Block \(1 MiB\) is changed in place .* use activ"
     ):
         again(torch.randn(4, WIDTH))
 
@@ -180,6 +291,19 @@ def test_a_result_that_is_changed_in_place_is_computed_again(activations: str) -
         torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
         for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize("activations", ["selective", "every-second"])
+def test_a_result_that_a_layer_of_torch_changes_in_place_is_computed_again(activations: str) -> None:
+    """nn.GRU divides its matrix products into parts with versions of their own."""
+    torch.manual_seed(0)
+    model = nn.GRU(8, 8)
+    reference, x = copy.deepcopy(model), torch.randn(3, 4, 8)
+    model.forward = recomputed(model, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
+    for one in (model, reference):
+        one(x)[0].square().sum().backward()
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
 
 
 def test_numpys_state_is_read_anew_whenever_it_may_have_changed() -> None:

@@ -137,6 +137,29 @@ def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_a
     assert "train.find_unused_parameters: true" in failure["exception"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"activations": "checkpoint"},
+        pytest.param({"activations": "keep", "offload": "cpu"}, marks=pytest.mark.slow),
+        pytest.param({"activations": "selective", "precision": "bf16-mixed"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda fields: fields["activations"],
+)
+def test_blocks_under_fsdp_may_change_the_lists_and_dictionaries_that_they_are_called_with(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    curves = {}
+    for sharding, ranks in (("none", 1), ("fsdp", 2)):
+        run = prepare(tmp_path / sharding, job(task="traps:Collecting", steps=3))
+        chosen = fields if sharding == "fsdp" else {"precision": fields.get("precision", "fp32")}
+        ended = start(run, recipe(sharding, micro=8 // ranks, **chosen), ranks=ranks)
+        assert set(ended.codes.values()) == {0}, ended.output
+        curves[sharding] = losses(run)
+    rel = 1e-5 if fields.get("precision") is None else 2e-2
+    assert curves["fsdp"] == pytest.approx(curves["none"], rel=rel) and len(curves["fsdp"]) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 48)])
 def test_ranks_that_take_different_branches_have_the_gradients_of_one(

@@ -199,6 +199,52 @@ class Differentiating(Task):
         return (force + batch).square().sum() + energy.square().sum(), len(batch)
 
 
+class Collects(nn.Module):
+    """Adds its result to a list, and multiplies with the last one of a longer list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(
+        self, x: torch.Tensor, found: list[torch.Tensor], sums: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        x = x * found.pop() if len(found) > 1 else x
+        x = x + torch.tanh(self.linear(x))
+        found.append(x)
+        sums["all"] = sums["all"] + x.square().mean(1)
+        return x
+
+
+class Collected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
+        self.layers = nn.ModuleList(Collects() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.first(x)
+        found, sums = list[torch.Tensor](), {"all": x.mean(1)}
+        for layer in self.layers:
+            x = layer(x, found, sums)
+        return self.last(sum(found)), sums["all"]
+
+
+class Collecting(Normed):
+    """Blocks that change the list and the dictionary that they are called with."""
+
+    def model(self) -> nn.Module:
+        return Collected()
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield from model.layers
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        x, y = batch
+        output, penalty = model(x)
+        return functional.mse_loss(output, y, reduction="sum") + penalty.sum(), len(x)
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 

@@ -357,10 +357,10 @@ class StateFinder:
                 continue
             seen.add(id(value))
             found.search.visits(value)
-            if sort in ("object", "dict", "items", "tuple") and (classes := classes_of(value)):
-                for attributes in _attributes_of(value, classes):
+            if sort in ("object", "dict", "items", "tuple"):
+                for attributes in attributes_of(value):
                     self._search(Entries(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
-                self._search_classes(classes, seen, found, waiting)
+                self._search_classes(classes_of(value), seen, found, waiting)
             if sort == "tensor":
                 if id(value) not in self._parameters:
                     found.tensors.setdefault(id(value), (name, value))
@@ -399,14 +399,8 @@ class StateFinder:
                     waiting.append((name, value.__self__))
                 if isinstance(value, partial):
                     waiting += [(name, value.func), (name, value.args), (name, value.keywords)]
-            elif sort == "array":
-                if value.nbytes <= SMALL and value.dtype != object and value.flags.writeable:
-                    found.places.append(State(name, value.copy, partial(_fill, value)))
-            elif sort == "bytes":
-                if len(value) <= SMALL:
-                    found.places.append(State(name, partial(copy.copy, value), partial(_fill_bytes, value)))
-            elif sort == "generator":
-                found.generators.append(generator_state(name, value))
+            elif (state := state_of(name, value)) is not None:
+                (found.generators if sort == "generator" else found.places).append(state)
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
@@ -500,7 +494,11 @@ def _users_classes(kind: Any) -> tuple[Any, ...]:
     return tuple(one for one in kind.__mro__ if _is_users(one))
 
 
-def _attributes_of(value: Any, classes: Iterable[Any]) -> Iterator[MutableMapping[str, Any]]:
+def attributes_of(value: Any) -> Iterator[MutableMapping[str, Any]]:
+    """Yield the attributes of an instance of a user's class; nothing for other objects."""
+    classes = classes_of(value)
+    if not classes:
+        return
     if isinstance(getattr(value, "__dict__", None), dict):
         yield vars(value)
     slots = [
@@ -580,7 +578,17 @@ def _fill_bytes(home: Any, kept: Any) -> None:
     home[:] = kept
 
 
-def generator_state(name: str, value: Any) -> State:
+def state_of(name: str, value: Any) -> State | None:
+    """Return the state of a generator, a small numpy array or a small byte array; None for other objects."""
+    sort = sort_of(value)
+    if sort == "array" and value.nbytes <= SMALL and value.dtype != object and value.flags.writeable:
+        return State(name, value.copy, partial(_fill, value))
+    if sort == "bytes" and len(value) <= SMALL:
+        return State(name, partial(copy.copy, value), partial(_fill_bytes, value))
+    return _generator_state(name, value) if sort == "generator" else None
+
+
+def _generator_state(name: str, value: Any) -> State:
     if isinstance(value, torch.Generator):
         return State(name, value.get_state, value.set_state)
     if isinstance(value, random.Random):
