@@ -21,7 +21,7 @@ from launcher.train.budget import Budget
 from launcher.train.compression import Compressor, storage_of
 from launcher.train.local_parts import local_part, saved_parts
 from launcher.train.rank import SetupError
-from launcher.train.recomputation import BlockState
+from launcher.train.recomputation import BlockState, Contexts
 
 Forward = Callable[..., Any]
 ON_HOST = "launcher::activations to the host"
@@ -54,7 +54,7 @@ def apply_activations(
         if recipe.activations == "offload":
             block.forward = offloaded(block, budget, pin=device.type == "cuda")
         elif recipe.activations == "compress":
-            block.forward = compressed(block)
+            block.forward = around(compressed, block.forward, block)
         else:
             block.forward = recomputed(block, recipe, recomputable)
 
@@ -83,21 +83,38 @@ def recomputed(
     changes none of them: see `BlockState`. `recomputable` is applied to the block's forward before each pass,
     and the result is called once more to recompute.
     """
-    forward: Forward = block.forward
-    options: dict[str, Any] = {"use_reentrant": False}
+    contexts: Callable[[], Contexts] | None = None
     if (every := EVERY.get(recipe.activations)) is not None:
-        contexts = selective.compiled_contexts if recipe.compile else selective.contexts
-        options["context_fn"] = functools.partial(contexts, every)
+        contexts = functools.partial(
+            selective.compiled_contexts if recipe.compile else selective.contexts, every
+        )
     # Compiled code updates a buffer only once even if it recomputes, and it does not support these contexts.
-    state = None if recipe.compile else BlockState(block, options.get("context_fn"))
+    state = None if recipe.compile else BlockState(block, contexts)
+    return around(_with_recomputation, block.forward, state, contexts, recomputable)
 
-    @functools.wraps(forward)
-    def with_recomputation(*args: Any, **kwargs: Any) -> Any:
-        run = recomputable(forward) if recomputable is not None else forward
-        own = {} if state is None else {"context_fn": functools.partial(state.contexts, args, kwargs)}
-        return checkpoint(run, *args, **{**options, **own}, **kwargs)
 
-    return with_recomputation
+def _with_recomputation(
+    forward: Forward,
+    state: BlockState | None,
+    contexts: Callable[[], Contexts] | None,
+    recomputable: Callable[[Forward], Forward] | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if state is not None:
+        contexts = functools.partial(state.contexts, args, kwargs)
+    options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
+    run = recomputable(forward) if recomputable is not None else forward
+    return checkpoint(run, *args, use_reentrant=False, **options, **kwargs)
+
+
+def around(function: Callable[..., Any], forward: Forward, *args: Any) -> Forward:
+    """Return a forward that calls `function` with a block's forward, `args` and its own arguments.
+
+    If the block is copied (copy.deepcopy), so are these: a function that referred to the block would let the
+    copy compute with the original's weights.
+    """
+    return functools.update_wrapper(functools.partial(function, forward, *args), forward)
 
 
 def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:
@@ -106,25 +123,25 @@ def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:
     torch.autograd.graph.save_on_cpu would move weights, too. They are left alone here, because they stay on
     the GPU anyway or FSDP gathers them again. Autocast's bf16 copies of weights are moved like activations.
     """
-    forward: Forward = block.forward
+    return around(_with_offload, block.forward, block, budget, pin)
 
-    @functools.wraps(forward)
-    def with_offload(*args: Any, **kwargs: Any) -> Any:
-        # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
-        stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
 
-        def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
-            if storage_of(part) in stay:
-                return None, tensor
-            with record_function(ON_HOST), budget.host_side():
-                on_host = torch.empty_like(part, device="cpu", pin_memory=pin)
-                on_host.copy_(part)
-            return part.device, on_host
+def _with_offload(
+    forward: Forward, block: nn.Module, budget: Budget, pin: bool, *args: Any, **kwargs: Any
+) -> Any:
+    # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
+    stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
 
-        with saved_parts(pack, functools.partial(_unpack, pin=pin)):
-            return forward(*args, **kwargs)
+    def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+        if storage_of(part) in stay:
+            return None, tensor
+        with record_function(ON_HOST), budget.host_side():
+            on_host = torch.empty_like(part, device="cpu", pin_memory=pin)
+            on_host.copy_(part)
+        return part.device, on_host
 
-    return with_offload
+    with saved_parts(pack, functools.partial(_unpack, pin=pin)):
+        return forward(*args, **kwargs)
 
 
 def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:

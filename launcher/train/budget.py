@@ -111,6 +111,9 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._at_peak: tuple[Held, ...] = ()
         self._resize = torch.UntypedStorage.resize_
 
+    def __deepcopy__(self, _: object) -> MemoryBudget:
+        return self  # blocks refer to it, and a task may copy a block
+
     def __enter__(self) -> MemoryBudget:
         torch.UntypedStorage.resize_ = self._resizer()  # type: ignore[method-assign]
         super().__enter__()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import os
@@ -57,9 +58,25 @@ def apply_compile(
     if compiled is None:
         compiled = torch.compile if numbers is None else _cut(numbers)
     for block in outer:
-        block.forward = _within_budget(compiled(block.forward), recipe)
+        block.forward = _Compiled(block.forward, compiled, recipe)
         if numbers is not None:
             block.register_forward_pre_hook(numbers.new_seed)
+
+
+class _Compiled:
+    """The compiled forward of a block. That of a copied block is compiled anew."""
+
+    def __init__(self, forward: Forward, compiled: Callable[[Forward], Forward], recipe: Recipe) -> None:
+        self._parts = forward, compiled, recipe
+        self._run = _within_budget(compiled(forward), recipe)
+        functools.update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Compiled:
+        forward, compiled, recipe = self._parts
+        return _Compiled(copy.deepcopy(forward, memo), compiled, recipe)
 
 
 def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:

@@ -11,7 +11,6 @@ with a scale per group is four times closer than float8_e4m3: 0.65 % of normally
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -95,23 +94,20 @@ class Compressor:
             weakref.WeakKeyDictionary()
         )
 
-    def __call__(self, block: nn.Module) -> Callable[..., Any]:
-        """Return a forward whose activations wait for the backward pass in 8 bits."""
-        forward: Callable[..., Any] = block.forward
+    def __deepcopy__(self, _: object) -> Compressor:
+        return self  # a copied block compresses with it, too
 
-        @functools.wraps(forward)
-        def with_compression(*args: Any, **kwargs: Any) -> Any:
-            stays = _Exact(block, tree_leaves((args, kwargs)))
+    def __call__(self, forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call a block's forward so that its activations wait for the backward pass in 8 bits."""
+        stays = _Exact(block, tree_leaves((args, kwargs)))
 
-            def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | Kept:
-                if stays(tensor, part):
-                    return Kept(tensor, tensor._version)
-                return self._pack(part, (tensor._version, part._version))
+        def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | Kept:
+            if stays(tensor, part):
+                return Kept(tensor, tensor._version)
+            return self._pack(part, (tensor._version, part._version))
 
-            with saved_parts(pack, _unpack):
-                return forward(*args, **kwargs)
-
-        return with_compression
+        with saved_parts(pack, _unpack):
+            return forward(*args, **kwargs)
 
     def _pack(self, tensor: torch.Tensor, versions: tuple[int, int]) -> Packed:
         layout = layout_of(tensor)

@@ -74,9 +74,10 @@ _REMEDIES = tuple(
         ),
         (
             r"mixed torch.Tensor and DTensor|out of bounds for storage of size 0",
-            "FSDP has not gathered a weight that the backward pass needs. It looks for tensors with a "
-            "gradient in what a block returns, in tuples, lists, dictionaries and dataclasses: return them "
-            "so, and not in other objects, or use sharding: ddp",
+            "FSDP has not gathered a weight that is used here. A weight can be used in its module's forward "
+            "only. If the backward pass needs it, FSDP has not seen a gradient arrive: what a block returns "
+            "must be in tuples, lists, dictionaries, dataclasses or objects of your own classes, and if it "
+            "is a view, the model must not change it in place (y += x)",
         ),
         (
             r"A different number of tensors was saved|Recomputed values for the following tensors have diff",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from launcher.spec.listed import listed
 from launcher.spec.recipe import SHARDED, Recipe
@@ -17,7 +18,7 @@ from launcher.train.adapter import initialise_adapter, initialise_with_adapter, 
 from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
-from launcher.train.mesh import Meshes
+from launcher.train.mesh import SHARD, Meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
 from launcher.train.own_numbers import OwnNumbers
@@ -158,6 +159,12 @@ def check_loss(name: str, result: Any) -> None:
     if result[0].ndim:
         raise TaskError(
             f"{name} returned a sum of shape {tuple(result[0].shape)}; it must be a scalar: call .sum()"
+        )
+    if isinstance(result[0], DTensor) and SHARD in (result[0].device_mesh.mesh_dim_names or ()):
+        raise TaskError(
+            f"{name} returned a sum that contains parameters which FSDP has divided, such as a penalty over "
+            "model.parameters(). Compute it in the forward of the modules that have the parameters, use "
+            "train.weight_decay, or sharding: ddp"
         )
     if result[0].dtype in (torch.float16, torch.bfloat16):
         raise TaskError(

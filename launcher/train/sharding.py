@@ -26,6 +26,7 @@ from launcher.train.pipeline.cut import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import groups_of
+from launcher.train.task import TaskError
 
 Fill = Callable[[nn.Module], None]
 "Fills the parameters and buffers of a model that was built on the meta device."
@@ -51,7 +52,7 @@ def shard(
     if in_buckets(rank.recipe):
         _report_gradient_bytes(model, rank)
         # Gradients are views of the communication buckets, which saves a second copy of them.
-        return DistributedDataParallel(
+        return DDP(
             model,
             device_ids=[rank.local] if rank.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
@@ -60,6 +61,24 @@ def shard(
     if rank.mesh.data > 1 and rank.recipe.sharding not in REPLICATED:
         raise SetupError(f"sharding: none is for one rank; use ddp, zero1 or fsdp for {rank.mesh.data} ranks")
     return model
+
+
+class DDP(DistributedDataParallel):
+    """DDP with the attributes of the model, which a task reads under any sharding, but not with its modules."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("module", "__setstate__") or not hasattr(self.module, name):
+                raise
+        value = getattr(self.module, name)
+        if isinstance(value, nn.Module | nn.Parameter):
+            raise TaskError(
+                f"the task uses {name} of the model by itself: under DDP only model(...) may be called, "
+                "which reduces the gradients. Use it in the model's forward"
+            )
+        return value
 
 
 def _filled(model: nn.Module, fill: Fill | None, rank: Rank) -> nn.Module:
@@ -127,8 +146,26 @@ def fully_sharded(
         _gather_in_order(chunk)
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            check_types(module)
             share_arguments(module)
     return model
+
+
+def check_types(unit: FSDPModule) -> None:
+    """Raise SetupError if the unit trains parameters of several types, which FSDP cannot reduce together."""
+    assert isinstance(unit, nn.Module)
+    names = {module: f"{name}." if name else "" for name, module in unit.named_modules()}
+    for group in groups_of(unit._get_fsdp_state()):
+        trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+        for p in trained[1:]:
+            one, other = p.sharded_param.dtype, trained[0].sharded_param.dtype
+            if one != other:
+                place = p._module_info
+                raise SetupError(
+                    f"{names[place.module]}{place.param_name} of a block, or of the rest of the model, is "
+                    f"{one}, but other parameters there are {other}: FSDP trains parameters of one type in a "
+                    "unit. Use one type, return the module from blocks(), or use sharding: ddp"
+                )
 
 
 def _layers_of_root(module: nn.Module) -> Iterator[nn.Module]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import APPROXIMATE
+from launcher.train.activations import around
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.compression import GROUP, LARGEST, Codes, Compressor, Packed, layout_of
 from tests.train.runs import ALL_CASES, job, losses, measure, prepare, recipe, start
@@ -91,7 +92,7 @@ class Shared(nn.Module):
 def test_what_several_operators_save_is_compressed_once_and_the_original_is_freed() -> None:
     block = Shared()
     x = torch.randn(8, 16, 64, requires_grad=True)
-    block.forward = Compressor()(block)  # type: ignore[method-assign]
+    block.forward = around(Compressor(), block.forward, block)  # type: ignore[method-assign]
     with MemoryBudget(MIB) as budget:
         budget.track([x, *block.parameters()])
         before = budget.live
@@ -130,7 +131,7 @@ def test_weights_tables_masks_and_statistics_stay_exact(
         return pack(compressor, tensor, versions)
 
     monkeypatch.setattr(Compressor, "_pack", spy)
-    block.forward = Compressor()(block)  # type: ignore[method-assign]
+    block.forward = around(Compressor(), block.forward, block)  # type: ignore[method-assign]
     x = torch.randn(8, 32, 64, requires_grad=True)
     scale, mask = torch.randn(32, 96), torch.rand(8, 32, 96) < 0.1
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -144,7 +145,7 @@ def test_a_weight_that_changes_before_the_backward_pass_is_refused_as_without_co
     for compressed in (False, True):
         block = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         if compressed:
-            block.forward = Compressor()(block)  # type: ignore[method-assign]
+            block.forward = around(Compressor(), block.forward, block)  # type: ignore[method-assign]
         out = block(torch.randn(4, 8, requires_grad=True))
         with torch.no_grad():
             block[1].weight.add_(1)
@@ -162,7 +163,7 @@ def test_an_activation_that_is_changed_in_place_is_compressed_as_it_was_saved() 
 
     x = torch.full((2, GROUP), 2.0, requires_grad=True)
     block = Twice()
-    block.forward = Compressor()(block)  # type: ignore[method-assign]
+    block.forward = around(Compressor(), block.forward, block)  # type: ignore[method-assign]
     block(x).sum().backward()
     assert x.grad is not None and torch.allclose(x.grad, torch.full_like(x, 2 * 2 + 2 * 9 * 2), rtol=1e-5)
 

@@ -317,6 +317,28 @@ class Residual(nn.Module):
         return x + self.last(self.down(torch.relu(self.up(x))))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"activations": one} for one in ("checkpoint", "selective", "offload", "compress")),
+        pytest.param({"activations": "checkpoint", "compile": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda fields: " ".join(map(str, fields.values())),
+)
+def test_a_copied_block_computes_with_its_own_weights(fields: dict[str, Any]) -> None:
+    """A task may copy a block for a teacher or an average after launcher has arranged the model."""
+    block, device = nn.Linear(8, 8), torch.device("cpu")
+    apply_activations([block], recipe("none", micro=1, **fields), device, Unlimited())
+    apply_compile([block], recipe("none", micro=1, **fields), device, Unlimited())
+    teacher = copy.deepcopy(block)
+    with torch.no_grad():
+        teacher.weight.mul_(2)
+        teacher.bias.mul_(2)
+    x = torch.randn(2, 8, requires_grad=True)
+    [gradient], [other] = (torch.autograd.grad(one(x).sum(), x) for one in (teacher, block))
+    assert torch.equal(teacher(x), 2 * block(x)) and torch.equal(gradient, 2 * other)
+
+
 def test_a_block_that_computes_something_else_the_second_time_is_named() -> None:
     block = Residual(nn.Identity())
     calls: list[int] = []

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
+from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.export import export
+from launcher.train.mesh import SHARD
+from launcher.train.model import check_loss
+from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import SetupError
 from launcher.train.recovery.state_finder import StateFinder
 from launcher.train.replaced import Originals
-from launcher.train.sharding import check_shardable
+from launcher.train.sharding import DDP, check_shardable, check_types
 from launcher.train.task import TaskError
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
@@ -62,6 +71,49 @@ def test_a_transposed_parameter_is_refused_under_fsdp_with_what_to_do() -> None:
     model.register_parameter("turned", nn.Parameter(torch.randn(2, 3).t()))
     with pytest.raises(SetupError, match=r"turned .*\.contiguous\(\).* zero1"):
         check_shardable(model)
+
+
+def test_a_complex_parameter_is_refused_with_what_to_do() -> None:
+    model = nn.Linear(2, 2)
+    model.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(SetupError, match=r"^turn is a complex parameter.*view_as_complex"):
+        build_optimizer(model, cast(Any, None), Unlimited())
+
+
+def test_ddp_has_the_attributes_of_the_model_and_refuses_its_modules() -> None:
+    model = nn.Linear(2, 2)
+    model.config = {"width": 2}  # type: ignore[assignment]
+    with one_rank():
+        replicated = DDP(model)
+        assert replicated.config == {"width": 2} and replicated.module is model
+        with pytest.raises(AttributeError, match=r"DDP.*absent"):
+            replicated.absent  # noqa: B018
+        with pytest.raises(TaskError, match=r"uses weight of the model by itself: under DDP"):
+            replicated.weight  # noqa: B018
+
+
+def test_fsdp_refuses_parameters_of_two_types_in_a_unit_and_a_loss_over_divided_parameters() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    other.bias = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    with one_rank():
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=(SHARD,))
+        for one in (model, other):
+            fully_shard(one, mesh=mesh)
+        check_types(model)  # type: ignore[arg-type]
+        with pytest.raises(SetupError, match=r"^bias of a block.* is torch.float64, .* torch.float32"):
+            check_types(other)  # type: ignore[arg-type]
+        penalty = sum(p.square().sum() for p in model.parameters())
+        with pytest.raises(TaskError, match=r"^loss returned a sum that contains parameters .*weight_decay"):
+            check_loss("loss", (penalty, 1))
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

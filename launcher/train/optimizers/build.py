@@ -28,8 +28,15 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of the recipe. `mesh`: the data-parallel ranks, which `zero1` needs.
 
-    Raises: SetupError if a library or the NVMe directory is missing, or if no parameter is trained.
+    Raises: SetupError if a library or the NVMe directory is missing, if no parameter is trained, or if one is
+    complex.
     """
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.is_complex():
+            raise SetupError(
+                f"{name} is a complex parameter, which launcher's optimizers do not train: make it a real "
+                "one with a last dimension of 2, and call torch.view_as_complex(weight) in forward"
+            )
     groups = parameter_groups(model, rank.job.train)
     wide = embeddings(model) if rank.recipe.embedding_states == "32-bit" else []
     if not groups:
