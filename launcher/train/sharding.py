@@ -64,7 +64,7 @@ def shard(
 
 
 class DDP(DistributedDataParallel):
-    """DDP with the attributes of the model, which a task reads under any sharding, but not with its modules."""
+    """DDP with the attributes of the model, which a task may read under any sharding, without its modules."""
 
     def __getattr__(self, name: str) -> Any:
         try:
