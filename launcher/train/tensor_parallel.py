@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from launcher.spec.listed import listed
 from launcher.train.cut_adapter import adapted, linear_of
+from launcher.train.in_place import changeable
 from launcher.train.optimizers.state import local, offset_of
 from launcher.train.own_numbers import OwnNumbers, draw_own_numbers
 from launcher.train.rank import SetupError
@@ -115,9 +117,17 @@ def parallelize(
         model.get_parameter(name).requires_grad_(False)
     numbers = draw_own_numbers(model, of_modules, mesh)
     watch_parts(model, styles, mesh)
+    for module in of_modules:
+        module.register_forward_hook(_changeable)
     _tie_again(model, ties, plan)
     _free_the_rest(model)
     return numbers
+
+
+def _changeable(_: nn.Module, __: Any, result: Any) -> Any:
+    """Let the model change in place what a layer returns, as a plain layer does."""
+    plain = isinstance(result, torch.Tensor) and not isinstance(result, DTensor)
+    return changeable(result) if plain else result
 
 
 def _check_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], plan: str) -> None:

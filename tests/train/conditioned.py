@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,13 +14,16 @@ WIDTH = 12
 
 
 class Conditioned(Task):
-    """`forces`: each block moves its input along the gradient of an energy: second derivatives."""
+    """`forces`: each block moves its input along the gradient of an energy: second derivatives.
+    `in_place`: each block changes its input, and what its layers return, in place. `cut_at`: the number of
+    the block that passes on no gradient."""
 
-    def __init__(self, *, forces: bool = False) -> None:
-        self.forces = forces
+    def __init__(self, *, forces: bool = False, in_place: bool = False, cut_at: int | None = None) -> None:
+        self.forces, self.in_place, self.cut_at = forces, in_place, cut_at
 
     def model(self) -> nn.Module:
-        return Model(self.forces)
+        blocks = (Block(self.forces, self.in_place, cuts=number == self.cut_at) for number in range(4))
+        return Model(blocks)
 
     def data(self, split: str) -> list[dict[str, Any]]:
         generator = torch.Generator().manual_seed(int(split == "train"))
@@ -41,29 +45,36 @@ class Conditioned(Task):
 
 
 class Model(nn.Module):
-    def __init__(self, forces: bool) -> None:
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 5)
-        self.blocks = nn.ModuleList(Block(forces) for _ in range(4))
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: torch.Tensor, about: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.last(self.middle(self.first(x), about))  # type: ignore[no-any-return]
 
     def middle(self, x: torch.Tensor, about: dict[str, torch.Tensor]) -> torch.Tensor:
         for block in self.blocks:
-            x = block(x, **about)
+            x = block(seen=x, **about)
         return x
 
 
 class Block(nn.Module):
-    def __init__(self, forces: bool) -> None:
+    def __init__(self, forces: bool, in_place: bool, *, cuts: bool) -> None:
         super().__init__()
+        self.in_place, self.cuts = in_place, cuts
         energy = (nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
         self.energy = nn.Sequential(*energy) if forces else None
         self.up, self.level = nn.Linear(WIDTH, WIDTH), nn.Linear(2, WIDTH)
         self.kind = nn.Embedding(3, WIDTH)
 
-    def forward(self, x: torch.Tensor, level: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+    def forward(self, *, seen: torch.Tensor, level: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        x = seen.detach() if self.cuts else seen
+        if self.in_place:
+            x += 0.1
+            hidden = self.up(x[None])  # of three dimensions, a linear layer returns a view
+            hidden += self.level(level) + self.kind(kind)
+            return x + hidden.tanh_()[0]
         if self.energy is not None:
             with torch.enable_grad():
                 x = x if x.requires_grad else x.requires_grad_()

@@ -40,6 +40,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "transformers": {"task": "launcher.tasks.huggingface:CausalLM"},
     "conditioned": {"task": "conditioned:Conditioned"},
     "forces": {"task": "conditioned:Conditioned", "args": {"forces": True}},
+    "in place": {"task": "conditioned:Conditioned", "args": {"in_place": True}},
 }
 LORA: dict[str, Any] = {"kind": "lora", "rank": 4}
 TASKS |= {

@@ -41,6 +41,8 @@ class Block(nn.Module):
         self.how = how
         self.norm, self.up, self.down = nn.LayerNorm(DIM), nn.Linear(DIM, hidden), nn.Linear(hidden, DIM)
         self.act = nn.PReLU() if how in ("distributed region", "whole region") else nn.GELU()
+        if how == "in place":
+            self.act = nn.ReLU(inplace=True)
         if how == "region":
             self.region = Region()
         if how == "normed":
@@ -50,6 +52,10 @@ class Block(nn.Module):
         if self.how == "keywords":
             return x + self.down(input=self.act(self.up(input=self.norm(x))))
         hidden = self.act(self.up(self.norm(x)))
+        if self.how == "in place":
+            down = self.down(hidden)
+            down += x
+            return down
         if self.how == "region":
             hidden = self.region(groups=hidden.unflatten(-1, (-1, GROUP))).flatten(-2)
         return x + self.down(hidden)

@@ -85,6 +85,18 @@ class Scaled(PydocGPT):
         return replace(parts, middle=lambda x, batch: parts.middle(x * 2, batch))
 
 
+class ScaledInPlace(PydocGPT):
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        parts = super().pipeline(model)
+        return replace(parts, middle=lambda x, batch: parts.middle(x.mul_(2), batch))
+
+
+class Several(PydocGPT):
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        parts = super().pipeline(model)
+        return replace(parts, begin=lambda batch: (parts.begin(batch), batch))
+
+
 class Remembering(PydocGPT):
     """Its pipeline calls the blocks that the model had before it was cut."""
 
@@ -128,6 +140,8 @@ class Embedding(PydocGPT):
     ("kind", "words"),
     [
         (Scaled, "middle must return its input, but it changes it"),
+        (ScaledInPlace, "middle must return its input, but it changes it"),
+        (Several, "begin returned tuple, not a tensor"),
         (Remembering, "look it up in the model at each call; it called none"),
         (Backwards, r"it called blocks\.3, blocks\.2, blocks\.1, blocks\.0"),
         (Breaking, "middle must return its input, but it fails: "),

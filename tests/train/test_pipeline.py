@@ -19,7 +19,7 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM
 from launcher.tasks.gpt import PydocGPT
 from launcher.train.checkpoints.export import export
-from tests.train.runs import any_error, job, losses, measure, prepare, recipe, start
+from tests.train.runs import any_error, error, job, losses, measure, prepare, recipe, start
 
 GPT = {"layers": 3, "dim": 16, "heads": 2, "context": 16}
 SUPERVISED = {"LAUNCHER_SUPERVISED": "1"}
@@ -47,6 +47,7 @@ TWO: dict[str, tuple[str, dict[str, Any]]] = {
     "lora": ("lora", {}),
     "floats, bf16": ("conditioned", {"precision": "bf16", **ZERO_BUBBLE}),
     "floats, bf16-mixed": ("conditioned", {"precision": "bf16-mixed", **FSDP}),
+    "floats, in place": ("in place", ZERO_BUBBLE),
 }
 TWO_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt, gpipe": ("gpt", {"schedule": "gpipe"}),
@@ -549,6 +550,16 @@ def test_a_task_that_does_not_say_how_to_cut_its_model_is_refused(tmp_path: Path
     told = any_error(run.attempt(0))
     assert told["failure"] == "user-error"
     assert "needs pipeline() of the task, which Ragged does not have" in told["exception"]
+
+
+@pytest.mark.slow
+def test_a_block_that_passes_on_no_gradient_to_the_stage_before_is_refused(tmp_path: Path) -> None:
+    task = {"task": "conditioned:Conditioned", "args": {"cut_at": 2}}
+    run = prepare(tmp_path / "run", job(**task, steps=1))
+    start(run, staged())
+    told = error(run.attempt(0), 1)
+    assert told["failure"] == "user-error"
+    assert "the loss does not depend on what a stage gets from the stage before it" in told["exception"]
 
 
 def without(run: RunDir, folder: Path, step: int) -> RunDir:

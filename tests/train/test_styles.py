@@ -42,6 +42,8 @@ JOBS = {
     "by keyword": job("keywords"),
     "by keyword, adapter": job("keywords", LORA),
     "two names": job("two names"),
+    "in place": job("in place", hidden=25),
+    "in place, adapter": job("in place", LORA),
 }
 SHOWN = (
     "output layer in 4 bits",
@@ -50,6 +52,7 @@ SHOWN = (
     "tied",
     "odd sequence",
     "25 whole between, dropout",
+    "in place",
 )
 "Cases that `make test` runs."
 

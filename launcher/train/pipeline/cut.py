@@ -28,8 +28,8 @@ class Elsewhere(nn.Module):
         plain = {k: v for k, v in vars(module).items() if isinstance(v, str | int | float | bool | None)}
         self.__dict__.update({**plain, **vars(self), "_name": name, "_run": run})
 
-    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return self.__dict__["_run"](x)  # type: ignore[no-any-return]
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.__dict__["_run"](next(iter((*args, *kwargs.values()))))  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -226,7 +226,9 @@ class _Forward:
     def _check(self, x: torch.Tensor, content: Any) -> None:
         """Run `middle` with every block left out. Raises TaskError if it then changes its input, as it would
         in each stage, or does not call each block once."""
-        called: list[str] = []
+        if not isinstance(x, torch.Tensor):
+            raise TaskError(f"{self.task}: begin returned {type(x).__name__}, not a tensor")
+        called, before = list[str](), x.clone()
 
         def noting(name: str) -> Elsewhere:
             def run(x: torch.Tensor) -> torch.Tensor:
@@ -248,8 +250,8 @@ class _Forward:
                 f"{self.task}: middle must call each block once and in order, and look it up in the model at "
                 f"each call; it called {', '.join(called) or 'none'}"
             )
-        # torch.equal of DTensors asks all ranks, also those of other stages.
-        if passed is not x and not torch.equal(gathered(passed), gathered(x)):
+        # Plain tensors: comparing DTensors asks all ranks, also those of other stages.
+        if not all(_same(gathered(one), gathered(before)) for one in (x, passed)):
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it changes it "
                 "(scales or shifts it, drops some of it), which each stage would do again: do it in begin"
@@ -264,6 +266,10 @@ class _Forward:
             yield
         finally:
             _put(self.model, kept)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def is_elsewhere(model: nn.Module, name: str) -> bool:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from launcher.train.in_place import changeable
 from launcher.train.model import check_loss, computing
 from launcher.train.pipeline.channel import Channel, Channels, open_channels, why_not_sent
 from launcher.train.pipeline.cut import Batch, Chunk, chunks_of
@@ -120,7 +121,7 @@ class Stage:
         if links.activations_from is not None:
             received = links.activations_from.receive_with_shape().requires_grad_(trains)
         with computing(self._name, self._rank):
-            result = self._chunk(batch if received is None else received, Batch(batch))
+            result = self._chunk(batch if received is None else changeable(received), Batch(batch))
         if links.activations_to is None:
             check_loss(f"end of {self._name}", result)
             output, weight = result
@@ -147,7 +148,13 @@ class Stage:
                 if output.requires_grad:
                     torch.autograd.backward(output, gradient)
         if received is not None:
-            assert received.grad is not None and links.gradients_to is not None
+            assert links.gradients_to is not None
+            if received.grad is None:
+                raise TaskError(
+                    f"{self._name}: the loss does not depend on what a stage gets from the stage before it, "
+                    "whose parameters would have no gradient: a block cuts the graph, such as with detach(). "
+                    "Use pipeline: 1"
+                )
             links.gradients_to.send(placed_like(received, received.grad))
 
     def weights(self, *, last: bool) -> None:

@@ -162,7 +162,8 @@ class _Linear(torch.autograd.Function):
         ctx.use, ctx.bias_type = use, None if bias is None else bias.dtype
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+        # Detached: it may be a view, which the model could not change in place.
+        return functional.linear(x, weight, None if bias is None else bias.to(x.dtype)).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
