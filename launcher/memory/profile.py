@@ -122,6 +122,17 @@ class Profile:
             )
         )
 
+    @cached_property
+    def beside_blocks(self) -> Profile:
+        """This profile without what the blocks keep for the backward pass."""
+        return self._with(
+            lambda storage: (
+                storage
+                if storage.category != ACTIVATIONS or not _numbered(storage)
+                else storage._replace(fixed=0, per_sample=0)
+            )
+        )
+
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
 

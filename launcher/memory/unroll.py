@@ -7,7 +7,7 @@ freed in another one. In each copy of the repeated block, it is freed as many bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -98,8 +98,8 @@ class Recorded:
     runs: Sequence[Run] = ()
 
 
-Place = tuple[int, int]
-"(number of the segment in the trace, block in the whole model)"
+Place = tuple[int, int, int]
+"(number of the segment in the trace, block in the whole model, index among the allocations there)"
 
 
 def placed(recorded: Recorded, first: int, length: int) -> Recorded:
@@ -132,8 +132,8 @@ class _Unrolling:
         self.made = Recorded([], [], [], [], [])
         self.birth: dict[int, tuple[int, int]] = {}
         "Traced storage -> (the segment that allocates it, its index among the allocations there)."
-        self.alive: dict[tuple[Place, int], int] = {}
-        "(place of the allocation, its index there) -> storage in the whole model's step."
+        self.alive: dict[Place, int] = {}
+        "Place of an allocation -> its storage in the whole model's step."
         self.by_key: dict[tuple[str, bool, int, int], int] = {}
         "(phase, backward, run, block) -> segment."
         self.births: list[list[int]] = []
@@ -165,73 +165,73 @@ class _Unrolling:
     def result(self) -> Recorded:
         for number, segment in enumerate(self.trace.segments):
             if segment.run is None:
-                self._emit(number, 0, repeated=False)
+                self._emit(number, range(1))
                 continue
             copies = self.trace.runs[segment.run].copies(segment.block)
-            for block in reversed(copies) if segment.backward else copies:
-                self._emit(number, block, repeated=len(copies) > 1)
+            self._emit(number, copies[::-1] if segment.backward else copies)
         return self.made
 
-    def _emit(self, number: int, block: int, *, repeated: bool) -> None:
-        segment = self.trace.segments[number]
-        made = Segment(
-            segment.phase,
-            flops=segment.flops,
-            traffic=segment.traffic,
-            exchanged=segment.exchanged,
-            sent=segment.sent,
-        )
-        place = 0
-        for event in segment.events:
-            if event >= 0:
-                made.events.append(self._allocate(event, (number, block), place, segment))
+    def _emit(self, number: int, blocks: range) -> None:
+        """Append a traced segment once for each block of the whole model that it stands for."""
+        segment, trace, made = self.trace.segments[number], self.trace, self.made
+        repeated = len(blocks) > 1
+        names = {one: self._name(trace.modules[one], segment) for one in segment.events if one >= 0}
+        frees = {one: self._freed(~one, segment, repeated) for one in segment.events if one < 0}
+        for block in blocks:
+            events: list[int] = []
+            place = 0
+            for event in segment.events:
+                if event < 0:
+                    events += [~self._take(where) for where in frees[event](block)]
+                    continue
+                events.append(new := len(made.sizes))
+                self.alive[number, block, place] = new
                 place += 1
-            else:
-                made.events += [~one for one in self._freed(~event, segment, block, repeated)]
-        self.made.segments.append(made)
+                made.sizes.append(trace.sizes[event])
+                made.categories.append(trace.categories[event])
+                made.streams.append(trace.streams[event])
+                made.modules.append(names[event](block))
+            made.segments.append(replace(segment, run=None, block=0, backward=False, events=events))
 
-    def _allocate(self, storage: int, where: Place, place: int, segment: Segment) -> int:
-        new = len(self.made.sizes)
-        self.alive[where, place] = new
-        self.made.sizes.append(self.trace.sizes[storage])
-        self.made.categories.append(self.trace.categories[storage])
-        self.made.streams.append(self.trace.streams[storage])
-        self.made.modules.append(self._renamed(self.trace.modules[storage], segment, where[1]))
-        return new
-
-    def _renamed(self, module: str, segment: Segment, block: int) -> str:
-        """Return the module's name in the whole model.
+    def _name(self, module: str, segment: Segment) -> Callable[[int], str]:
+        """Return a function: block -> the module's name in the whole model.
 
         The named block is as far from `block` as it was from the segment's block in the trace.
         """
         if segment.run is None:
-            return module
+            return lambda _: module
         run = self.trace.runs[segment.run]
         found = run.split(module)
         if found is None:
-            return module
-        away = run.traced(found[0]) - segment.block
-        return run.name(block + away, found[1])
+            return lambda _: module
+        away, rest = run.traced(found[0]) - segment.block, found[1]
+        return lambda block: run.name(block + away, rest)
 
-    def _freed(self, storage: int, segment: Segment, block: int, repeated: bool) -> list[int]:
+    def _freed(self, storage: int, segment: Segment, repeated: bool) -> Callable[[int], list[Place]]:
+        """Return a function: block -> the allocations that are freed in its pass."""
         born_in, place = self.birth[storage]
         birth = self.trace.segments[born_in]
         if birth.run is None:
             if repeated:
                 raise NotUniformError("a block frees memory that was allocated outside of the blocks")
-            return [self._take((born_in, 0), place)]
+            return lambda _: [(born_in, 0, place)]
         run = self.trace.runs[birth.run]
         copies = run.copies(birth.block)
         outlasts = segment.run != birth.run or self._outlasts_the_repeated(storage)
         if self._freed_together(storage) or (outlasts and len(copies) == 1):
-            return [self._take((born_in, copy), place) for copy in copies]
+            return lambda _: [(born_in, copy, place) for copy in copies]
         if segment.run != birth.run:
             raise NotUniformError("a block frees memory that a block of another list allocated")
-        there = block + birth.block - segment.block
-        key = (birth.phase, birth.backward, birth.run, run.traced(there))
-        if key not in self.by_key:
-            raise NotUniformError("a block frees memory of a block beyond the end of the list")
-        return [self._take((self.by_key[key], there), place)]
+        away = birth.block - segment.block
+        passes = (birth.phase, birth.backward, birth.run)
+
+        def there(block: int) -> list[Place]:
+            number = self.by_key.get((*passes, run.traced(block + away)))
+            if number is None:
+                raise NotUniformError("a block frees memory of a block beyond the end of the list")
+            return [(number, block + away, place)]
+
+        return there
 
     def _freed_together(self, storage: int) -> bool:
         """Return whether all blocks' copies of a storage are freed in the same segment, as gradients are.
@@ -263,8 +263,8 @@ class _Unrolling:
         passes = {(one.phase, one.backward, one.run) for one in (death, other)}
         return len(passes) > 1 or middle - other.block != birth.block - death.block
 
-    def _take(self, where: Place, place: int) -> int:
-        number = self.alive.pop((where, place), None)
+    def _take(self, where: Place) -> int:
+        number = self.alive.pop(where, None)
         if number is None:
             raise NotUniformError("a block frees memory that another block has already freed")
         return number

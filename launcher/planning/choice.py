@@ -112,6 +112,10 @@ class Bounds(NamedTuple):
     closed form."""
     speed: Callable[[Recipe], float]
     "Upper bound of samples per second, for any micro-batch, whether it fits or not; 0 if unknown."
+    at_least: Callable[[Recipe], Estimate]
+    "Lower bound of the memory for the recipe's own micro-batch, from the traces that are there."
+    traces_for: Callable[[Recipe], bool]
+    "Whether `roughly` has to trace a step for the recipe."
     roughly: Callable[[Recipe], Candidate]
     "The speed and a lower bound of the memory, for the recipe's own micro-batch."
 
@@ -135,11 +139,14 @@ class _Contender(NamedTuple):
     "The next larger micro-batch, which does not fit."
 
 
-def choose(space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds) -> Choice:
+def choose(
+    space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds, *, nearest: bool = True
+) -> Choice:
     """Return the recipe with the most predicted samples per second among those that fit.
 
     Computes closed-form bounds for every recipe, and rough bounds for those that can still win. Calls
-    `evaluate` for the contender with the highest bound, until no other contender can be faster.
+    `evaluate` for the contender with the highest bound, until no other contender can be faster. `nearest`: if
+    nothing fits, estimate the recipe that is nearest to fitting. Otherwise its lower bound is returned.
     """
     losers, contenders = _first_look(space, capacity, bounds)
     default, of = space.base.optimizer, len(contenders) + len(losers)
@@ -175,18 +182,20 @@ def choose(space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds)
             elif misfit is not None:
                 losers.append(misfit)
         else:
-            asked = [bounds.roughly(one) for one in space.sizes(rest)]
+            sizes = space.sizes(rest)
+            if (too_large := _without_trace(sizes, space, evaluate, capacity, bounds)) is not None:
+                misfits.append(too_large)
+                continue
+            asked = [bounds.roughly(one) for one in sizes]
             may_fit = [one.speed for one in asked if capacity.misfit(one.estimate) is None]
             if may_fit:
                 heapq.heappush(contenders, contender._replace(slowness=-max(may_fit), sized=True))
             else:
                 misfits.append(asked[0])
     if best is None:
-        losers += _nearest(misfits, evaluate, capacity)
+        losers += _nearest(misfits, evaluate, bounds, capacity) if nearest else _too_large(misfits, capacity)
         return Choice(chosen=None, reason=_nothing_fits(losers, capacity), losers=tuple(losers))
-    losers += [
-        Loser(recipe=one.recipe, why=f"{capacity.misfit(one.estimate)}, as a lower bound") for one in misfits
-    ]
+    losers += [one.model_copy(update={"candidate": None}) for one in _too_large(misfits, capacity)]
     losers += [above] if above is not None else []
     losers += [
         Loser(recipe=one.recipe, why=_slower(one, best, default), candidate=one)
@@ -217,13 +226,52 @@ def _first_look(space: Space, capacity: Capacity, bounds: Bounds) -> tuple[list[
     return [loser for _, loser in sorted(too_large, key=lambda one: one[0])], contenders
 
 
-def _nearest(misfits: Sequence[Candidate], evaluate: Evaluate, capacity: Capacity) -> list[Loser]:
+def _keeps_more(recipe: Recipe, space: Space) -> bool:
+    """Return whether the blocks keep their inputs, as with `checkpoint`, and more."""
+    return recipe.activations in ("selective", "every-second") and "activations" in space.axes
+
+
+def _without_trace(
+    sizes: Sequence[Recipe], space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds
+) -> Candidate | None:
+    """Return the smallest micro-batch with a lower bound of its memory if no micro-batch fits, as far as that
+    is known without a trace of its activations."""
+    ends = sizes[0], sizes[-1]  # the largest one may need less than the others: `largest_that_fits`
+    least = [bounds.at_least(one) for one in ends]
+    fits = [capacity.misfit(one) is None for one in least]
+    if any(fits) and _keeps_more(sizes[0], space) and bounds.traces_for(sizes[0]):
+        # A trace of `checkpoint` answers for these, too, and the ladder needs it in any case.
+        every = (one.model_copy(update={"activations": "checkpoint"}) for one in ends)
+        least = [evaluate(one).estimate for one in every]
+        fits = [capacity.misfit(one) is None for one in least]
+    bound = least[0].model_copy(update={"peaks": ()})  # they are not the recipe's
+    return None if any(fits) else Candidate(recipe=sizes[0], estimate=bound, time=None)
+
+
+def _too_large(misfits: Sequence[Candidate], capacity: Capacity) -> list[Loser]:
+    """Return the recipes whose lower bound of memory does not fit."""
+    return [
+        Loser(recipe=one.recipe, why=f"{capacity.misfit(one.estimate)}, as a lower bound", candidate=one)
+        for one in misfits
+    ]
+
+
+def _nearest(
+    misfits: Sequence[Candidate], evaluate: Evaluate, bounds: Bounds, capacity: Capacity
+) -> list[Loser]:
     """Estimate the recipe that is nearest by rough bounds, if nothing fits."""
-    if not misfits:
-        return []
-    candidate = evaluate(min(misfits, key=lambda one: one.estimate.needed).recipe)
-    why = capacity.misfit(candidate.estimate)
-    return [Loser(recipe=candidate.recipe, why=why, candidate=candidate)] if why is not None else []
+    heap = [(one.estimate.needed, place, False) for place, one in enumerate(misfits)]
+    heapq.heapify(heap)
+    while heap:
+        needed, place, rough = heapq.heappop(heap)
+        recipe = misfits[place].recipe
+        if not rough:
+            heapq.heappush(heap, (max(needed, bounds.roughly(recipe).estimate.needed), place, True))
+            continue
+        candidate = evaluate(recipe)
+        why = capacity.misfit(candidate.estimate)
+        return [Loser(recipe=recipe, why=why, candidate=candidate)] if why is not None else []
+    return []
 
 
 def largest_that_fits(

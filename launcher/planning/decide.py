@@ -80,6 +80,8 @@ class Decider:
         self._bounds = Bounds(
             least=functools.cache(self.evaluate.least),
             speed=functools.cache(self.evaluate.speed),
+            at_least=functools.cache(self.evaluate.at_least),
+            traces_for=self.evaluate.traces_for,
             roughly=functools.cache(self.evaluate.roughly),
         )
         self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
@@ -103,10 +105,10 @@ class Decider:
             stages=self.about.stages,
         )
 
-    def choose(self, space: Space) -> Choice:
-        """Choose a recipe and confirm it by an exact trace."""
+    def choose(self, space: Space, *, nearest: bool = True) -> Choice:
+        """Choose a recipe and confirm it by an exact trace. `nearest`: as for launcher.planning.choice."""
         for _ in range(TRIES):
-            choice = choose(space, self.evaluate, self.capacity, self._bounds)
+            choice = choose(space, self.evaluate, self.capacity, self._bounds, nearest=nearest)
             if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
             self.evaluate.confirm(choice.chosen.recipe)  # the next round uses the confirmed figures
@@ -118,7 +120,10 @@ class Decider:
         On a CPU, return the job's recipe whether it fits or not: there is one memory, and no known speed.
         """
         if self.layout.gpus_per_node:
-            return self._with_tensor(self.choose(self.space()))
+            choice = self._with_tensor(self.choose(self.space(), nearest=False))
+            if choice.chosen is not None:
+                return choice
+            return self.choose(self.space()).model_copy(update={"lines": choice.lines})
         return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
 
     def decide(
@@ -154,7 +159,8 @@ class Decider:
         told = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]
         for tensor in self._sizes():
             try:
-                tried = self._part(tensor).best()
+                part = self._part(tensor)
+                tried = part.choose(part.space(), nearest=False)
             except LauncherError as error:
                 told.append(f"{tensor} is not possible: {error}")
                 continue

@@ -137,15 +137,37 @@ class Evaluator:
             return 0.0
         return self._time(recipe, self.traces, work, moved, None).least.samples_per_second
 
+    def at_least(self, recipe: Recipe) -> Estimate:
+        """Return a lower bound of the memory from the traces that are there."""
+        model, least = self.traces.model(recipe), self.traces.least
+        if (profile := least(recipe)) is not None:
+            return self._said(recipe, assess(model, profile, recipe, self.ranks, self.around))
+        plain = least(recipe.model_copy(update={"sharding": self.traces.plain}))
+        beside = 0.0
+        if plain is not None and self._bounds(recipe):
+            beside = max(one.per_sample for one in plain.highest["forward"]) * recipe.micro_batch_size
+        return self._said(recipe, assess_at_least(model, beside, recipe, self.ranks, self.around))
+
+    def traces_for(self, recipe: Recipe) -> bool:
+        """Return whether `roughly` has to trace a step for this recipe."""
+        plain = recipe.model_copy(update={"sharding": self.traces.plain, "loss_chunks": 1})
+        return self._bounds(recipe) and recipe.activations != "offload" and not self.traces.has(plain)
+
+    def _bounds(self, recipe: Recipe) -> bool:
+        """Return whether the activations under the plain sharding are a lower bound for the recipe.
+
+        FSDP computes in the type that autocast, elsewhere, uses for a part of the operators only: its
+        activations are no larger.
+        """
+        return self.traces.plain in SHARDED or recipe.sharding not in SHARDED
+
     def roughly(self, recipe: Recipe) -> Candidate:
         """Return the speed and a lower bound of the memory, from a trace of the same activations.
 
-        That trace may have another sharding. FSDP computes in the type that autocast, elsewhere, uses for a
-        part of the operators only: its activations are no larger.
+        That trace may have another sharding.
         """
         kept = 0.0
-        bounds = self.traces.plain in SHARDED or recipe.sharding not in SHARDED
-        if recipe.activations != "offload" and bounds:
+        if recipe.activations != "offload" and self._bounds(recipe):
             everywhere, in_blocks = self.traces.kept(recipe)
             kept_bytes = everywhere if recipe.loss_chunks == 1 else in_blocks
             # Only the part per sample counts: the fixed part may depend on the sharding.

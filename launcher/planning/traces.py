@@ -78,6 +78,22 @@ class Traces:
             self._profiles[key] = self._adapted(self._trace(recipe, args), recipe, args)
         return self._profiles[key]
 
+    def least(self, recipe: Recipe, args: Args | None = None) -> Profile | None:
+        """Return a part of the recipe's profile, from a trace that is there; None if there is none.
+
+        The trace is that of a step which keeps all activations. Every other step with this sharding allocates
+        the same beside them, and recomputation allocates more.
+        """
+        keeps = keeping(recipe).model_copy(update={"loss_chunks": 1})
+        if recipe.compile or self.untraced is not None or not self.has(keeps, args):
+            return None
+        profile = self.profile(keeps, args)
+        return profile.beside_blocks if recipe.loss_chunks == 1 else profile.of_blocks.beside_blocks
+
+    def has(self, recipe: Recipe, args: Args | None = None) -> bool:
+        """Return whether the recipe has been traced."""
+        return self._traced(recipe, args) in self._traces
+
     def complete(self, recipe: Recipe, args: Args | None = None) -> Profile:
         """Return the profile of a complete trace with the recipe's own micro-batch."""
         return self._adapted(self._ask(completely_traced_as(recipe), args, exact=True), recipe, args)
@@ -123,7 +139,7 @@ class Traces:
     def _pass(self, recipe: Recipe, args: Args | None) -> tuple[Work, Kept]:
         plain = recipe.model_copy(update={"sharding": self.plain})
         if recipe.loss_chunks > 1:
-            known = (one for one in (recipe, plain) if self._traced(one, args) in self._traces)
+            known = (one for one in (recipe, plain) if self.has(one, args))
             # Without such a trace, take the loss in one part. This leaves out the head's recomputation.
             plain = next(known, plain.model_copy(update={"loss_chunks": 1}))
         wanted = traced_as(plain)

@@ -83,18 +83,29 @@ class Toy:
         return self.choose(self.space())
 
     def choose(self, space: Space) -> Choice:
-        return choose(space, self, self.capacity, Bounds(self.least, self.speed, self.roughly))
+        bounds = Bounds(self.least, self.speed, self.at_least, self.traces_for, self.roughly)
+        return choose(space, self, self.capacity, bounds)
 
     def speed(self, recipe: Recipe) -> float:
         time = self.time(recipe, self.length)
         return time.samples_per_second if time is not None else 0.0
 
+    def at_least(self, recipe: Recipe) -> Estimate:
+        return self._bound(recipe, 0)
+
+    def traces_for(self, recipe: Recipe) -> bool:
+        return recipe.activations != "offload"
+
     def roughly(self, recipe: Recipe) -> Candidate:
-        """Of the states and activations alone."""
-        states = states_of(self.shapes, recipe, self.ranks)
         tokens = self.length * recipe.micro_batch_size
         activations = self.decoder.layers * PER_TOKEN[recipe.activations] * tokens * self.decoder.dim
-        estimate = Estimate(
+        estimate = self._bound(recipe, activations)
+        return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, self.length))
+
+    def _bound(self, recipe: Recipe, activations: int) -> Estimate:
+        """Of the states and activations alone."""
+        states = states_of(self.shapes, recipe, self.ranks)
+        return Estimate(
             peaks=(),
             reserved=states.gpu.total + activations,
             overhead=OVERHEAD,
@@ -102,7 +113,6 @@ class Toy:
             band=0.05,
             basis="formulas",
         )
-        return Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, self.length))
 
     def time(self, recipe: Recipe, length: int) -> StepTime | None:
         policy = "keep" if recipe.activations in ("offload", "compress") else recipe.activations

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.states import Ranks
 from launcher.memory.trace import (
@@ -24,6 +25,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train import Task
 from launcher.train.task import load_task
+from launcher.train.tracing.fake_mode import TraceMode
 from launcher.train.tracing.tracer import Tracer, UntraceableError
 
 GPT = ("launcher.tasks.gpt:PydocGPT", {"layers": 9, "dim": 32, "heads": 2, "context": 16, "dropout": 0.1})
@@ -44,6 +46,37 @@ def tracer(reference: str, args: dict[str, Any]) -> Tracer:
 def recipe(**fields: Any) -> Recipe:
     chosen = {"precision": "bf16-mixed", "optimizer": "adamw", "sharding": "fsdp", **fields}
     return Recipe.model_validate({"micro_batch_size": 1, "grad_accum": 1, **chosen})
+
+
+def test_the_shorter_way_to_results_of_operators_leads_to_the_same_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, args = LLAMA
+    args = {**args, "model": {**args["model"], "kv_heads": 2}}
+    ranks = Ranks(4, 4, on_gpu=True)
+    steps = [recipe(activations="checkpoint", tensor=2), recipe(sharding="none")]
+    found = [tracer(task, args).trace(step, ranks) for step in steps]
+    monkeypatch.setattr("launcher.train.tracing.tracer.TraceMode", FakeTensorMode)
+    assert found == [tracer(task, args).trace(step, ranks) for step in steps]
+
+
+def test_results_of_operators_are_told_apart_by_all_that_decides_about_them() -> None:
+    with TraceMode():
+        x = torch.empty(4, 6)
+        for again in range(2):  # the second time from what is kept
+            results = [x + 1, x.to(torch.int32) + 1, x.to(torch.int32) + 1.0, x[:2], x.t() + x.t(), x.t()]
+            shapes = [(tuple(one.shape), one.stride(), one.dtype) for one in results]
+            assert shapes == [
+                ((4, 6), (6, 1), torch.float32),
+                ((4, 6), (6, 1), torch.int32),
+                ((4, 6), (6, 1), torch.float32),
+                ((2, 6), (6, 1), torch.float32),
+                ((6, 4), (1, 6), torch.float32),
+                ((6, 4), (1, 6), torch.float32),
+            ], again
+            same = [one.untyped_storage()._cdata == x.untyped_storage()._cdata for one in results]
+            assert same == [False, False, False, True, False, True]
+            assert x.add_(1) is x and [half.shape[0] for half in x.split(3)] == [3, 1]
 
 
 def test_what_fsdp_allocates_on_streams_of_its_own_is_told_apart() -> None:

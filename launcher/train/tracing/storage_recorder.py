@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,6 +38,7 @@ from launcher.train.tracing.kernels import KERNELS
 
 LOSS = "loss"
 "Module name for operators outside all modules."
+_DEVICE = torch.ops.prim.device.default
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 # FSDP2's labels for the profiler. The first match counts.
 _LABELS = (
@@ -152,6 +154,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor then calls its operators on the local shard, which come here
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # as FakeTensorMode answers; half of all calls ask this
         kwargs = kwargs or {}
         if func.namespace == "profiler":
             self._follow(func, args)

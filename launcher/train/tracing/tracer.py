@@ -16,7 +16,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
@@ -42,6 +41,7 @@ from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
+from launcher.train.tracing.fake_mode import TraceMode
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
@@ -183,7 +183,7 @@ class Tracer:
             stack.enter_context(patch.object(_Forward, "_check", lambda *_: None))
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
-            fake = FakeTensorMode()
+            fake = TraceMode()
             model, names, runs, blocks = self._built(rank, whole)
             stack.enter_context(fake)
             make_fake(model, fake)
