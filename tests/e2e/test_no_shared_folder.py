@@ -24,7 +24,7 @@ from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import end_processes, processes_of
 from tests.e2e.test_handover import _flat, resumed
 from tests.e2e.test_together import SUPERVISE, own_address
-from tests.lab import HELD, HELD_JOB, Lab, events, metrics, verdicts, wait_for
+from tests.lab import HELD, HELD_JOB, PATIENCE, Lab, events, metrics, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -104,7 +104,7 @@ class Pair:
             process.stdin.close()
             self.supervisors.append(process)
 
-    def wait(self, *codes: int, timeout: float = 120) -> None:
+    def wait(self, *codes: int, timeout: float = 2 * PATIENCE) -> None:
         found = [one.wait(timeout) for one in self.supervisors]
         assert found == list(codes), self.said()
         assert self.run.read_state().get("state") not in ("running", "submitted"), self.said()
@@ -211,7 +211,7 @@ def test_a_host_that_is_told_to_stop_has_all_ranks_write_a_checkpoint_first(
     wait_for(lambda: len(metrics(ours.run)) > 3, "a few steps")
     ours.supervisors[1].send_signal(signal.SIGTERM)
     code = EXIT_CODES["preempted"]
-    ours.wait(code, code, timeout=240)
+    ours.wait(code, code)
     (verdict,) = verdicts(ours.run)
     assert verdict["failure"] == "preempted" and "a checkpoint was written" in verdict["reason"]
     stopped = events(ours.run, "checkpoint")[-1]["step"]
@@ -235,7 +235,7 @@ def test_a_cancel_while_another_host_has_to_leave_changes_the_reason_and_costs_n
     for run in ours.nodes:
         (run.path / "go").touch()
     code = EXIT_CODES["cancelled"]
-    ours.wait(code, code, timeout=240)
+    ours.wait(code, code)
     assert verdicts(ours.run)[0]["reason"] == "cancelled by the user; a checkpoint was written", ours.said()
     assert all((run.checkpoints / "step-00000001").exists() for run in ours.nodes)
 

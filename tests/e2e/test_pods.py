@@ -214,7 +214,7 @@ def test_a_pod_that_costs_more_than_the_limit_is_ended_at_once(sandbox: Sandbox,
     ("fault", "word"),
     [
         ("no-capacity", "no longer any instances"),
-        pytest.param("redirect", "elsewhere", marks=THOROUGH),
+        pytest.param("redirect", "redirect, which", marks=THOROUGH),
         pytest.param("no-balance", "credit", marks=THOROUGH),
         pytest.param("huge-body", "large", marks=THOROUGH),
         pytest.param("forbidden", "denied", marks=THOROUGH),
