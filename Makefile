@@ -79,6 +79,7 @@ bench: venv ## every benchmark, with its peer beside it; results go to benchmark
 	$(BIN)/python benchmarks/oom.py --save
 	$(BIN)/python benchmarks/oom_matrix.py --save
 	$(BIN)/python benchmarks/slurm.py --save
+	$(BIN)/python benchmarks/plans.py --save
 	$(BIN)/python benchmarks/slurm_scale.py --save
 
 # A rented machine has a Python with torch, and no network: wheels that travel in WHEELS are unpacked beside it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -295,7 +296,12 @@ def kept_of(traces: Sequence[Trace]) -> Kept:
 
 
 def _numbered(storage: Storage) -> bool:
-    return any(part.isdigit() for part in storage.module.split("."))
+    return _in_block(storage.module)
+
+
+@functools.cache
+def _in_block(module: str) -> bool:
+    return any(part.isdigit() for part in module.split("."))
 
 
 def _summed(trace: Trace, storages: list[Storage]) -> Affine:

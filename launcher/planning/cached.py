@@ -79,3 +79,8 @@ class CachedSource:
                 self.store.made_from(self._source.files())
             self.store.put(key, made)
         return made
+
+
+def remembered(source: Source, key: Any, make: Callable[[], T], kind: type[T]) -> T:
+    """Return what `make` returns, a JSON value of this kind; from the source's store, if it has one."""
+    return source._kept(key, make, kind) if isinstance(source, CachedSource) else make()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
+from launcher.memory.accuracy import error_band
 from launcher.memory.assess import UNCOMPILED, Surroundings, assess, assess_at_least, failure_of
 from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure
@@ -14,6 +16,7 @@ from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.states import states_of
 from launcher.memory.trace import Affine, Work
 from launcher.planning.batches import with_micro_batch
+from launcher.planning.cached import remembered
 from launcher.planning.choice import Candidate
 from launcher.planning.hardware import hardware_of
 from launcher.planning.plan import Layout, ranks_of
@@ -86,24 +89,26 @@ class Evaluator:
 
         Later calls for this recipe return this answer.
         """
-        estimate = self._worst(
-            recipe,
-            (
-                assess(
-                    of.model(recipe, args),
-                    of.complete(recipe, args),
-                    recipe,
-                    self.ranks,
-                    self.around,
-                    replayed=True,
-                )
-                for of in self.stages
-            ),
-        )
+        estimate = self._worst(recipe, (self._replayed(of, recipe, args) for of in self.stages))
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._answers[recipe, args_key(args)] = candidate
         self._certain.add((recipe, args_key(args)))
         return candidate
+
+    def _replayed(self, of: Traces, recipe: Recipe, args: Args | None) -> Estimate:
+        """Estimate one stage from a complete trace. The answer is kept, because it is all that is needed."""
+
+        def replayed() -> Estimate:
+            model, profile = of.model(recipe, args), of.complete(recipe, args)
+            return assess(model, profile, recipe, self.ranks, self.around, replayed=True)
+
+        def make() -> dict[str, Any]:
+            estimate = replayed()
+            return estimate.model_dump() if of.untraced is None and of.uncompiled is None else {}
+
+        where = [asdict(of.ranks), self.around, error_band()]
+        kept = remembered(self.source, ["replayed", recipe.model_dump(), args, where], make, dict)
+        return Estimate.model_validate(kept) if kept else replayed()
 
     def failure(self, recipe: Recipe) -> Failure | None:
         """Return where the recipe runs out of GPU memory, or None if it fits."""

@@ -216,7 +216,7 @@ class Tracer:
     def _built(self, rank: Rank, whole: bool) -> _Built:
         """Return a new model on the meta device: a copy of one built earlier if the modules can be copied."""
         recipe, stage = rank.recipe, rank.coordinates.pipeline
-        key = (recipe.precision, recipe.loss_chunks, recipe.pipeline, recipe.stages, stage, whole)
+        key = (recipe.precision, recipe.pipeline, recipe.stages, stage, whole)
         if key not in self._models:
             model = new_model(self.task, recipe, on_meta=True)
             runs: tuple[Run, ...] = ()
