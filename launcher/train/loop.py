@@ -68,6 +68,7 @@ from launcher.train.recovery.recovery import Recovery
 from launcher.train.recovery.restart import Restart
 from launcher.train.replicas import Replicas
 from launcher.train.rng import seed_all
+from launcher.train.same_samples import APART, DIFFERENT, SameSamples
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
@@ -131,6 +132,7 @@ class Trainer:
         if restart is not None:
             restart.handover = self.handover
         self.grace_period = GracePeriod(rank, restart)
+        self.samples = SameSamples(rank)
         self.logged = open_logged(self.task.metrics)
         self.recorder = Recorder(rank, self.steps, self.task, budget, self.model, self.optimizer)
         closing = partial(self.recorder.close, failed=True)
@@ -408,13 +410,18 @@ class Trainer:
         """Return the sums over all ranks, with one collective; an empty list if a rank has `failed`.
 
         `used`: this rank's `used_parameters`. Raises TaskError if it differs between ranks that have the same
-        part of the model, or if their FSDP units issued collectives in different orders.
+        part of the model, if their FSDP units issued collectives in different orders, or if ranks that share
+        a copy of the model fetched different samples.
         """
-        rank, order = self.rank, self.order.fingerprint()
+        rank, order, apart = self.rank, self.order.fingerprint(), self.samples.apart()
         stages, mine = rank.mesh.pipeline, rank.coordinates.pipeline
-        failures, *sums = rank.add_up(failed, *rank.by_stage(order), *rank.by_stage(used), *values)
+        failures, apart, *sums = rank.add_up(
+            failed, apart, *rank.by_stage(order), *rank.by_stage(used), *values
+        )
         if failures:
             return []
+        if abs(apart) > APART:
+            raise TaskError(DIFFERENT)
         ranks = rank.world // stages
         if sums[mine] != order * ranks:
             # Ranks of other stages do not know of it, so nothing can be exchanged.
@@ -581,6 +588,7 @@ class Trainer:
                 batch = next(batches, None)
             if batch is None:
                 return
+            self.samples.look(batch, phase)
             yield batch
 
     def _on_device(self, batch: Any) -> Any:

@@ -143,6 +143,13 @@ class Rank(Place):
             return 0.0
         return loss * (mesh.tensor - 1 if mine.tensor == 0 else -1)
 
+    def within_copies(self, value: float) -> float:
+        """Return a number of which `add_up` makes zero if ranks that share a copy of the model, all its parts
+        and stages, have equal values."""
+        mesh, mine = self.mesh, self.coordinates
+        first = mine.tensor == mine.pipeline == 0
+        return value * (mesh.tensor * mesh.pipeline - 1) if first else -value
+
     def by_stage(self, value: float) -> tuple[float, ...]:
         """Return a value for each stage, zero for all but this rank's: `add_up` then has the sum of each."""
         mine = self.coordinates.pipeline

@@ -44,6 +44,15 @@ class Conditioned(Task):
         )
 
 
+class Unseeded(Conditioned):
+    """Each rank has data of its own."""
+
+    def data(self, split: str) -> list[dict[str, Any]]:
+        generator = torch.Generator()
+        generator.seed()
+        return [_sample(generator, kind % 3) for kind in range(64)]
+
+
 class Model(nn.Module):
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()

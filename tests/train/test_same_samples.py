@@ -1,0 +1,84 @@
+"""Ranks that share a copy of the model find out that their data differ, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.train.same_samples import APART, COMPARED, SameSamples
+from tests.train.runs import error, job, one_rank, prepare, recipe, start
+
+WORLD = 8
+MESHES = [{"pipeline": 2, "tensor": 2}, {"pipeline": 4}, {"tensor": 8, "sharding": "none"}]
+
+
+def batch(seed: int) -> dict[str, Any]:
+    """What a task may fetch: positive values, numbers of classes, strings, a mask and complex numbers."""
+    drawn = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.rand((3, 4, 64, 64), generator=drawn),
+        "class": [torch.randint(1000, (8,), generator=drawn)],
+        "name": "a name",
+        "mask": torch.rand((5, 3), generator=drawn) < 0.5,
+        "spectrum": torch.randn((2, 9), generator=drawn, dtype=torch.complex64),
+        "scores": torch.full((2, 2), -torch.inf),
+    }
+
+
+def apart(path: Path, mesh: dict[str, Any], of_rank: Callable[[int, int], Any], count: int = 2) -> float:
+    """The sum over all ranks after `count` micro-batches. `of_rank`: number of a rank, and of its data -> a
+    micro-batch."""
+    run, total = prepare(path, job()), 0.0
+    for number in range(WORLD):
+        rank = replace(one_rank(run), number=number, world=WORLD, recipe=recipe(**mesh))
+        samples = SameSamples(rank)
+        for _ in range(count):
+            samples.look(of_rank(number, rank.coordinates.data), "data")
+        total += samples.apart()
+        assert samples.apart() == 0
+    return abs(total)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_equal_data_count_as_equal_and_others_do_not(mesh: dict[str, Any], tmp_path: Path) -> None:
+    assert apart(tmp_path, mesh, lambda _, data: batch(data)) < 1e-6
+    assert apart(tmp_path, mesh, lambda number, _: batch(number)) > APART
+    assert apart(tmp_path, mesh, lambda number, data: batch(-1 if number == WORLD - 1 else data)) > APART
+
+
+@pytest.mark.parametrize("key", ["image", "class", "mask", "spectrum"])
+def test_one_tensor_that_differs_is_enough(key: str, tmp_path: Path) -> None:
+    mesh = {"pipeline": 8, "sharding": "none"}
+    assert apart(tmp_path, mesh, lambda number, _: {**batch(0), key: batch(number)[key]}) > APART
+
+
+def test_rounding_is_no_difference(tmp_path: Path) -> None:
+    def rounded(number: int, data: int) -> Any:
+        return batch(data)["image"] * (1 + number * 1e-7)
+
+    assert apart(tmp_path, {"pipeline": 2}, rounded) < APART / 10
+
+
+def test_only_the_first_micro_batches_are_compared(tmp_path: Path) -> None:
+    samples = SameSamples(replace(one_rank(prepare(tmp_path, job())), world=2, recipe=recipe(tensor=2)))
+    for _ in range(COMPARED):
+        samples.look(torch.ones(1), "data")
+    assert samples.apart() != 0
+    samples.look(torch.ones(1), "data")
+    assert samples.apart() == 0
+    samples.look(torch.ones(1), "evaluation")
+    assert samples.apart() != 0
+
+
+@pytest.mark.slow
+def test_a_dataset_without_a_seed_ends_a_pipeline_in_its_first_step(tmp_path: Path) -> None:
+    run = prepare(tmp_path, job(task="conditioned:Unseeded", steps=1))
+    start(run, recipe("none", micro=2, accumulation=4, pipeline=2))
+    for number in range(2):
+        told = error(run.attempt(0), number)
+        assert told["failure"] == "user-error" and "got different samples" in told["exception"]
