@@ -190,6 +190,16 @@ RULES = (
         _two_samples,
     ),
     Rule(
+        "compiled-batch-norm-is-not-recomputed",
+        lambda r, s: (
+            s.batch_norm and r.compile and r.activations in ("selective", "every-second", "checkpoint")
+        ),
+        "where torch.compile cannot capture a block as one graph, its recomputation would update BatchNorm's "
+        "statistics a second time",
+        "torch 2.13, measured with momentum=None",
+        lambda r, s: {"activations": "keep"},
+    ),
+    Rule(
         "coupled-samples-need-two",
         lambda r, s: s.couples_samples and r.micro_batch_size == 1,
         "the loss couples samples (model.couples_samples), and a micro-batch of one sample has no other: its "

@@ -28,6 +28,8 @@ ON_HOST = "launcher::activations to the host"
 "Name of the copies to the host in the profiler, with `activations: offload`."
 EVERY = {"selective": 1, "every-second": 2}
 "One of how many matrix products each policy keeps."
+RECOMPUTED = (*EVERY, "checkpoint")
+"Policies that run a block's forward again."
 
 
 def apply_activations(
@@ -88,7 +90,7 @@ def recomputed(
         contexts = functools.partial(
             selective.compiled_contexts if recipe.compile else selective.contexts, every
         )
-    # Compiled code updates a buffer only once even if it recomputes, and it does not support these contexts.
+    # Compiled code does not support these contexts: see `without_changes`.
     state = None if recipe.compile else BlockState(block, contexts)
     return around(_with_recomputation, block.forward, state, contexts, recomputable)
 

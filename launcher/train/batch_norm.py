@@ -84,7 +84,7 @@ def check_batch_norm(model: nn.Module, rank: Rank) -> bool:
     if name is None:
         return False
     for broken in broken_rules(rank.recipe, rank.setting(batch_norm=True)):
-        if broken.rule.name == "batch-norm-needs-two":
+        if broken.rule.name in ("batch-norm-needs-two", "compiled-batch-norm-is-not-recomputed"):
             raise SetupError(f"{name} of the model: {broken}. With `model: {{batch_norm: true}}` in the job "
                              "file the plan avoids this")  # fmt: skip
     return not rank.job.model.batch_norm

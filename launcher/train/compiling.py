@@ -17,10 +17,11 @@ from torch import nn
 from torch._functorch import config as functorch_config
 
 from launcher.spec.recipe import Recipe
-from launcher.train.activations import outermost
+from launcher.train.activations import RECOMPUTED, around, outermost
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.own_numbers import OwnNumbers, own_numbers_pass
 from launcher.train.rank import SetupError
+from launcher.train.recomputation import BlockState, without_changes
 
 Forward = Callable[..., Any]
 GRAPHS = 64
@@ -55,10 +56,13 @@ def apply_compile(
         raise SetupError(
             "compile: true compiles block by block, but blocks() of the task returns none; use compile: false"
         )
+    recomputes = compiled is None and recipe.activations in RECOMPUTED
     if compiled is None:
         compiled = torch.compile if numbers is None else _cut(numbers)
     for block in outer:
         block.forward = _Compiled(block.forward, compiled, recipe)
+        if recomputes:
+            block.forward = around(without_changes, block.forward, BlockState(block))
         if numbers is not None:
             block.register_forward_pre_hook(numbers.new_seed)
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_map
 
 from launcher.spec.base import format_bytes
+from launcher.spec.listed import listed
 from launcher.train.recovery.fingerprint import fingerprint
 from launcher.train.recovery.state_finder import (
     INTERNAL,
@@ -37,6 +38,7 @@ from launcher.train.task import TaskError
 
 WATCHED = 2
 "First passes of a block after which tensors are compared by content: versions miss writes through `.data`."
+_ABSENT = object()
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
@@ -87,12 +89,19 @@ class Place:
     `detached`: tensors with a graph are kept without it, because it would keep the memory of its pass.
     """
 
-    def __init__(self, home: Any, *, detached: bool = False) -> None:
-        self.home, self._held = home, _entries(home)
+    def __init__(self, name: str, home: Any, *, detached: bool = False) -> None:
+        self.name, self.home, self._held = name, home, _entries(home)
         if detached:
             for key, value in _items(self._held):
                 if isinstance(value, (torch.Tensor, tuple)):
                     self._held[key] = _in_tuples(value, lambda t: t if t.is_leaf else t.detach())
+
+    def changed(self) -> list[str]:
+        """Return the names of what differs, without tensors with a graph, which belong to one pass."""
+        held, now = dict(_items(self._held)), dict(_items(_entries(self.home)))
+        keys = [key for key in {**held, **now} if held.get(key, _ABSENT) is not now.get(key, _ABSENT)]
+        new = ((key, now.get(key)) for key in keys)
+        return [f"{self.name}{key}" for key, one in new if not isinstance(one, torch.Tensor) or one.is_leaf]
 
     def restore(self, copies: Mapping[int, torch.Tensor]) -> Place | None:
         """Restore what it held, with `copies` (by id) in place of tensors. Return what it holds now; None if
@@ -105,7 +114,7 @@ class Place:
                     held[key] = _in_tuples(value, lambda t: copies.get(id(t), t))
         if _same(held, self.home):
             return None
-        now = Place(self.home)
+        now = Place(self.name, self.home)
         self.home.clear()
         (self.home.update if isinstance(self.home, (MutableMapping, set)) else self.home.extend)(held)
         return now
@@ -171,10 +180,10 @@ class ForwardPass:
         self._search(arguments, seen, given=True)
         inside: list[tuple[str, Any]] = []
         for prefix, module in self.state.modules:
-            self.places.append(Place(module._buffers, detached=True))
+            self.places.append(Place(prefix, module._buffers, detached=True))
             inside += [(f"{prefix}{key}", buffer) for key, buffer in module._buffers.items()]
             if classes_of(module):
-                self.places.append(Place(vars(module), detached=True))
+                self.places.append(Place(prefix, vars(module), detached=True))
                 own = ((key, value) for key, value in vars(module).items() if key not in INTERNAL)
                 inside += [(f"{prefix}{key}", value) for key, value in own]
         self._search(inside, seen, given=False)
@@ -211,7 +220,7 @@ class ForwardPass:
                     if len(home) <= MOST_ITEMS:
                         waiting += [(f"{name}[{key!r}]", inside) for key, inside in _items(home)]
                         if not isinstance(home, (tuple, frozenset)):
-                            self.places.append(Place(home, detached=not given))
+                            self.places.append(Place(f"{name} ", home, detached=not given))
 
     @torch.no_grad()
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -264,6 +273,15 @@ class ForwardPass:
                         f"from {name} where it is used, or {INSTEAD}"
                     )
 
+    def changes(self) -> list[str]:
+        """Return the names of what the pass has changed."""
+        found = [name for place in self.places for name in place.changed()]
+        found += [name for name in self.state.written if name not in found]
+        found += [generator.name for generator in self.generators]
+        return found + ["the numbers of random or numpy.random"] * any(
+            one is not None for one in self.numbers
+        )
+
     def check_unchanged(self) -> None:
         """Raise TaskError if a tensor that the pass read, but did not write, was written since."""
         for name, tensor, version in self.unchanged:
@@ -283,6 +301,26 @@ CHANGED_IN_PASS = (
     "values"
 )
 INSTEAD = "use activations: keep or offload, or leave the block out of blocks() of the task"
+
+
+def without_changes(forward: Callable[..., Any], state: BlockState, *args: Any, **kwargs: Any) -> Any:
+    """Call the compiled forward of a block that compiled code recomputes.
+
+    torch.compile begins the recomputation with what the forward pass has left. Raises TaskError if one of the
+    first passes changes state.
+    """
+    if state.passes >= WATCHED or not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    watched = ForwardPass(state, args, kwargs)
+    with watched:
+        result = forward(*args, **kwargs)
+    if changes := watched.changes():
+        raise TaskError(
+            f"{listed(changes)} of a block {state.name} changed in its forward pass, and with compile: true "
+            "its recomputation would begin with what has changed: use compile: false, or activations: keep "
+            "or budget"
+        )
+    return result
 
 
 class Recomputation:

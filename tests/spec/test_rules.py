@@ -76,6 +76,11 @@ def test_a_usual_recipe_breaks_nothing():
             "step-in-backward-no-ddp",
         ),
         ({"micro_batch_size": 1}, Setting(8, 1, 8, batch_norm=True), "batch-norm-needs-two"),
+        (
+            {"compile": True, "activations": "selective"},
+            Setting(8, 1, 8, batch_norm=True),
+            "compiled-batch-norm-is-not-recomputed",
+        ),
         ({"micro_batch_size": 1}, Setting(8, 1, 8, couples_samples=True), "coupled-samples-need-two"),
         ({"offload": "cpu"}, Setting(2, 1, 0), "offload-needs-gpu"),
         ({"precision": "float8"}, Setting(2, 1, 0), "float8-needs-gpu"),

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import pytest
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from launcher.train.activations import recomputed
+from launcher.train.budget import Unlimited
+from launcher.train.compiling import apply_compile
 from launcher.train.recovery.state_finder import SMALL
 from launcher.train.rng import NumpyNumbers
 from launcher.train.task import TaskError
@@ -304,6 +307,23 @@ def test_a_result_that_a_layer_of_torch_changes_in_place_is_computed_again(activ
         one(x)[0].square().sum().backward()
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["mean in place", "level in a list", "python"])
+def test_state_that_a_compiled_block_changes_is_refused_with_recomputation(kind: str) -> None:
+    def compiled(forward: Any) -> Any:
+        return forward  # what torch.compile makes of it does not matter: the first pass is refused
+
+    chosen = recipe("none", micro=1, activations="checkpoint", compile=True)
+    block = Block(STATEFUL[kind])
+    with patch.object(torch, "compile", compiled):
+        apply_compile([block], chosen, torch.device("cpu"), Unlimited())
+    with pytest.raises(TaskError, match=r"of a block Block changed in its forward pass.* or budget$"):
+        block(torch.randn(4, WIDTH))
+    plain = Block(lambda block, x: block.mean.sum())
+    with patch.object(torch, "compile", compiled):
+        apply_compile([plain], chosen, torch.device("cpu"), Unlimited())
+    plain(torch.randn(4, WIDTH)).sum().backward()
 
 
 def test_numpys_state_is_read_anew_whenever_it_may_have_changed() -> None:
