@@ -76,10 +76,7 @@ def assess(
         free = max(0, around.gpu.memory - reserved - sum(outside.values()))
         host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - free)
     if not ranks.on_gpu:
-        # Without a memory limit the training loop keeps gradients through the next forward pass.
-        kept = ranks.per_node * states.gpu.gradients
-        tensors = {"tensors of the ranks": ranks.per_node * allocated, "gradients of the step before": kept}
-        host = {**tensors, **host}
+        host = {"tensors of the ranks": ranks.per_node * allocated, **host}
     return Estimate(
         peaks=peaks,
         reserved=reserved,

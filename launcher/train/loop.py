@@ -36,7 +36,7 @@ from launcher.spec.verdict import Phase
 from launcher.train.adapter import write_config
 from launcher.train.adapter_use import warnings_about
 from launcher.train.batch_norm import check_batch_norm
-from launcher.train.budget import Budget, MemoryBudget, Unlimited
+from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from launcher.train.copies import Copies
@@ -157,9 +157,6 @@ class Trainer:
             couples_samples=self.undeclared_coupling or job.model.couples_samples,
         )
         self.current = CurrentRecipe(rank, setting, recovery, probe, self.recorder, self._follow)
-        # Pages returned to the system must be faulted in again: 3 % of a step of 100 ms on a CPU. Without a
-        # budget the gradients stay allocated until the next backward pass.
-        self._keeps_gradients = rank.device.type == "cpu" and isinstance(budget, Unlimited)
         # From here on each rank has its own random state; until here all ranks had the same one. A
         # tensor-parallel group computes the same activations, so its ranks draw the same numbers.
         seed_all(derive_seed("rank", job.train.seed, rank.number // rank.mesh.tensor))
@@ -302,11 +299,9 @@ class Trainer:
             with self.progress.updating(step, asdict(result), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
                     self._leave_out(step, reason)
-                    self.optimizer.zero_grad(set_to_none=True)
                 else:
                     self.optimizer.step()
-            if not self._keeps_gradients:
-                self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
         return result
 
     def _leave_out(self, step: int, reason: str) -> None:
@@ -439,9 +434,7 @@ class Trainer:
             if self._outgrown(batch, step, index):
                 return None
             last = index == recipe.grad_accum
-            found = recovery.attempt(
-                kind_of(recipe, last=last), partial(self._micro_batch, batch, first=index == 1, last=last)
-            )
+            found = recovery.attempt(kind_of(recipe, last=last), partial(self._micro_batch, batch, last=last))
             if found is not None:
                 loss += found[0]
                 weight += found[1]
@@ -457,7 +450,7 @@ class Trainer:
         where, recipe = self.where, self.current.recipe
         loss, weight = self._zero(), self._zero()
         batches, held = self._fetched(self.data.micro_batches(step), "data"), dict[int, Any]()
-        last_chunk, first_backward = recipe.virtual_stages - 1, True
+        last_chunk = recipe.virtual_stages - 1
         for kind, index, chunk in table_of(recipe)[stages.at]:
             if kind == "forward":
                 if chunk == 0:
@@ -477,9 +470,6 @@ class Trainer:
                 with where.during("backward", users=True):
                     stages.weights(chunk, last=last)
                 continue
-            if first_backward and self._keeps_gradients:
-                self.optimizer.zero_grad(set_to_none=True)
-            first_backward = False
             with where.during("backward", users=True):
                 stages.backward(self.scaler.scaled, chunk, last=last)
         with where.during("backward"):
@@ -506,9 +496,7 @@ class Trainer:
         with self.where.during("forward", users=True):
             return loss_of(self.task, self.model, batch, self.rank)
 
-    def _micro_batch(
-        self, batch: Any, *, first: bool, last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+    def _micro_batch(self, batch: Any, *, last: bool) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Run forward and backward of one micro-batch; return (loss sum, weight)."""
         where, recipe = self.where, self.current.recipe
         with where.during("data", users=True):
@@ -517,8 +505,6 @@ class Trainer:
         with accumulate(self.model, recipe, last=last):
             with where.during("forward", users=True):
                 loss, weight = loss_of(self.task, self.model, batch, self.rank)
-            if first and self._keeps_gradients:
-                self.optimizer.zero_grad(set_to_none=True)
             with where.during("backward", users=True):
                 self.scaler.scaled(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), weight

@@ -100,9 +100,7 @@ def measured(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     answer: dict[str, Any] = {"peaks": {**where.peaks, "resume": resumed(rank, case)}}
     if case.get("profile"):
-        trainer = trainer_of(rank, case, Where(), Unlimited())
-        trainer._keeps_gradients = False  # as under a budget, which the estimate is of
-        answer["profiled"] = profiled(trainer)
+        answer["profiled"] = profiled(trainer_of(rank, case, Where(), Unlimited()))
     return answer
 
 
@@ -113,7 +111,6 @@ def compiled(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
         if isinstance(rank, OneOfMany):
             trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
             trainer.copies.check_loss = lambda *_: None
-        trainer._keeps_gradients = False  # as under a budget, which the estimate is of
         return {"peaks": {MOMENTS[1]: {"step": profiled(trainer)[MOMENTS[1]]}}}
 
 
