@@ -243,8 +243,8 @@ class _Forward:
         except Exception as error:  # any type: it is the task's code, and may be a model of a library
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it fails: "
-                f"{type(error).__name__}: {error}. A block takes one tensor and returns one; a block of another "
-                "stage returns what it gets"
+                f"{type(error).__name__}: {error}. A block takes one tensor and returns one; a block of "
+                "another stage returns what it gets"
             ) from error
         if called[: len(self.blocks)] != self.blocks:
             raise TaskError(
