@@ -212,9 +212,13 @@ class CausalLM(Task):
         """
         whole: Any = model
         if self._tied:
-            raise TaskError(f"pipeline: {' and '.join(self._tied[0])} are one weight, used in two stages")
+            names = " and ".join(self._tied[0])
+            raise TaskError(f"pipeline: {names} are one weight, used in two stages: use pipeline: 1")
         if not self.uses_loss_chunks:
-            raise TaskError(f"pipeline: {type(model).__name__} does more to its logits than its output layer")
+            raise TaskError(
+                f"pipeline: {type(model).__name__} does more to its logits than its output layer: use "
+                "pipeline: 1"
+            )
         embedding, head, blocks = (
             whole.get_input_embeddings(),
             whole.get_output_embeddings(),
