@@ -197,10 +197,16 @@ def _placed(placements: Sequence[Placement], gradient: torch.Tensor) -> torch.Te
 
 def check_parts(model: nn.Module) -> None:
     """Raise SetupError for a parameter whose part is not one piece of the whole: checkpoints need that."""
+    checked = set[Any]()  # blocks repeat a few cuts, and torch lists every row of a cut
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
+        if not isinstance(parameter, DTensor):
+            continue
+        part = tuple(local(parameter).shape)
+        cut = (part, parameter.shape, parameter.placements, parameter.device_mesh)
+        if cut not in checked:
+            checked.add(cut)
             shape, _ = offset_of(parameter)
-            if shape != tuple(local(parameter).shape):
+            if shape != part:
                 raise SetupError(
                     f"{name} of shape {tuple(parameter.shape)} cannot be cut by tensor parallelism and then "
                     "sharded: the ranks would get pieces that do not follow each other. Choose tensor so "

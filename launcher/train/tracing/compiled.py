@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from launcher.memory.peaks import Like
 from launcher.train.own_numbers import own_numbers_pass
-from launcher.train.saved_meshes import saved_meshes
 from launcher.train.tracing.as_cuda import as_compiled
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
@@ -79,6 +78,8 @@ def compiled(forward: Callable[..., Any], like: Like) -> Callable[..., Any]:
 def _as_in_a_run() -> Iterator[None]:
     """Without the modes, hooks and replacements of a trace, which a graph would capture."""
     from torch._dynamo import config as dynamo_config
+
+    from launcher.train.saved_meshes import saved_meshes  # imports inductor
 
     with ExitStack() as stack:
         for name in _HOOKS:
