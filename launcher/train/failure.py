@@ -80,6 +80,12 @@ _REMEDIES = tuple(
             "is a view, the model must not change it in place (y += x)",
         ),
         (
+            r"(must|to) have the same dtype|bias type .* should be the same|expected scalar type",
+            "With precision: bf16, and with bf16-mixed under FSDP, a module's weights are in bf16 in its "
+            "forward, and what it computes from buffers and integers is not: convert that to the type of the "
+            "weight, y.to(weight.dtype). With bf16-mixed under sharding: ddp or none, autocast converts it",
+        ),
+        (
             r"A different number of tensors was saved|Recomputed values for the following tensors have diff",
             "A block computed something else when it ran again. It may depend on what recomputation does not "
             "restore, such as globals and modules outside the block: use activations: keep or offload",

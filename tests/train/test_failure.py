@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
+from launcher.rundir.layout import RunDir
 from launcher.spec.job import Training
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
-from launcher.train.failure import classify
+from launcher.train.failure import classify, write_error
 from launcher.train.learning_rate import learning_rate
-from launcher.train.rank import RendezvousError, SetupError
+from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.where import Where
 
 GLOO_CLOSED = (
@@ -64,6 +67,43 @@ def test_memory_that_ran_out_is_seen_below_the_exception_that_came_of_it() -> No
     assert classify(error, Where("forward", 3, users=True)) == "user-error", "raised from None"
     error.__suppress_context__ = False
     assert classify(error, Where("forward", 3, users=True)) == "gpu-oom"
+
+
+def mixed_types() -> None:
+    torch.ones(2, 2) @ torch.ones(2, 2, dtype=torch.bfloat16)
+
+
+def changed_input() -> None:
+    x = torch.ones(2, 2, requires_grad=True) + 0
+    y = checkpoint(torch.tanh, x, use_reentrant=False)
+    x += y
+    x.sum().backward()
+
+
+def other_mode() -> None:
+    block = torch.nn.Dropout()
+    y = checkpoint(lambda x: block(x * 2), torch.ones(2, requires_grad=True), use_reentrant=False)
+    block.eval()
+    y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("fails", "remedy"),
+    [
+        (mixed_types, "y.to(weight.dtype)"),
+        (changed_input, "write x = x + block(x)"),
+        (other_mode, "A block computed something else when it ran again"),
+    ],
+)
+def test_what_to_do_about_an_error_of_torch_is_in_the_error_file(
+    fails: Callable[[], None], remedy: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        fails()
+    run = RunDir(tmp_path)
+    place = Place(run, run.attempt(0), number=0, node=0)
+    assert write_error(place, caught.value, Where("backward", 3, users=True)) == "user-error"
+    assert remedy in json.loads(place.attempt.error(0).read_text())["exception"]
 
 
 def test_a_failure_of_launchers_own_code_is_not_the_users() -> None:

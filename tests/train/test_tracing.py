@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from launcher.memory.states import Ranks
 from launcher.memory.trace import (
@@ -26,6 +26,7 @@ from launcher.spec.recipe import Recipe
 from launcher.train import Task
 from launcher.train.task import load_task
 from launcher.train.tracing.fake_mode import TraceMode
+from launcher.train.tracing.fake_model import make_fake
 from launcher.train.tracing.tracer import Tracer, UntraceableError
 
 GPT = ("launcher.tasks.gpt:PydocGPT", {"layers": 9, "dim": 32, "heads": 2, "context": 16, "dropout": 0.1})
@@ -238,6 +239,18 @@ def test_an_error_of_the_tracer_itself_is_no_reason_to_run_all_blocks(
     traced, ranks = Tracer(Blocks(), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
     with pytest.raises(KeyError, match="storage"):
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
+def test_tensors_in_containers_of_a_module_are_traced_as_well() -> None:
+    with torch.device("meta"):
+        module = nn.Linear(2, 2)
+        one = torch.ones(2)
+        module.kept = {"states": [(one, torch.ones(3))], "tied": module.weight}  # type: ignore[assignment]
+    fake = FakeTensorMode()
+    make_fake(module, fake)
+    [(first, second)] = module.kept["states"]
+    assert [type(t) for t in (first, second)] == [FakeTensor] * 2 and first.device.type == "cpu"
+    assert module.kept["tied"] is module.weight and isinstance(module.weight.data, FakeTensor)
 
 
 def test_a_model_that_asks_for_values_says_where() -> None:

@@ -12,9 +12,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from launcher.train.recovery.state_finder import INTERNAL
+
+DEPTH = 4
+"Containers inside each other that are searched for tensors."
+
 
 def make_fake(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
-    """Replace the tensors of a model built on the meta device in place, including plain attributes.
+    """Replace the tensors of a model built on the meta device in place, including those in attributes, and in
+    lists, tuples and dictionaries there.
 
     Tied tensors stay tied. `to_empty()` and `to()` do not work for fake tensors: they swap tensors, which
     fails for those with weak references.
@@ -32,11 +38,22 @@ def make_fake(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
             made[tensor] = nn.Parameter(new, tensor.requires_grad) if parameter else new
         return made[tensor]
 
+    def converted(value: Any, depth: int = 0) -> Any:
+        if isinstance(value, torch.Tensor):
+            return exchanged(value)
+        if depth < DEPTH and type(value) is tuple:
+            return tuple(converted(one, depth + 1) for one in value)
+        if depth < DEPTH and isinstance(value, (list, dict)):
+            for key, one in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                if isinstance(one, (torch.Tensor, tuple, list, dict)):
+                    value[key] = converted(one, depth + 1)
+        return value
+
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers, vars(module)):
-            for name, value in list(tensors.items()):
-                if isinstance(value, torch.Tensor):
-                    tensors[name] = exchanged(value)  # type: ignore[assignment]
+        own = {key: value for key, value in vars(module).items() if key not in INTERNAL}
+        for tensors in (module._parameters, module._buffers, own):
+            converted(tensors)
+        vars(module).update(own)
     return model
 
 
