@@ -20,7 +20,7 @@ from launcher.memory.states import (
     states_of,
     updated_by,
 )
-from launcher.memory.trace import BATCH, GRADIENTS, LATER, TEMPORARIES
+from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, LATER, TEMPORARIES
 from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
 from launcher.spec.mesh import in_buckets
@@ -74,6 +74,7 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     `model`: in the recipe's precision. `profile`: of the recipe's trace.
     """
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
+    left = int(profile.left.at(micro))
     found = []
 
     def add(
@@ -87,7 +88,9 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
         made = when != "first step" or recipe.optimizer_step == "backward"
         parts = standing(states, recipe, with_optimizer=made)
         here = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
-        for category, size in (*here.items(), *known.items()):
+        # A run can restore what the model held before the step, so it holds that as well.
+        before = {ACTIVATIONS: left if when == "steady state" else 0}
+        for category, size in (*here.items(), *known.items(), *before.items()):
             parts[category] = parts.get(category, 0) + size
         found.append(_peak(when, phase, parts, profile.module(moment.event)))
 
@@ -210,4 +213,5 @@ def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, pr
         parts[TEMPORARIES] = max(parts[TEMPORARIES], held - parts[GRADIENTS])
         parts[GRADIENTS] = held
     parts[BATCH] = int(profile.batch.at(recipe.micro_batch_size))
+    parts[ACTIVATIONS] = int(profile.left.at(recipe.micro_batch_size))
     return _peak("first step", "optimizer", parts, largest if parts[TEMPORARIES] else "")

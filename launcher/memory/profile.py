@@ -33,6 +33,9 @@ from launcher.spec.mesh import in_buckets, stages_of
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.schedule import Beside, held_beside
 
+SCALAR = 8
+"Maximum bytes of one number."
+
 
 class Profile:
     """The trace of all recipes with one trace and one `kind`. `profile_of` makes it."""
@@ -100,6 +103,17 @@ class Profile:
     def batch(self) -> Affine:
         """Bytes of one pass's micro-batch on the device."""
         return per_pass(self.trace, BATCH)
+
+    @cached_property
+    def left(self) -> Affine:
+        """Bytes of activations that the model holds after a step, in attributes, until the next step replaces
+        them."""
+        ends = [end for name, _, end in self.trace.spans() if name.startswith("backward")]
+        numbers = self.trace.live_at(max(ends) - 1) if ends else []
+        there = [self.trace.storages[number] for number in numbers]
+        # The loss itself, which a model may compute, is gone before the update.
+        kept = [one for one in there if one.category == ACTIVATIONS and one.at(1) > SCALAR]
+        return Affine(sum(one.fixed for one in kept), sum(one.per_sample for one in kept))
 
     def parts(self, event: int) -> dict[str, Affine]:
         """Return category -> live bytes after an event."""

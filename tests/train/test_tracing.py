@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from launcher.memory.profile import Profile
 from launcher.memory.states import Ranks
 from launcher.memory.trace import (
     ALL_GATHER,
@@ -251,6 +252,38 @@ def test_tensors_in_containers_of_a_module_are_traced_as_well() -> None:
     [(first, second)] = module.kept["states"]
     assert [type(t) for t in (first, second)] == [FakeTensor] * 2 and first.device.type == "cpu"
     assert module.kept["tied"] is module.weight and isinstance(module.weight.data, FakeTensor)
+
+
+class Remembering(nn.Module):
+    """Keeps what each layer computes in an attribute, such as attention maps for the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(7))
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            self.seen[number] = x = torch.tanh(layer(x))
+        return x
+
+
+class Remembers(Task):
+    def model(self) -> nn.Module:
+        return Remembering()
+
+    def data(self, split: str) -> torch.Tensor:
+        return torch.zeros(8, 16)
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return model(batch).square().sum(), len(batch)
+
+
+def test_activations_that_a_model_keeps_in_attributes_are_there_in_the_next_step() -> None:
+    for task, kept in ((Remembers(), 7 * 16 * 4), (Blocks(), 0)):
+        traced, chosen = Tracer(task, JOB, "cpu"), recipe(precision="fp32", sharding="none")
+        found = Profile(traced.trace(chosen, Ranks(1, 1, on_gpu=True)), chosen).left
+        assert (found.fixed, found.per_sample) == (0, kept), task
 
 
 def test_a_model_that_asks_for_values_says_where() -> None:
