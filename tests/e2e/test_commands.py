@@ -103,7 +103,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_script_that_ends_politely_when_it_is_told_to_has_not_succeeded(lab: Lab, ranks: int) -> None:
     lab.script(POLITE)
     job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": ranks})

@@ -27,6 +27,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_script_that_fills_the_disk_with_its_log_still_ends_well(lab: Lab, small_disk: Path) -> None:
     lab.script(
         "import sys\n"

@@ -84,6 +84,7 @@ def test_a_run_that_saves_no_step_in_three_starts_stays_out_of_the_queue(lab: La
         assert state.get("requeue", False) == (start < 3) and (state["then"] == IN_VAIN) == (start == 3)
 
 
+@pytest.mark.slow
 def test_also_when_nobody_could_say_so(lab: Lab, run: RunDir) -> None:
     for _ in range(3):
         with supervisor(lab, run) as process:

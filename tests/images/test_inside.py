@@ -111,6 +111,7 @@ def test_a_small_shared_memory_is_said_and_the_command_runs(tmp_path: Path) -> N
         assert told in done.stderr and bool(told) == bool(done.stderr)
 
 
+@pytest.mark.slow
 def test_launchers_own_wheel_is_the_same_each_time_and_dates_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_torn_or_foreign_file_hides_no_other(tmp_path):
     assert len(entries(tmp_path, LLAMA)) == 1
 
 
+@pytest.mark.slow
 def test_ten_thousand_files_are_read_in_a_second(tmp_path):
     text = record(tmp_path, entry()).read_text()
     prefixes = [LLAMA.prefix] * 3_000 + [LLAMA.model_copy(update={"gpu": "cpu"}).prefix] * 7_000

@@ -44,6 +44,7 @@ def test_the_sick_node_of_two_is_named(slurm_lab: SlurmLab, cluster: Cluster) ->
     assert {"answers", "ranks", "rendezvous-port", "clocks"} <= good
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_sick_node_before_or_after_its_first_attempt(
     slurm_lab: SlurmLab, cluster: Cluster
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_function_that_is_cancelled_while_it_runs_does_not_run_again(slurm_lab
     assert "'CANCELLED', 'CANCELLED', 'CANCELLED'" in said and said.splitlines()[-1] == "3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requeue", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_preempted_function_goes_on_from_its_checkpoint_and_another_begins_anew(
     slurm_lab: SlurmLab, requeue: bool

@@ -105,6 +105,7 @@ def test_a_compiled_block_keeps_what_the_partitioner_keeps(
     assert traced[1] - traced[0] == real[1] - real[0] > 0
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_the_flops_of_the_step_and_needs_less() -> None:
     tracer = Tracer(llama(4), JOB, "cuda")
     for activations in ("keep", "checkpoint"):
@@ -118,6 +119,7 @@ def test_a_compiled_step_has_the_flops_of_the_step_and_needs_less() -> None:
     assert sum(one.fixed for one in fused.storages) < sum(one.fixed for one in eager.storages)
 
 
+@pytest.mark.slow
 def test_a_lower_budget_keeps_less_and_computes_more() -> None:
     tracer = Tracer(llama(4), JOB, "cuda")
     traces = [

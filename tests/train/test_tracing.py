@@ -50,6 +50,7 @@ def recipe(**fields: Any) -> Recipe:
     return Recipe.model_validate({"micro_batch_size": 1, "grad_accum": 1, **chosen})
 
 
+@pytest.mark.slow
 def test_the_shorter_way_to_results_of_operators_leads_to_the_same_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -128,6 +128,7 @@ def test_places_are_dealt_out_and_a_sweep_is_cancelled(laptop: Laptop) -> None:
     wait_for(lambda: sorted(_states(laptop, sweep_id)) == ["cancelled"] * 3 + ["succeeded"], "the end")
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_waiting_run_moves_to_a_host_that_has_become_free(laptop: Laptop) -> None:
     laptop.script(SHOWS)
