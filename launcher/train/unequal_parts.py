@@ -55,10 +55,12 @@ def watch_parts(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: Dev
             )
             if first.kind == inspect.Parameter.KEYWORD_ONLY:
                 module.register_forward_pre_hook(partial(_by_name, first.name), with_kwargs=True)
-            if isinstance(linear_of(module), nn.Linear):
+            if isinstance(layer := linear_of(module), nn.Linear):
                 module.register_forward_pre_hook(_lay_out_input)
                 module.register_forward_hook(_lay_out_gradient, prepend=True)
             if one.use_local_output:
+                if isinstance(layer, nn.Linear) and given == Shard(-1) and layer.out_features % mesh.size():
+                    parts.cut[layer.out_features, -1] = name
                 module.register_forward_hook(partial(_give, parts, name, given), prepend=True)
 
 
@@ -72,10 +74,13 @@ class _Parts:
         twice, counted from the first and from the last: a module may add or remove others."""
 
     def give(self, name: str, layout: Placement | None, shape: torch.Size) -> None:
-        """Note that a dimension of `shape` leaves the module as plain parts."""
+        """Note that a dimension of `shape` leaves the module as plain parts. Compiled code that is recomputed
+        can note nothing: what linear layers cut is known before."""
         if isinstance(layout, Shard) and (size := shape[layout.dim]) % self.mesh.size():
-            for dimension in _dimensions(layout, len(shape)):
-                self.cut[size, dimension] = name
+            first, last = _dimensions(layout, len(shape))
+            if torch.compiler.is_compiling() and (size, last) in self.cut:
+                return
+            self.cut[size, first] = self.cut[size, last] = name
 
     def take(self, name: str, layout: Placement | None, x: torch.Tensor) -> None:
         """Raise SetupError if x is a plain part of a size that was cut unequally."""
