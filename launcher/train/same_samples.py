@@ -57,6 +57,6 @@ def _number(leaf: Any) -> float:
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return 0.0
     values = (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(-1)
-    # Of positive values, a sum with one sign would hide the difference.
+    # If all values are positive, a sum with one sign would hide the difference.
     found = float(values[::2].sum(dtype=torch.float64) - values[1::2].sum(dtype=torch.float64))
     return math.asinh(found) if math.isfinite(found) else 0.0
