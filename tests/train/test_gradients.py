@@ -16,8 +16,8 @@ TOLERANCE = 3e-6
     scope="module",
     params=[
         pytest.param(1, id="one rank", marks=pytest.mark.slow),
-        pytest.param(2, id="two ranks"),
-        pytest.param(4, id="two nodes of two ranks", marks=pytest.mark.slow),
+        pytest.param(2, id="two ranks", marks=pytest.mark.slow),
+        pytest.param(4, id="two nodes of two ranks"),
     ],
 )
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
