@@ -133,10 +133,10 @@ def _settings() -> ExitStack:
     """Return what holds for every graph of this process from now on."""
     from torch._dynamo import config as dynamo_config
 
-    from launcher.train.saved_meshes import saved_meshes
+    from launcher.train.compiled_dtensors import compiled_dtensors
 
     stack = ExitStack()
-    stack.enter_context(saved_meshes())
+    stack.enter_context(compiled_dtensors())
     # torch would run a block in parts if there are more graphs, and here end the step.
     stack.enter_context(dynamo_config.patch(recompile_limit=GRAPHS))
     return stack

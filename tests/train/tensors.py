@@ -66,10 +66,6 @@ JOBS: dict[str, dict[str, Any]] = {
         "args": {"layers": 1, "dim": 16, "heads": 2, "context": 8, "dropout": 0.3},
     },
     "video": {"task": "launcher.tasks.video:VideoLanguageModel", "args": {"max_frames": 5}},
-    "video, one length": {
-        "task": "launcher.tasks.video:VideoLanguageModel",
-        "args": {"max_frames": 4, "context": 8},
-    },
     "brain": {"task": BRAIN, **NORMED},
     "lora": {"task": LLAMA, "args": {"context": 31}, "adapter": {"kind": "lora", "rank": 4}},
     "qlora": {

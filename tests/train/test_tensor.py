@@ -515,7 +515,7 @@ def test_ranks_drop_other_activations_where_they_are_cut_and_the_same_ones_where
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "uneven": ("llama", {}),
     "gpt": ("gpt", {}),
-    "video": ("video, one length", {}),
+    "video": ("video", {}),
     "brain": ("brain", {}),
     "norms of heads": ("qwen3 of transformers", {}),
     "lora": ("lora", {}),

@@ -79,7 +79,7 @@ def _as_in_a_run() -> Iterator[None]:
     """Without the modes, hooks and replacements of a trace, which a graph would capture."""
     from torch._dynamo import config as dynamo_config
 
-    from launcher.train.saved_meshes import saved_meshes  # imports inductor
+    from launcher.train.compiled_dtensors import compiled_dtensors  # imports inductor
 
     with ExitStack() as stack:
         for name in _HOOKS:
@@ -89,7 +89,7 @@ def _as_in_a_run() -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(_Place.fake)
         stack.enter_context(as_compiled())
-        stack.enter_context(saved_meshes())
+        stack.enter_context(compiled_dtensors())
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)  # torch's words about compiling are for a run
         stack.enter_context(dynamo_config.patch(recompile_limit=MANY, accumulated_recompile_limit=MANY))
