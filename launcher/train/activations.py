@@ -134,9 +134,9 @@ def _with_offload(
     # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
     stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
 
-    def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+    def pack(_: torch.Tensor, part: torch.Tensor) -> tuple[torch.device, torch.Tensor] | None:
         if storage_of(part) in stay:
-            return None, tensor
+            return None
         with record_function(ON_HOST), budget.host_side():
             on_host = torch.empty_like(part, device="cpu", pin_memory=pin)
             on_host.copy_(part)
@@ -146,7 +146,7 @@ def _with_offload(
         return forward(*args, **kwargs)
 
 
-def _unpack(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
+def _unpack(packed: tuple[torch.device, torch.Tensor], *, pin: bool) -> torch.Tensor:
     device, tensor = packed
     # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
-    return tensor if device is None else tensor.to(device, non_blocking=pin, copy=True)
+    return tensor.to(device, non_blocking=pin, copy=True)

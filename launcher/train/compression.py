@@ -77,13 +77,6 @@ class Packed(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Kept(NamedTuple):
-    """A tensor that stays as it is, and its version when it was saved."""
-
-    tensor: torch.Tensor
-    version: int
-
-
 class Compressor:
     """Compresses the activations of all blocks of a model. A tensor that several operators save, also in
     several blocks, is compressed once."""
@@ -101,10 +94,8 @@ class Compressor:
         """Call a block's forward so that its activations wait for the backward pass in 8 bits."""
         stays = _Exact(block, tree_leaves((args, kwargs)))
 
-        def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | Kept:
-            if stays(tensor, part):
-                return Kept(tensor, tensor._version)
-            return self._pack(part, (tensor._version, part._version))
+        def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | None:
+            return None if stays(tensor, part) else self._pack(part, (tensor._version, part._version))
 
         with saved_parts(pack, _unpack):
             return forward(*args, **kwargs)
@@ -116,7 +107,7 @@ class Compressor:
             for size, packed, stride in zip(layout.shape, layout.strides, tensor.stride(), strict=True)
         )
         place = layout.numel if dense else (layout.shape, tensor.stride())
-        key = (place, tensor.storage_offset(), tensor.dtype, versions)
+        key = (place, tensor.storage_offset(), tensor.dtype, tensor.is_neg(), versions)
         known = self._known.setdefault(tensor.untyped_storage(), {})
         codes = known[key]() if key in known else None
         if codes is None:
@@ -183,13 +174,5 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return Layout(shape, tuple(strides), numel)
 
 
-def _unpack(saved: Packed | Kept) -> torch.Tensor:
-    if isinstance(saved, Packed):
-        return saved.codes.values().as_strided(saved.shape, saved.strides)
-    # Autograd leaves this check to hooks.
-    if saved.tensor._version != saved.version:
-        raise RuntimeError(
-            f"a tensor of shape {tuple(saved.tensor.shape)} that the backward pass needs has been modified "
-            f"by an in-place operation: it is at version {saved.tensor._version}, expected {saved.version}"
-        )
-    return saved.tensor
+def _unpack(saved: Packed) -> torch.Tensor:
+    return saved.codes.values().as_strided(saved.shape, saved.strides)

@@ -8,15 +8,14 @@ tensor arrives that the unit returned: not for one that it put into such a list,
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from launcher.train.recovery.state_finder import MOST_ITEMS, sort_of
+from launcher.train.recovery.state_finder import MOST_ITEMS, attributes_of, sort_of
 
 
 def share_arguments(unit: FSDPModule) -> None:
@@ -26,8 +25,12 @@ def share_arguments(unit: FSDPModule) -> None:
     """
     assert isinstance(unit, nn.Module)
     call = _Call(unit._get_fsdp_state())
+    # Directly before and after FSDP's hook, which is the first one: others may add arguments.
+    hooks: Any = unit._forward_pre_hooks
+    of_fsdp = next(iter(hooks))
+    unit.register_forward_pre_hook(call.after_fsdp, prepend=True, with_kwargs=True)
+    hooks.move_to_end(of_fsdp, last=False)
     unit.register_forward_pre_hook(call.before_fsdp, prepend=True, with_kwargs=True)
-    unit.register_forward_pre_hook(call.after_fsdp, with_kwargs=True)
     unit.register_forward_hook(call.ends, always_call=True)
 
 
@@ -63,43 +66,43 @@ class _Call:
 
 def _apply(original: Any, copy: Any, theirs: Any, mine: Any) -> None:
     """Change the original as the copy was changed since they held `theirs` and `mine`."""
-    if isinstance(copy, dict):
+    if isinstance(copy, Mapping):
         for key in mine.keys() - copy.keys():
-            del original[key]
+            original.pop(key, None)
         for key, value in copy.items():
             if key not in mine or mine[key] is not value:
                 original[key] = value
     elif len(copy) != len(mine) or any(a is not b for a, b in zip(copy, mine, strict=True)):
         # What the unit has left is what the caller had: the copies have views of those tensors.
         before = {id(a): b for a, b in zip(mine, theirs, strict=True)}
-        original[:] = [before.get(id(value), value) for value in copy]
+        now = [before.get(id(value), value) for value in copy]
+        original.clear()
+        original.extend(now)
 
 
 def _containers(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the lists and dictionaries in a value, and the attributes of dataclasses and of objects of the
-    user's classes. `seen`: the ids of such objects, the only ones that FSDP does not copy."""
-    inside: Any = ()
-    if isinstance(value, (list, dict)):
-        yield value
-        inside = list(_values(value))
-    elif isinstance(value, tuple):
-        inside = value
-    elif isinstance(value, type) or not hasattr(value, "__dict__"):
+    """Yield the lists, dictionaries and attributes of objects in a value. `seen`: the ids of objects, which
+    FSDP does not copy."""
+    sort = sort_of(value, passed_on=True)
+    if sort not in ("dict", "items", "tuple", "object"):
         return
-    elif dataclasses.is_dataclass(value):
-        yield vars(value)
-        inside = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    elif sort_of(value) == "object" and id(value) not in seen and len(seen) < MOST_ITEMS:
+    if sort == "object":
+        if id(value) in seen or len(seen) == MOST_ITEMS:
+            return
         seen.add(id(value))
-        yield vars(value)
-        inside = list(vars(value).values())
-    for one in inside:
-        yield from _containers(one, seen)
+    homes = [*attributes_of(value, passed_on=True)]
+    if sort != "object":
+        homes.append(value)
+    for home in homes:
+        if sort != "tuple":
+            yield home
+        for one in list(_values(home)):
+            yield from _containers(one, seen)
 
 
 def _held(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
+    return dict(container) if isinstance(container, Mapping) else list(container)
 
 
 def _values(container: Any) -> Any:
-    return container.values() if isinstance(container, dict) else container
+    return container.values() if isinstance(container, Mapping) else container

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -25,20 +25,44 @@ def memory_of(tensor: torch.Tensor) -> int:
     return 0 if is_traceable_wrapper_subclass(part) else int(part.untyped_storage()._cdata)
 
 
+class _Kept(NamedTuple):
+    """A saved tensor that stays as it is, and its version when it was saved."""
+
+    tensor: torch.Tensor
+    version: int
+
+    def unchanged(self) -> torch.Tensor:
+        """Return the tensor. Autograd leaves this check to hooks."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that the backward pass needs has been "
+                f"modified by an inplace operation: it is at version {self.tensor._version}, "
+                f"expected {self.version}"
+            )
+        return self.tensor
+
+
 def saved_parts(
     pack: Callable[[torch.Tensor, torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]
 ) -> saved_tensors_hooks:
-    """Return hooks for saved tensors. `pack` gets the tensor and its `local_part`; what `unpack` returns for
-    a DTensor is its part again."""
+    """Return hooks for saved tensors.
+
+    `pack` gets the tensor and its `local_part`, and returns what to keep instead, or None to keep the tensor.
+    What `unpack` returns for a DTensor is its part again. As without hooks, the backward pass raises
+    RuntimeError if a tensor that was kept has changed.
+    """
 
     def pack_part(tensor: torch.Tensor) -> tuple[Any, Any]:
-        return (tensor._spec if isinstance(tensor, DTensor) else None), pack(tensor, local_part(tensor))
+        packed = pack(tensor, local_part(tensor))
+        if packed is None:
+            return None, _Kept(tensor, tensor._version)
+        return (tensor._spec if isinstance(tensor, DTensor) else None), packed
 
     def unpack_part(saved: tuple[Any, Any]) -> torch.Tensor:
         spec, packed = saved
+        if isinstance(packed, _Kept):
+            return packed.unchanged()
         found = unpack(packed)
-        if spec is None or isinstance(found, DTensor):
-            return found
-        return DTensor(found, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return found if spec is None else DTensor(found, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     return saved_tensors_hooks(pack_part, unpack_part)

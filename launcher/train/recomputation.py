@@ -8,18 +8,21 @@ and change the state a second time.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
-from torch.utils._pytree import tree_map
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.spec.base import format_bytes
 from launcher.spec.listed import listed
+from launcher.train.in_place import changeable
+from launcher.train.local_parts import memory_of
 from launcher.train.recovery.fingerprint import fingerprint
 from launcher.train.recovery.state_finder import (
     INTERNAL,
@@ -45,10 +48,10 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 class BlockState:
     """The state that a block's forward pass may read and change. It consists of
 
-    - the buffers of its modules, whether they are in training mode, and which parameters are trained;
+    - the buffers and parameters of its modules, whether they are in training mode, and what is trained;
     - the attributes of those modules that are of the user's classes, and the arguments of the call: tensors,
-      generators, arrays, and the entries of dictionaries, lists and objects of the user's classes;
-    - the random numbers of Python and numpy.
+      generators, arrays, other modules, and the entries of dictionaries, lists and objects;
+    - the random numbers of Python and numpy, and the kernels that attention may use.
     """
 
     def __init__(self, block: nn.Module, inner: Callable[[], Contexts] | None = None) -> None:
@@ -86,32 +89,29 @@ class _Both:
 class Place:
     """A dictionary, list, set or deque, and what it holds now. The attributes of an object are a dictionary.
 
-    `detached`: tensors with a graph are kept without it, because it would keep the memory of its pass.
+    `hold` returns what to keep of a tensor.
     """
 
-    def __init__(self, name: str, home: Any, *, detached: bool = False) -> None:
+    def __init__(
+        self, name: str, home: Any, hold: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         self.name, self.home, self._held = name, home, _entries(home)
-        if detached:
-            for key, value in _items(self._held):
-                if isinstance(value, (torch.Tensor, tuple)):
-                    self._held[key] = _in_tuples(value, lambda t: t if t.is_leaf else t.detach())
+        if hold is not None:
+            _map_tensors(self._held, hold)
 
     def changed(self) -> list[str]:
         """Return the names of what differs, without tensors with a graph, which belong to one pass."""
         held, now = dict(_items(self._held)), dict(_items(_entries(self.home)))
         keys = [key for key in {**held, **now} if held.get(key, _ABSENT) is not now.get(key, _ABSENT)]
-        new = ((key, now.get(key)) for key in keys)
-        return [f"{self.name}{key}" for key, one in new if not isinstance(one, torch.Tensor) or one.is_leaf]
+        return [f"{self.name}{key}" for key in keys if not _has_graph(now.get(key))]
 
-    def restore(self, copies: Mapping[int, torch.Tensor]) -> Place | None:
-        """Restore what it held, with `copies` (by id) in place of tensors. Return what it holds now; None if
+    def restore(self, tensors: Mapping[int, torch.Tensor]) -> Place | None:
+        """Restore what it held, with `tensors` (by id) in place of tensors. Return what it holds now; None if
         nothing differs."""
         held = self._held
-        if copies:
+        if tensors:
             held = held.copy()
-            for key, value in _items(held):
-                if isinstance(value, (torch.Tensor, tuple)):
-                    held[key] = _in_tuples(value, lambda t: copies.get(id(t), t))
+            _map_tensors(held, lambda t: tensors.get(id(t), t))
         if _same(held, self.home):
             return None
         now = Place(self.name, self.home)
@@ -120,38 +120,64 @@ class Place:
         return now
 
 
-class Switches:
-    """Which modules are in training mode now, and which of their parameters are trained."""
+class Modules:
+    """Which modules are in training mode now, and which parameters they have and train."""
 
-    def __init__(self, modules: list[tuple[str, nn.Module]]) -> None:
-        self._modes = [(module, module.training) for _, module in modules]
-        self._trained = [
-            (module._parameters, name, p.requires_grad)  # FSDP replaces the parameter
-            for _, module in modules
+    def __init__(self) -> None:
+        self._modes: list[tuple[nn.Module, bool]] = []
+        self._parameters: list[tuple[dict[str, Any], str, Any, bool]] = []
+
+    def add(self, module: nn.Module, hold: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._modes.append((module, module.training))
+        self._parameters += [
+            (module._parameters, name, hold(p), p.requires_grad)
             for name, p in module._parameters.items()
             if p is not None
         ]
 
-    def restore(self) -> Switches:
-        """Return those that are now set otherwise."""
-        now = Switches([])
+    def restore(self, tensors: Mapping[int, torch.Tensor]) -> Modules:
+        """Restore them, with `tensors` (by id) in place of tensors. Return what is now otherwise.
+
+        A parameter in the place of another one stays: FSDP shards it. What torch.func.functional_call puts
+        there is none.
+        """
+        now = Modules()
         for module, training in self._modes:
             if module.training != training:
                 now._modes.append((module, module.training))
                 module.training = training
-        for parameters, name, trained in self._trained:
-            p = parameters.get(name)
-            if p is not None and p.requires_grad != trained:
-                now._trained.append((parameters, name, p.requires_grad))
+        for home, name, held, trained in self._parameters:
+            p, then = home.get(name), tensors.get(id(held), held)
+            if p is not then and not (isinstance(p, nn.Parameter) and isinstance(then, nn.Parameter)):
+                now._parameters.append((home, name, p, trained))
+                home[name] = then
+            elif p is not None and p.requires_grad != trained:
+                now._parameters.append((home, name, p, p.requires_grad))
                 p.requires_grad_(trained)
         return now
+
+
+class Watched(NamedTuple):
+    """A tensor that a pass may read, as it was before."""
+
+    name: str
+    tensor: torch.Tensor
+    version: int
+    given: bool
+    "The block was called with it."
+    trained: bool
+    "It is a parameter that has a gradient."
+
+    @property
+    def has_changed(self) -> bool:
+        return _version(self.tensor) != self.version
 
 
 class ForwardPass:
     """Keeps, of the state that one forward pass began with, what the pass changes.
 
     Raises TaskError if the pass changes in place a tensor of which there is no copy: one of more than 1 MiB,
-    or one that it was called with.
+    a trained parameter, or one that it was called with.
     """
 
     def __init__(self, state: BlockState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -159,12 +185,15 @@ class ForwardPass:
         self._arguments = [(f"argument {at}", one) for at, one in enumerate(args)]
         self._arguments += [(f"argument {key}", one) for key, one in kwargs.items()]
         # torch itself watches and keeps these, or under a checkpoint of the model computes them again.
-        self._watched_by_torch = {id(one) for one in args}
+        self._kept_by_torch = {id(one) for one in args}
+        self.kernels = _attention_kernels()
         self.places: list[Place] = []
+        self.modules = Modules()
+        self.with_graph: list[torch.Tensor] = []
+        "Tensors in places that had a graph, which would keep the memory of its pass, without it."
         self.copies: dict[int, torch.Tensor] = {}
-        "Id of a tensor -> its content before the pass."
-        self.unchanged: list[tuple[str, torch.Tensor, int]] = []
-        "Tensors that the pass left as they were, with their names and versions."
+        "Id of a tensor in a place -> its content before the pass."
+        self.unchanged: list[Watched] = []
         self.generators: list[State] = []
         "And small arrays."
         self.numbers: list[Any] = []
@@ -172,60 +201,89 @@ class ForwardPass:
 
     @torch.no_grad()
     def __enter__(self) -> None:
-        self._tensors: dict[int, tuple[str, torch.Tensor, int]] = {}
-        self._given: set[int] = set()
-        self.switches = Switches(self.state.modules)
+        self._without_graph: dict[int, torch.Tensor] = {}
+        self._tensors: dict[int, Watched] = {}
         seen: set[int] = set()
         arguments, self._arguments = self._arguments, []
         self._search(arguments, seen, given=True)
         inside: list[tuple[str, Any]] = []
         for prefix, module in self.state.modules:
-            self.places.append(Place(prefix, module._buffers, detached=True))
-            inside += [(f"{prefix}{key}", buffer) for key, buffer in module._buffers.items()]
-            if classes_of(module):
-                self.places.append(Place(prefix, vars(module), detached=True))
-                own = ((key, value) for key, value in vars(module).items() if key not in INTERNAL)
-                inside += [(f"{prefix}{key}", value) for key, value in own]
+            seen.add(id(module))
+            inside += self._enter(prefix, module, seen, given=False)
         self._search(inside, seen, given=False)
         self._prints: dict[int, torch.Tensor | None] = {}
-        for number, (_, tensor, _) in self._tensors.items():
-            if number in self._given:
+        for number, one in self._tensors.items():
+            if one.given:
                 continue
-            if tensor.nbytes <= SMALL:
-                self.copies[number] = tensor.clone()
-            elif self.state.passes < WATCHED and tensor.nbytes <= MOST_DATA:
-                self._prints[number] = _print(tensor)
+            if one.tensor.nbytes <= SMALL and not one.trained:
+                self.copies[number] = one.tensor.detach().clone()
+            elif self.state.passes < WATCHED and one.tensor.nbytes <= MOST_DATA:
+                self._prints[number] = _print(one.tensor)
         self.numbers = [numbers.state() for numbers in GLOBAL_NUMBERS]
 
+    def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or if it has a graph the same memory without it."""
+        if tensor.is_leaf:
+            return tensor
+        if (found := self._without_graph.get(id(tensor))) is None:
+            found = self._without_graph[id(tensor)] = tensor.detach().requires_grad_()
+            self.with_graph.append(found)
+        return found
+
+    def _watch(self, name: str, tensor: torch.Tensor, *, given: bool, trained: bool = False) -> None:
+        held = self._hold(tensor)
+        if id(held) not in self._tensors and (given or trained or content(held) is not None):
+            self._tensors[id(held)] = Watched(name, held, _version(held), given, trained)
+            if given and id(tensor) in self._kept_by_torch:
+                self._kept_by_torch.add(id(held))
+
+    def _enter(self, prefix: str, module: nn.Module, seen: set[int], *, given: bool) -> list[tuple[str, Any]]:
+        """Take a module without its submodules into account. Return what is in its attributes, with names."""
+        self.modules.add(module, self._hold)
+        self.places.append(Place(prefix, module._buffers, self._hold))
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                self._watch(f"{prefix}{key}", buffer, given=given)
+        for key, p in module._parameters.items():
+            if p is not None:
+                self._watch(f"{prefix}{key}", p, given=given, trained=p.requires_grad)
+        if not classes_of(module):
+            return []
+        self.places.append(Place(prefix, vars(module), self._hold))
+        return [(f"{prefix}{key}", value) for key, value in vars(module).items() if key not in INTERNAL]
+
     def _search(self, waiting: list[tuple[str, Any]], seen: set[int], *, given: bool) -> None:
-        """Find places, tensors and generators in values, each with its name. `given`: the block was called
-        with them."""
+        """Find places, tensors and generators in values, each with its name."""
+        objects = 0
         for name, value in waiting:  # grows meanwhile
-            sort = sort_of(value)
-            if sort == "plain" or id(value) in seen or len(seen) == MOST_ITEMS:
+            sort = sort_of(value, passed_on=given)
+            if sort == "plain" or id(value) in seen:
                 continue
             seen.add(id(value))
             if sort == "tensor":
-                if isinstance(value, nn.Parameter):
-                    continue
-                if given:
-                    self._given.add(id(value))
-                if given or content(value) is not None:
-                    self._tensors[id(value)] = name, value, _version(value)
+                trained = isinstance(value, nn.Parameter) and value.requires_grad
+                self._watch(name, value, given=given, trained=trained)
             elif (found := state_of(name, value)) is not None:
                 self.generators.append(found)
-            else:
+            elif objects < MOST_ITEMS:
+                objects += 1
+                if sort == "module":
+                    for prefix, module in value.named_modules(prefix=name):
+                        if module is value or id(module) not in seen:
+                            seen.add(id(module))
+                            waiting += self._enter(f"{prefix}.", module, seen, given=given)
+                    continue
                 contents = [value] if sort in ("dict", "items", "tuple") else []
-                for home in [*attributes_of(value), *contents]:
+                for home in [*attributes_of(value, passed_on=given), *contents]:
                     if len(home) <= MOST_ITEMS:
                         waiting += [(f"{name}[{key!r}]", inside) for key, inside in _items(home)]
                         if not isinstance(home, (tuple, frozenset)):
-                            self.places.append(Place(f"{name} ", home, detached=not given))
+                            self.places.append(Place(f"{name} ", home, self._hold))
 
     @torch.no_grad()
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        tensors, prints, given = self._tensors, self._prints, self._given
-        del self._tensors, self._prints, self._given
+        tensors, prints = self._tensors, self._prints
+        del self._tensors, self._prints, self._without_graph
         if kind is not None:
             return
         self.generators = [one for one in self.generators if one.changed()]
@@ -234,43 +292,33 @@ class ForwardPass:
             for numbers, before in zip(GLOBAL_NUMBERS, self.numbers, strict=True)
         ]
         state = self.state
-        watched = state.passes < WATCHED
+        compares = state.passes < WATCHED
         state.passes += 1
-        for number, (name, tensor, version) in tensors.items():
-            changed = _version(tensor) != version
-            if number in given:
-                if changed:
-                    raise TaskError(
-                        f"{self._place(name)} {CHANGED_IN_PASS}. Let it change a copy, or {INSTEAD}"
-                    )
-                if number not in self._watched_by_torch:
-                    self.unchanged.append((name, tensor, version))
-                continue
+        for number, one in tensors.items():
             copy = self.copies.get(number)
-            if changed or (watched and _differs(tensor, copy, prints.get(number))):
-                state.written.add(name)
-            if name not in state.written:
+            if one.has_changed or (compares and _differs(one.tensor, copy, prints.get(number))):
+                if copy is None:
+                    raise TaskError(f"{self._place(one.name)} {CHANGED_IN_PASS}. {_way_out(one)}")
+                state.written.add(one.name)
+            if one.name not in state.written:
                 self.copies.pop(number, None)
-                self.unchanged.append((name, tensor, version))
-            elif copy is None:
-                raise TaskError(
-                    f"{self._place(name)} ({format_bytes(tensor.nbytes)}) {CHANGED_IN_PASS}: copies are kept "
-                    f"of up to {format_bytes(SMALL)}. Instead, {INSTEAD}"
-                )
+                if number not in self._kept_by_torch:
+                    self.unchanged.append(one)
         if self.copies:
-            self._check_separate([tensors[number][:2] for number in self.copies], [*tensors.values()])
+            self._check_separate([*tensors.values()])
 
-    def _check_separate(
-        self, written: list[tuple[str, torch.Tensor]], tensors: list[tuple[str, torch.Tensor, int]]
-    ) -> None:
+    def _check_separate(self, tensors: list[Watched]) -> None:
         """Raise TaskError if a tensor that the pass wrote shares memory with another one: their copies would
         not."""
-        for name, one in written:
-            for other_name, other, _ in tensors:
-                if other is not one and _shares_memory(one, other):
+        by_memory: dict[int, list[Watched]] = {}
+        for one in tensors:
+            by_memory.setdefault(memory_of(one.tensor), []).append(one)
+        for neighbours in by_memory.values():
+            for one, other in itertools.permutations(neighbours, 2):
+                if id(one.tensor) in self.copies and _overlap(one.tensor, other.tensor):
                     raise TaskError(
-                        f"{self._place(name)} {CHANGED_IN_PASS}: {other_name} is in the same memory. Make it "
-                        f"from {name} where it is used, or {INSTEAD}"
+                        f"{self._place(one.name)} {CHANGED_IN_PASS}: {other.name} is in the same memory. "
+                        f"Make it from {one.name} where it is used, or {INSTEAD}"
                     )
 
     def changes(self) -> list[str]:
@@ -284,13 +332,25 @@ class ForwardPass:
 
     def check_unchanged(self) -> None:
         """Raise TaskError if a tensor that the pass read, but did not write, was written since."""
-        for name, tensor, version in self.unchanged:
-            if _version(tensor) != version:
+        for one in self.unchanged:
+            if one.has_changed:
+                way_out = "Change it in the block's forward pass or after the step"
+                if one.trained:
+                    way_out = "Change it after the step, set optimizer_step: after if it is backward"
                 raise TaskError(
-                    f"{self._place(name)} was changed in place between the forward pass of its block and the "
-                    "recomputation, which would begin with the changed values. Change it in the block's "
-                    "forward pass or after the step, or use activations: keep or offload"
+                    f"{self._place(one.name)} was changed in place between the forward pass of its block and "
+                    f"the recomputation, which would begin with the changed values. {way_out}, or use "
+                    "activations: keep or offload"
                 )
+
+    def tensors(self) -> dict[int, torch.Tensor]:
+        """Return what a recomputation finds in places instead of the tensors with these ids: copies, and for
+        tensors that had a graph such with one, since the same must be saved for the backward pass."""
+        found = {number: copy.clone() for number, copy in self.copies.items()}
+        with torch.enable_grad():
+            for tensor in self.with_graph:
+                found[id(tensor)] = changeable(found.get(id(tensor), tensor).requires_grad_())
+        return found
 
     def _place(self, name: str) -> str:
         return f"{name} of a block {self.state.name}"
@@ -301,6 +361,15 @@ CHANGED_IN_PASS = (
     "values"
 )
 INSTEAD = "use activations: keep or offload, or leave the block out of blocks() of the task"
+
+
+def _way_out(one: Watched) -> str:
+    if one.given:
+        return f"Let it change a copy, or {INSTEAD}"
+    if one.trained:
+        return f"It is a trained parameter: change it after the step, or {INSTEAD}"
+    size = f"It has {format_bytes(one.tensor.nbytes)}, and copies are kept of up to {format_bytes(SMALL)}"
+    return f"{size}: {INSTEAD}"
 
 
 def without_changes(forward: Callable[..., Any], state: BlockState, *args: Any, **kwargs: Any) -> Any:
@@ -334,10 +403,10 @@ class Recomputation:
     def __enter__(self) -> None:
         forward = self._forward
         forward.check_unchanged()
-        copies = {key: copy.clone() for key, copy in forward.copies.items()}
+        tensors = forward.tensors()
         # Before the places, among which are all attributes of modules of the user's classes.
-        self._switches = forward.switches.restore()
-        self._places = [now for place in forward.places if (now := place.restore(copies)) is not None]
+        self._modules = forward.modules.restore(tensors)
+        self._places = [now for place in forward.places if (now := place.restore(tensors)) is not None]
         self._generators = [generator.again() for generator in forward.generators]
         for generator in forward.generators:
             generator.restore()
@@ -346,11 +415,15 @@ class Recomputation:
             for numbers, then in zip(GLOBAL_NUMBERS, forward.numbers, strict=True)
         ]
         _set_numbers(forward.numbers)
+        same = forward.kernels == _attention_kernels()
+        self._kernels = nullcontext() if same else sdpa_kernel(forward.kernels)
+        self._kernels.__enter__()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self._kernels.__exit__(*error)
         for place in self._places:
             place.restore({})
-        self._switches.restore()
+        self._modules.restore({})
         for generator in self._generators:
             generator.restore()
         _set_numbers(self._numbers)
@@ -377,17 +450,41 @@ def _same(entries: Any, home: Any) -> bool:
     return all(map(operator.is_, entries, home))
 
 
+def _map_tensors(entries: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace each tensor by a function of it, also those in tuples, which cannot be a place."""
+    for key, value in _items(entries):
+        if isinstance(value, (torch.Tensor, tuple)):
+            entries[key] = _in_tuples(value, function)
+
+
 def _in_tuples(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to a tensor, or to the tensors in a tuple, which cannot be a place."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if not isinstance(value, tuple) or not any(isinstance(one, (torch.Tensor, tuple)) for one in value):
+    if not isinstance(value, tuple):
         return value
-    return tree_map(
-        lambda one: function(one) if isinstance(one, torch.Tensor) else one,
-        value,
-        is_leaf=lambda one: not isinstance(one, tuple),
-    )
+    inside = [_in_tuples(one, function) for one in value]
+    if all(map(operator.is_, inside, value)):
+        return value
+    return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+
+
+def _has_graph(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_graph, value))
+    return isinstance(value, torch.Tensor) and not value.is_leaf
+
+
+def _attention_kernels() -> list[SDPBackend]:
+    """Return the kernels that scaled_dot_product_attention may use now."""
+    return [kernel for kernel, allowed in _ALLOWED.items() if allowed()]
+
+
+_ALLOWED: dict[SDPBackend, Callable[[], bool]] = {
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+}
 
 
 def _set_numbers(states: list[Any]) -> None:
@@ -400,9 +497,10 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors in the same storage share an element."""
     mine, theirs = content(one), content(other)
-    if mine is None or theirs is None or mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata:
+    if mine is None or theirs is None:
         return False
     (first, last), (other_first, other_last) = _extent(mine), _extent(theirs)
     return first < other_last and other_first < last

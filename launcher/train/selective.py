@@ -4,7 +4,8 @@ torch.utils.checkpoint's own contexts for this keep every result that a policy n
 pass may read it: the last matrix product of a transformer block, which is only added to the residual stream.
 The contexts here drop what was kept after the block's last saved tensor, because the recomputation stops
 there. A result that the model then changes in place, such as with nn.ReLU(inplace=True), is not kept either:
-torch's contexts would raise an error.
+torch's contexts would raise an error. Nor is that of attention with dropout: torch's contexts would let the
+recomputation draw other random numbers than the forward pass.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in KEPT:
-            self.cache.add(func, out, keep=self.choice.keeps(func))
+            self.cache.add(func, out, keep=self.choice.keeps(func) and not _draws(func, args, kwargs or {}))
         elif func._schema.is_mutable:
             self.cache.drop_written(_written(func, args, kwargs or {}))
         return out
@@ -199,15 +200,32 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return kept.result
 
 
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator draws random numbers: attention with dropout. If the recomputation did not
+    draw them, too, the dropouts after it would draw others than in the forward pass."""
+    return torch.Tag.nondeterministic_seeded in func.tags and any(
+        argument.name == "dropout_p" and value != 0 for argument, value in _arguments(func, args, kwargs)
+    )
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each argument of an operator that the caller gave, and its value."""
+    for number, argument in enumerate(func._schema.arguments):
+        if number < len(args):
+            yield argument, args[number]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
 def _tensors_of(result: Any) -> Iterator[torch.Tensor]:
     return (one for one in tree_leaves(result) if isinstance(one, torch.Tensor))
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Yield the arguments that an operator changes in place."""
-    for number, argument in enumerate(func._schema.arguments):
+    for argument, value in _arguments(func, args, kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors_of(args[number] if number < len(args) else kwargs.get(argument.name))
+            yield from _tensors_of(value)
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

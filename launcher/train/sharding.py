@@ -20,6 +20,7 @@ from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
 from launcher.train.fsdp_arguments import share_arguments
+from launcher.train.gathered_weights import refuse_changes
 from launcher.train.mesh import Meshes
 from launcher.train.optimizers.state import local
 from launcher.train.pipeline.cut import chunks_of
@@ -144,10 +145,11 @@ def fully_sharded(
             root.set_reduce_scatter_unused_params(True)
     for chunk in chunks_of(model):
         _gather_in_order(chunk)
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             check_types(module)
             share_arguments(module)
+            refuse_changes(module, name)
     return model
 
 

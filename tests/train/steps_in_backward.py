@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,17 @@ class Peeking(Ragged):
     def model(self) -> nn.Module:
         model = super().model()
         for number, layer in enumerate(model.layers):
-            model.layers[number] = Scaled(layer, model.head)
+            model.layers[number] = Scaled(layer, lambda: model.head.weight)
         return model
 
 
 class Scaled(nn.Module):
-    def __init__(self, layer: nn.Module, other: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, other: Callable[[], torch.Tensor]) -> None:
         super().__init__()
-        self.layer, self.others = layer, [other]
+        self.layer, self.other = layer, other
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * torch.sigmoid(self.others[0].weight.detach().sum())
+        return self.layer(x) * torch.sigmoid(self.other().detach().sum())
 
 
 class Infinite(Ragged):

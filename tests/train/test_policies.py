@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.rundir.layout import RunDir
 from launcher.spec.mesh import mesh_of
 from launcher.spec.recipe import Recipe
+from launcher.train import selective
 from launcher.train.activations import apply_activations, evenly, offloaded, outermost, recomputed
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler
@@ -337,6 +338,48 @@ def test_a_copied_block_computes_with_its_own_weights(fields: dict[str, Any]) ->
     x = torch.randn(2, 8, requires_grad=True)
     [gradient], [other] = (torch.autograd.grad(one(x).sum(), x) for one in (teacher, block))
     assert torch.equal(teacher(x), 2 * block(x)) and torch.equal(gradient, 2 * other)
+
+
+@pytest.mark.parametrize("activations", ["selective", "checkpoint"])
+def test_attention_with_dropout_draws_in_the_recomputation_what_it_drew_before(
+    activations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention with dropout has no kernel on a CPU that `selective` would keep: another operator stands in
+    for it."""
+
+    @torch.library.custom_op(
+        "launcher_test::attention", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded]
+    )
+    def attention(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+        return x * (torch.rand_like(x) > dropout_p)
+
+    attention.register_autograd(lambda context, gradient: (gradient, None))
+    operator = torch.ops.launcher_test.attention.default
+    monkeypatch.setattr(selective, "KEPT", selective.KEPT | {operator})
+
+    class Block(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(operator(super().forward(x), 0.5), 0.5).square()
+
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        block = Block(8, 8)
+        if recomputes:
+            block.forward = recomputed(block, recipe("none", activations=activations))  # type: ignore[method-assign]
+        block(torch.ones(4, 8)).sum().backward()
+        found.append(block.weight.grad)
+    assert torch.equal(*found)
+
+
+def test_a_weight_that_changes_before_the_backward_pass_is_refused_with_offload_as_without() -> None:
+    block = nn.Linear(4, 4)
+    block.forward = offloaded(block, Unlimited(), pin=False)  # type: ignore[method-assign]
+    loss = block(torch.ones(2, 4, requires_grad=True)).sum()
+    with torch.no_grad():
+        block.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_a_block_that_computes_something_else_the_second_time_is_named() -> None:

@@ -6,6 +6,9 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from optparse import Values
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +16,8 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.train.activations import recomputed
 from launcher.train.budget import Unlimited
@@ -40,6 +45,7 @@ class Block(nn.Module):
         self.torch_numbers = torch.Generator().manual_seed(1)
         self.python_numbers = random.Random(2)
         self.numpy_numbers = numpy.random.default_rng(3)
+        self.center = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.register_buffer("large", torch.ones(SMALL // 4 + 1))
 
@@ -97,6 +103,22 @@ def scale_in_an_object(block: Any, x: torch.Tensor) -> float:
     return sum(block.kept["recent"])
 
 
+def frozen_parameter_in_place(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.center.lerp_(x.detach().mean(0), 0.5)
+    return block.center + 0
+
+
+def frozen_parameter_through_data(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.center.data = block.center.data.lerp(x.detach().mean(0), 0.5)
+    return block.center + 0
+
+
+def statistics_of_an_unregistered_norm(block: Any, x: torch.Tensor) -> Any:
+    [norm] = block.kept.setdefault("norms", [nn.BatchNorm1d(WIDTH, affine=False)])
+    norm(x.detach())
+    return norm.running_mean + 0
+
+
 STATEFUL: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "python": lambda block, x: random.random(),
     "python's normal": lambda block, x: random.gauss(0, 1),
@@ -110,6 +132,9 @@ STATEFUL: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "mean through data": mean_through_data,
     "mean replaced": mean_replaced,
     "mean made late": mean_made_late,
+    "frozen parameter in place": frozen_parameter_in_place,
+    "frozen parameter through data": frozen_parameter_through_data,
+    "statistics of an unregistered norm": statistics_of_an_unregistered_norm,
     "late change": late_change,
     "level in place": level_in_place,
     "level with graph": level_with_graph,
@@ -168,9 +193,9 @@ class Passing(nn.Module):
         return state
 
 
-def passed_on(model: nn.Sequential) -> list[Any]:
+def passed_on(model: nn.Sequential, notes: Any) -> list[Any]:
     x = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
-    state, skips, notes = {"x": x}, list[torch.Tensor](), Notes()
+    state, skips = {"x": x}, list[torch.Tensor]()
     for block in model:
         state = block(state, skips, notes=notes)
     (state["x"].square().sum() + sum(skips).sum()).backward()  # type: ignore[union-attr]
@@ -178,13 +203,84 @@ def passed_on(model: nn.Sequential) -> list[Any]:
 
 
 @pytest.mark.parametrize("activations", ["checkpoint", "selective"])
-def test_recomputation_begins_with_what_the_block_was_called_with(activations: str) -> None:
+@pytest.mark.parametrize(
+    "notes", [Notes, partial(SimpleNamespace, scale=1.0), partial(Values, {"scale": 1.0})]
+)
+def test_recomputation_begins_with_what_the_block_was_called_with(activations: str, notes: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(Passing() for _ in range(4)))
     reference = copy.deepcopy(model)
     for block in model:
         block.forward = recomputed(block, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
-    assert passed_on(model) == passed_on(reference)
+    assert passed_on(model, notes()) == passed_on(reference, notes())
+
+
+def condition_in_an_attribute(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.level = block.up(x)
+    result = block(x)
+    block.level = torch.ones(WIDTH)
+    return result  # type: ignore[no-any-return]
+
+
+def sum_of_calls(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.level = torch.zeros_like(x)
+    return block(block(block(x)))  # type: ignore[no-any-return]
+
+
+def add_to_level(block: Any, x: torch.Tensor) -> torch.Tensor:
+    block.level += block.down(x)
+    return block.level + 0
+
+
+def other_weights(block: Any, x: torch.Tensor) -> torch.Tensor:
+    weights = dict(block.named_parameters())
+    faster = {name: weight * 0.5 + block(x).mean() for name, weight in weights.items()}
+    return torch.func.functional_call(block, faster, (x,))  # type: ignore[no-any-return]
+
+
+def one_kernel(block: Any, x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return block(x)  # type: ignore[no-any-return]
+
+
+def attention(block: Any, x: torch.Tensor) -> torch.Tensor:
+    x = block.up(x).view(1, 2, -1, WIDTH // 2)
+    return functional.scaled_dot_product_attention(x, x, x).view(-1, WIDTH)
+
+
+def many_norms(block: Any, x: torch.Tensor) -> torch.Tensor:
+    return block.many[:-1](x) + block.many[-1](x)  # type: ignore[no-any-return]
+
+
+Call = Callable[[Any, torch.Tensor], torch.Tensor]
+CALLS: dict[str, tuple[Call, Call]] = {
+    "condition in an attribute": (lambda block, x: block.level, condition_in_an_attribute),
+    "sum of calls in an attribute": (add_to_level, sum_of_calls),
+    "weights of functional_call": (lambda block, x: x + 1, other_weights),
+    "kernels of attention": (attention, one_kernel),
+    "over 1,000 buffers": (many_norms, lambda block, x: block(x) + block(2 * x)),
+}
+
+
+@pytest.mark.parametrize("activations", ["checkpoint", "selective"])
+@pytest.mark.parametrize("kind", CALLS)
+def test_recomputation_begins_with_what_the_model_had_set_for_the_forward_pass(
+    kind: str, activations: str
+) -> None:
+    factor, call = CALLS[kind]
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        block = Block(factor)
+        if factor is many_norms:
+            block.many = nn.Sequential(*(nn.BatchNorm1d(WIDTH, affine=False) for _ in range(334)))
+        if recomputes:
+            block.forward = recomputed(block, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
+        loss = call(block, torch.randn(4, WIDTH)).square().sum()
+        loss.backward()
+        found.append([loss.item(), [p.grad.tolist() for p in block.parameters() if p.grad is not None]])
+        found[-1] += [buffer.tolist() for buffer in block.buffers()]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("activations", ["checkpoint", "selective"])
@@ -218,6 +314,18 @@ def test_an_argument_that_the_forward_pass_changes_in_place_is_refused(call: Any
         call(block, torch.randn(4, WIDTH, requires_grad=True) + 0)
 
 
+def test_another_modules_weight_that_changes_between_the_two_passes_is_refused() -> None:
+    """As when `optimizer_step: backward` has updated it."""
+    block = Block(lambda block, x: block.kept["other"].weight.detach().mean())
+    other = block.kept["other"] = nn.Linear(2, 2)
+    block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
+    loss = block(torch.ones(2, WIDTH)).sum()
+    other.weight.data.add_(1)
+    torch.autograd.graph.increment_version(other.weight)
+    with pytest.raises(TaskError, match=r"^kept\['other'\]\.weight of a .* between .* optimizer_step: after"):
+        loss.backward()
+
+
 def test_an_argument_that_changes_between_the_two_passes_is_refused() -> None:
     block = Passing()
     block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
@@ -228,6 +336,16 @@ def test_an_argument_that_changes_between_the_two_passes_is_refused() -> None:
         TaskError, match=r"^argument 0\['x'\] of a block Passing was changed in place between"
     ):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("through", [lambda one: one, lambda one: one.data], ids=["in place", "data"])
+def test_a_trained_parameter_that_the_forward_pass_changes_is_refused(through: Any) -> None:
+    block = Block(lambda block, x: through(block.up.weight.detach()).mul_(0.5).mean())
+    again = recomputed(block, recipe("none", micro=1, activations="checkpoint"))
+    with pytest.raises(
+        TaskError, match=r"^up\.weight of a block Block is changed .* trained .* after the step"
+    ):
+        again(torch.randn(4, WIDTH))
 
 
 def test_two_names_for_the_same_memory_are_refused_if_it_is_changed() -> None:
@@ -248,8 +366,8 @@ def test_a_graph_that_is_used_twice_is_recomputed_twice_from_the_same_state() ->
     block = Block(mean_in_place)
     x = torch.randn(4, WIDTH)
     block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
-    loss = block(x).square().sum()
-    first, again = (torch.autograd.grad(loss, [*block.parameters()], retain_graph=True) for _ in range(2))
+    loss, trained = block(x).square().sum(), [p for p in block.parameters() if p.requires_grad]
+    first, again = (torch.autograd.grad(loss, trained, retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, first, again))
 
 
@@ -262,7 +380,7 @@ def test_a_large_buffer_that_the_forward_pass_changes_is_refused(through: Any) -
     block = Block(factor)
     again = recomputed(block, recipe("none", micro=1, activations="checkpoint"))
     with pytest.raises(
-        TaskError, match=r"^large of a block Block \(1 MiB\) is changed in place .* use activ"
+        TaskError, match=r"^large of a block Block is changed in place .* has 1 MiB.* use activ"
     ):
         again(torch.randn(4, WIDTH))
 

@@ -22,6 +22,7 @@ from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.export import export
+from launcher.train.gathered_weights import refuse_changes
 from launcher.train.mesh import SHARD
 from launcher.train.model import check_loss
 from launcher.train.optimizers.build import build_optimizer
@@ -105,6 +106,36 @@ def test_fsdp_refuses_parameters_of_two_types_in_a_unit_and_a_loss_over_divided_
         penalty = sum(p.square().sum() for p in model.parameters())
         with pytest.raises(TaskError, match=r"^loss returned a sum that contains parameters .*weight_decay"):
             check_loss("loss", (penalty, 1))
+
+
+@pytest.mark.parametrize("through", [lambda one: one, lambda one: one.data], ids=["in place", "data"])
+def test_fsdp_refuses_a_weight_that_forward_changes_and_one_that_is_replaced(through: Any) -> None:
+    class Clamped(nn.Linear):
+        changes = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                if self.changes:
+                    through(self.bias).clamp_(1, 2)
+            return super().forward(x)
+
+    with one_rank():
+        model, x = nn.Sequential(nn.Linear(4, 4), Clamped(4, 4)), torch.ones(2, 4)
+        for name, one in (("1", model[1]), ("", model)):
+            fully_shard(one, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=(SHARD,)))
+            refuse_changes(one, name)  # type: ignore[arg-type]
+        for _ in range(3):
+            model(x).sum().backward()
+        weights = {name: p * 2 for name, p in model.named_parameters()}
+        with pytest.raises(TaskError, match=r"^0\.weight was replaced .*functional_call.* or zero1"):
+            torch.func.functional_call(model, weights, (x,))
+    with one_rank():
+        one = Clamped(4, 4)
+        fully_shard(one, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=(SHARD,)))
+        refuse_changes(one, "1")  # type: ignore[arg-type]
+        one.changes = True
+        with pytest.raises(TaskError, match=r"^1\.bias was changed while FSDP had gathered it .* or zero1"):
+            one(x)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ in a list of the task. `StateFinder` finds the state that can be copied and rest
 
 from __future__ import annotations
 
+import argparse
 import array
 import builtins
 import copy
@@ -14,12 +15,19 @@ import operator
 import random
 import sys
 import sysconfig
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Literal, Protocol
 
 import torch
@@ -443,9 +451,12 @@ Sort = Literal[
 ]
 
 
-def sort_of(value: Any) -> Sort:
+def sort_of(value: Any, *, passed_on: bool = False) -> Sort:
+    """Return how a search treats a value. `passed_on`: the model passes it on to its blocks, so that its
+    attributes count whatever library its class is from."""
     kind: Any = type(value)
-    return _sort(kind)
+    sort = _sort(kind)
+    return "object" if sort == "plain" and passed_on and _has_attributes(kind) else sort
 
 
 @cache
@@ -494,9 +505,21 @@ def _users_classes(kind: Any) -> tuple[Any, ...]:
     return tuple(one for one in kind.__mro__ if _is_users(one))
 
 
-def attributes_of(value: Any) -> Iterator[MutableMapping[str, Any]]:
-    """Yield the attributes of an instance of a user's class; nothing for other objects."""
-    classes = classes_of(value)
+@cache
+def _has_attributes(kind: Any) -> bool:
+    """Return whether instances of a library's class have attributes, as torch_geometric's Data has."""
+    code = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial, type, nn.Module)
+    return not issubclass(kind, (*code, torch.Tensor)) and kind.__module__.partition(".")[0] not in (
+        "builtins",
+        "torch",
+    )
+
+
+def attributes_of(value: Any, *, passed_on: bool = False) -> Iterator[MutableMapping[str, Any]]:
+    """Yield the attributes of an instance of a user's class; nothing for other objects. `passed_on`: see
+    `sort_of`."""
+    kind: Any = type(value)
+    classes = classes_of(value) or (kind.__mro__ if passed_on and _has_attributes(kind) else ())
     if not classes:
         return
     if isinstance(getattr(value, "__dict__", None), dict):
@@ -521,6 +544,8 @@ def _values_of(kind: type) -> list[str]:
     ]
 
 
+_OF_VALUES = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
+"Python's own classes of objects that hold any values."
 _own_packages: set[str] = set()
 "Packages of this process's tasks and data sets. Their classes are the user's even if installed."
 
@@ -539,7 +564,7 @@ def _is_users(kind: Any) -> bool:
     torch.utils.data also count, because they wrap the user's data sets."""
     if kind.__module__.startswith(("torch.utils.data", "launcher.")):
         return not kind.__module__.startswith("launcher.train.")
-    if kind.__module__.partition(".")[0] in _own_packages:
+    if kind.__module__.partition(".")[0] in _own_packages or kind in _OF_VALUES:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return (file is not None and not file.startswith(_LIBRARIES)) or kind.__module__ == "__main__"

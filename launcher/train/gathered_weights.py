@@ -1,0 +1,99 @@
+"""Weights that FSDP has gathered, and a model changes or replaces: that would be lost.
+
+Such as a temperature that `forward` clamps, or a teacher that follows its student there. What `forward` sees
+of a weight is a copy, which FSDP frees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.distributed.fsdp import FSDPModule
+
+from launcher.train.recomputation import WATCHED
+from launcher.train.recovery.cleanup import groups_of
+from launcher.train.recovery.fingerprint import fingerprint
+from launcher.train.recovery.state_finder import MOST_DATA, content
+from launcher.train.task import TaskError
+
+
+def refuse_changes(unit: FSDPModule, name: str) -> None:
+    """Let the forward pass of an FSDP unit raise TaskError if a gathered weight of it has changed, or was
+    replaced.
+
+    `name`: the prefix of the unit's names in the model.
+    """
+    assert isinstance(unit, nn.Module)
+    gathered = _Gathered(unit, name)
+    unit.register_forward_pre_hook(gathered.check_own, prepend=True)
+    unit.register_forward_pre_hook(gathered.begins)
+    unit.register_forward_hook(gathered.ends, prepend=True)  # FSDP's own frees the weights
+
+
+class _Gathered:
+    """The gathered weights of a unit, and their versions when they were first seen. FSDP keeps the versions
+    when it gathers anew; only writes through `.data` leave them as they are."""
+
+    def __init__(self, unit: nn.Module, name: str) -> None:
+        self._unit: Any = unit
+        self._name, self._passes = name, 0
+        self._weights: list[tuple[str, torch.Tensor, int]] = []
+        self._prints: dict[str, torch.Tensor] = {}
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        """Yield each parameter of the unit as FSDP describes it, with its name in the model."""
+        names = {module: name for name, module in self._unit.named_modules(prefix=self._name)}
+        for group in groups_of(self._unit._get_fsdp_state()):
+            for p in group.fsdp_params:
+                yield f"{names[p._module_info.module]}.{p._module_info.param_name}".removeprefix("."), p
+
+    def check_own(self, *_: object) -> None:
+        """Raise TaskError for a weight that is not FSDP's, which would put its own in its place."""
+        for group in groups_of(self._unit._get_fsdp_state()):
+            for p in group.fsdp_params:
+                place = p._module_info
+                if not isinstance(place.module._parameters.get(place.param_name), nn.Parameter):
+                    [name] = (name for name, one in self._named() if one is p)
+                    raise TaskError(
+                        f"{name} was replaced for a call, as torch.func.functional_call does, but FSDP would "
+                        "compute with the parameter of the model: use sharding: ddp or zero1"
+                    )
+
+    @torch.no_grad()
+    def begins(self, *_: object) -> None:
+        if not self._weights:
+            weights = ((name, p._unsharded_param) for name, p in self._named())
+            self._weights = [(name, weight, weight._version) for name, weight in weights]
+        self._check()
+        if self._passes < WATCHED:
+            self._prints = dict(self._fingerprints())
+
+    @torch.no_grad()
+    def ends(self, *_: object) -> None:
+        self._check()
+        if self._passes < WATCHED:
+            self._passes += 1
+            for name, found in self._fingerprints():
+                if not torch.equal(found, self._prints[name]):
+                    self._refuse(name)
+
+    def _fingerprints(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight, _ in self._weights:
+            if weight.nbytes <= MOST_DATA and (plain := content(weight)) is not None and not is_fake(plain):
+                yield name, fingerprint(plain)
+
+    def _check(self) -> None:
+        for name, weight, version in self._weights:
+            if weight._version != version:
+                self._refuse(name)
+
+    def _refuse(self, name: str) -> None:
+        raise TaskError(
+            f"{name} was changed while FSDP had gathered it (in forward, or in loss() after the model was "
+            "called): the change would be lost. Change it in loss() before the model is called, or use "
+            "sharding: ddp or zero1"
+        )
