@@ -80,6 +80,11 @@ _REMEDIES = tuple(
             "is a view, the model must not change it in place (y += x)",
         ),
         (
+            r"differentiated Tensor at index .* appears to not have been used in the graph",
+            "FSDP computes with gathered copies of the weights. To differentiate with respect to parameters "
+            "in the loss, as meta-learning does, use sharding: ddp or zero1",
+        ),
+        (
             r"(must|to) have the same dtype|bias type .* should be the same|expected scalar type",
             "With precision: bf16, and with bf16-mixed under FSDP, a module's weights are in bf16 in its "
             "forward, and what it computes from buffers and integers is not: convert that to the type of the "
@@ -88,7 +93,8 @@ _REMEDIES = tuple(
         (
             r"A different number of tensors was saved|Recomputed values for the following tensors have diff",
             "A block computed something else when it ran again. It may depend on what recomputation does not "
-            "restore, such as globals and modules outside the block: use activations: keep or offload",
+            "restore, such as globals, modules outside the block and context managers that the model enters "
+            "around it (torch.nn.utils.parametrize.cached): use activations: keep or offload",
         ),
     )
 )

@@ -19,6 +19,8 @@ from launcher.train.rank import Rank
 
 COMPARED = 16
 "Number of micro-batches of training, and of evaluation, that the ranks compare in an attempt."
+ROW, ROWS = 1024, 1024
+"Values that are multiplied by the same numbers as the next ones; how many times that at once."
 APART = 1e-3
 "Difference of two ranks' numbers that is no rounding, as between processors of two types."
 DIFFERENT = (
@@ -42,7 +44,7 @@ class SameSamples:
         if not self._shares or self._seen[phase] == COMPARED:
             return
         self._seen[phase] += 1
-        self._number += sum(map(_number, tree_leaves(batch)))
+        self._number += _number(batch)
 
     def apart(self) -> float:
         """Return a number of which `Rank.add_up` makes zero if the ranks fetched the same, and begin anew."""
@@ -50,13 +52,28 @@ class SameSamples:
         return self._rank.within_copies(number)
 
 
+def _number(batch: Any) -> float:
+    """Return a number that rounding changes little, and other values or another order much."""
+    numbers = map(_of_leaf, tree_leaves(batch))
+    return sum((place * math.asinh(number) for place, number in enumerate(numbers, start=1)), start=0.0)
+
+
 @torch.no_grad()
-def _number(leaf: Any) -> float:
-    """Return a number that rounding changes little, and other values much, whatever their size. 0 for what is
-    no plain tensor."""
+def _of_leaf(leaf: Any) -> float:
+    """Return a sum of the values of a tensor, each times a random number. 0 for what is no plain tensor."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return 0.0
     values = (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(-1)
-    # If all values are positive, a sum with one sign would hide the difference.
-    found = float(values[::2].sum(dtype=torch.float64) - values[1::2].sum(dtype=torch.float64))
-    return math.asinh(found) if math.isfinite(found) else 0.0
+    sums = []
+    for part in torch.split(values, ROW * ROWS):
+        rows = torch.zeros(-(-len(part) // ROW), ROW, dtype=torch.float64)
+        rows.view(-1)[: len(part)].copy_(part)
+        sums.append(rows.nan_to_num_(0.0, 0.0, 0.0) @ _factors(ROW, seed=0))
+    found = torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64)
+    return float(found @ _factors(len(found), seed=1))
+
+
+def _factors(count: int, seed: int) -> torch.Tensor:
+    """Return numbers between -1 and 1, the same in every process."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, generator=generator, dtype=torch.float64) * 2 - 1

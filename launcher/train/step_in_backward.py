@@ -112,12 +112,12 @@ class StepInBackward:
 
     @torch.no_grad()
     def _complete(self, p: torch.Tensor) -> None:
-        assert self._update is not None, "a backward pass outside of a step"
-        if p in self._used:
+        if self._update is None or p in self._used:
             raise TaskError(
-                f"{self._names[p]} is in an FSDP unit that the model uses more than once in a step, so its "
-                "gradient comes in parts, but optimizer_step: backward uses it at once: set optimizer_step: "
-                "after, or leave the module out of the task's blocks() or outer_units()"
+                f"{self._names[p]} gets its gradient in parts, but optimizer_step: backward uses it at once. "
+                "Either its FSDP unit is used more than once in a step (leave the module out of the task's "
+                "blocks() or outer_units()), or the task runs a backward pass of its own, or checkpoints "
+                "with use_reentrant=True: change that, or set optimizer_step: after"
             )
         self._used.add(p)
         self._update(self._groups[p], p)

@@ -57,6 +57,14 @@ def test_one_tensor_that_differs_is_enough(key: str, tmp_path: Path) -> None:
     assert apart(tmp_path, mesh, lambda number, _: {**batch(0), key: batch(number)[key]}) > APART
 
 
+@pytest.mark.parametrize("collate", [torch.stack, list])
+def test_the_same_samples_in_another_order_are_a_difference(collate: Any, tmp_path: Path) -> None:
+    rows = torch.randn((16, 64), generator=torch.Generator().manual_seed(0))
+    rows[3, 5] = torch.nan
+    assert apart(tmp_path, {"pipeline": 2}, lambda number, _: collate([*rows.roll(number, 0)])) > APART
+    assert apart(tmp_path, {"pipeline": 2}, lambda number, _: collate([*rows])) < 1e-9
+
+
 def test_rounding_is_no_difference(tmp_path: Path) -> None:
     def rounded(number: int, data: int) -> Any:
         return batch(data)["image"] * (1 + number * 1e-7)

@@ -81,7 +81,7 @@ def test_a_block_that_is_used_twice_is_refused_under_fsdp(tmp_path: Path, probe:
     run = prepare(tmp_path / "run", job(**fields))
     ended = start(run, RECIPE)
     assert ended.codes != {0: 0, 1: 0}
-    assert "layers.0.weight is in an FSDP unit that the model uses more than once in a step" in ended.output
+    assert "layers.0.weight gets its gradient in parts" in ended.output
     assert not losses(run) and not list(run.checkpoints.glob("*"))
     assert any_error(run.attempt(0))["failure"] == "user-error"
     alone = {}
