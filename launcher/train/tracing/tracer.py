@@ -205,8 +205,7 @@ class Tracer:
             stack.enter_context(compiling(fake, recorder))
             try:
                 with recorder.following():
-                    output = self._step(model, rank, recorder, batch, before, complete=complete)
-                returned = Form.of(output)
+                    returned = self._step(model, rank, recorder, batch, before, complete=complete)
             except NotCapturedError:
                 raise
             except Exception as error:
@@ -242,11 +241,11 @@ class Tracer:
         before: Callable[[], torch.Tensor] | None,
         *,
         complete: bool,
-    ) -> torch.Tensor:
+    ) -> Form:
         """Run the passes with the tensors that the training loop holds on the device meanwhile. Return the
-        output of the forward pass: the loss, or what a stage sends to the next one.
+        form of the forward pass's output: the loss, or what a stage sends to the next one.
 
-        As in launcher.train.pipeline.channel, what is sent stays until the next message.
+        As in launcher.train.pipeline.channel, what is sent stays until the next message or the step's end.
         """
         later = None
         if rank.recipe.schedule == "zero-bubble" and rank.recipe.pipeline > 1:
@@ -274,10 +273,15 @@ class Tracer:
                 if received is not None and received.grad is not None:
                     sent = placed_like(received, received.grad)
                 recorder.send(sent)
+            output = output.detach()  # the loop keeps no graph, which would keep what was received
             del arrived, received, gradient, weight
             if later is not None:
                 recorder.begin(backward.replace("backward", LATER))
                 later.compute(reduce=meets(rank.recipe, last=last))
+        returned = Form.of(output)
+        if not last_stage:
+            del output
+        del sent
         if complete:
             recorder.begin("evaluation")
             model.eval()
@@ -285,7 +289,7 @@ class Tracer:
             with torch.no_grad():
                 received = before() if before is not None else None
                 self._forward(model, rank, arrived, received)
-        return output
+        return returned
 
     def _forward(
         self, model: nn.Module, rank: Rank, batch: Any, received: torch.Tensor | None
