@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from launcher.memory.accuracy import error_band
 from launcher.memory.allocator import replay
-from launcher.memory.estimate import Estimate
+from launcher.memory.estimate import Estimate, Peak
 from launcher.memory.failure import Failure, first_failure
 from launcher.memory.host import host_of
 from launcher.memory.overheads import cublas_workspaces, overheads
@@ -55,28 +56,45 @@ def assess(
     `replayed`: compute the reserved bytes by the allocator's model, in a fraction of a second. Otherwise they
     are the bytes of tensors plus ROUNDING. Without GPUs, tensors count as host memory and nothing is added.
     """
-    device = Ranks(ranks.world, ranks.per_node, on_gpu=True)
+    device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
-    allocated = max(peak.allocated for peak in peaks)
+    reserved, pools = max(peak.allocated for peak in peaks), dict[str, int]()
+    if replayed and ranks.on_gpu:
+        reserved, pools = _replayed(model, profile, recipe, device, around, reserved)
+    elif ranks.on_gpu:
+        reserved = _not_replayed(model, profile, recipe, device, around)
+    return _estimate(model, recipe, ranks, around, reserved, peaks, pools)
+
+
+def assess_in_part(
+    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, around: Surroundings
+) -> Estimate:
+    """Return a lower bound of `assess` on GPUs, without peaks. `profile`: a part of that of the recipe."""
+    reserved = _not_replayed(model, profile, recipe, ranks, around)
+    return _estimate(model, recipe, ranks, around, reserved, (), {})
+
+
+def _estimate(
+    model: ModelShapes,
+    recipe: Recipe,
+    ranks: Ranks,
+    around: Surroundings,
+    reserved: int,
+    peaks: tuple[Peak, ...],
+    pools: dict[str, int],
+) -> Estimate:
+    device = replace(ranks, on_gpu=True)
     missing = _not_modelled(recipe)
     host = host_of(
         model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
     )
     states = states_of(model, recipe, device)
-    reserved, pools = allocated, dict[str, int]()
-    if ranks.on_gpu:
-        workspaces = cublas_workspaces(around.gpu.type if around.gpu is not None else "")
-        if replayed:
-            reserved, pools = _replayed(model, profile, recipe, device, workspaces, allocated)
-        else:
-            needed = _on_all_streams(model, profile, recipe, device) + sum(workspaces)
-            reserved = round(needed * (1 + ROUNDING))
     outside = overheads(around.gpu, recipe, ranks)
     if around.gpu is not None and states.managed:
         free = max(0, around.gpu.memory - reserved - sum(outside.values()))
         host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - free)
     if not ranks.on_gpu:
-        host = {"tensors of the ranks": ranks.per_node * allocated, **host}
+        host = {"tensors of the ranks": ranks.per_node * reserved, **host}
     return Estimate(
         peaks=peaks,
         reserved=reserved,
@@ -111,8 +129,10 @@ def assess_at_least(
     )
 
 
-def _on_all_streams(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks) -> int:
-    """Bytes that the streams' pools need together: each keeps what it held at its own peak."""
+def _not_replayed(
+    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, around: Surroundings
+) -> int:
+    """Return the bytes that the streams' pools need together: each keeps what it held at its own peak."""
     peaks = peaks_of(model, profile.on_compute_stream, recipe, ranks)
     micro = recipe.micro_batch_size
     others = {
@@ -120,9 +140,8 @@ def _on_all_streams(model: ModelShapes, profile: Profile, recipe: Recipe, ranks:
         for stream, moments in profile.other_streams.items()
     }
     gradients = others.get(REDUCE_SCATTER, 0)
-    return max(one.allocated - min(one.parts.get(GRADIENTS, 0), gradients) for one in peaks) + sum(
-        others.values()
-    )
+    compute = max(one.allocated - min(one.parts.get(GRADIENTS, 0), gradients) for one in peaks)
+    return round((compute + sum(others.values()) + sum(_workspaces(around))) * (1 + ROUNDING))
 
 
 def _replayed(
@@ -130,11 +149,12 @@ def _replayed(
     profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
-    workspaces: tuple[int, ...],
+    around: Surroundings,
     allocated: int,
 ) -> tuple[int, dict[str, int]]:
-    """Bytes that the allocator's model reserves, and how they are shared out among the streams."""
+    """Return the bytes that the allocator's model reserves, and each stream's share of them."""
     line = timeline(model, profile.trace, recipe, ranks)
+    workspaces = _workspaces(around)
     found = replay(
         line.sizes,
         line.events,
@@ -146,6 +166,10 @@ def _replayed(
     more = max(0, allocated + sum(workspaces) - found.reserved)  # a resume is not in the timeline
     pools[COMPUTE] = pools.get(COMPUTE, 0) + more
     return found.reserved + more, pools
+
+
+def _workspaces(around: Surroundings) -> tuple[int, ...]:
+    return cublas_workspaces(around.gpu.type if around.gpu is not None else "")
 
 
 def failure_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,21 +39,33 @@ SCALAR = 8
 class Profile:
     """The trace of all recipes with one trace and one `kind`. `profile_of` makes it."""
 
-    def __init__(self, trace: Trace, recipe: Recipe, again: Trace | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        model: ModelShapes,
+        recipe: Recipe,
+        again: Trace | None = None,
+        whole: Profile | None = None,
+        left_out: Callable[[Storage], bool] = lambda _: False,
+    ) -> None:
         """`trace`: as the recipe's use of gradients changes it. `again`: the trace of a pass beside gradients
-        of earlier micro-batches, if it is another one."""
-        self.trace, self._recipe = trace, recipe
+        of earlier micro-batches, if it is another one. `whole`: this is a part of it, without the storages
+        for which `left_out` returns True."""
+        self.trace, self._model, self._recipe = trace, model, recipe
         self._again = again if again is not None else trace
+        self._whole, self._left_out = whole, left_out
         self.adds_to_buckets = adds_to_buckets(recipe)
         self._parts: dict[int, dict[str, Affine]] = {}
 
-    def _with(self, change: Callable[[Storage], Storage]) -> Profile:
-        """Return the profile with other storages."""
-        trace, again = (
-            dataclasses.replace(one, storages=tuple(map(change, one.storages)))
-            for one in (self.trace, self._again)
-        )
-        return Profile(trace, self._recipe, again)
+    def _without(self, left_out: Callable[[Storage], bool]) -> Profile:
+        return Profile(self.trace, self._model, self._recipe, self._again, self, left_out)
+
+    @cached_property
+    def _counted(self) -> Sequence[Storage | None]:
+        """The trace's storages, with None in place of each one that is left out."""
+        if self._whole is None:
+            return self.trace.storages
+        return [None if one is None or self._left_out(one) else one for one in self._whole._counted]
 
     @staticmethod
     def kind(recipe: Recipe) -> tuple[bool, bool, str | None]:
@@ -64,40 +75,40 @@ class Profile:
 
     @cached_property
     def highest(self) -> dict[str, tuple[Moment, ...]]:
-        return self.trace.highest(lambda _: True)
+        return self.trace.highest(self._counted)
 
     @cached_property
     def again(self) -> Profile:
         """This profile for a pass beside gradients of earlier micro-batches, without those."""
-        return Profile(self._again, self._recipe)
+        whole = self._whole.again if self._whole is not None else None
+        return Profile(self._again, self._model, self._recipe, None, whole, self._left_out)
 
     @cached_property
     def gradients(self) -> int:
         """Bytes of all gradients of a pass."""
-        phases = self.trace.highest(lambda storage: storage.category == GRADIENTS)
-        return max((moment.fixed for moments in phases.values() for moment in moments), default=0)
+        return max(
+            (moment.fixed for moment in self._highest_of(lambda s: s.category == GRADIENTS)), default=0
+        )
+
+    def _highest_of(self, wanted: Callable[[Storage], bool]) -> list[Moment]:
+        """Return the moments at which most is allocated by the wanted storages alone."""
+        some = [one if one is not None and wanted(one) else None for one in self._counted]
+        return [moment for moments in self.trace.highest(some).values() for moment in moments]
 
     @cached_property
     def on_compute_stream(self) -> Profile:
-        """The same without what other streams allocate, except gradients."""
-        return self._with(
-            lambda storage: (
-                storage
-                if storage.stream == COMPUTE or storage.category == GRADIENTS
-                else storage._replace(fixed=0, per_sample=0)
-            )
-        )
+        """This profile without what other streams allocate."""
+        return self._without(lambda one: one.stream != COMPUTE)
 
     @cached_property
-    def other_streams(self) -> dict[str, tuple[Moment, ...]]:
+    def other_streams(self) -> dict[str, list[Moment]]:
         """Stream -> the moments at which most is allocated on it, for each stream except the compute
         stream."""
         streams = dict.fromkeys(one.stream for one in self.trace.storages if one.stream != COMPUTE)
         return {stream: self._highest_on(stream) for stream in streams}
 
-    def _highest_on(self, stream: str) -> tuple[Moment, ...]:
-        phases = self.trace.highest(lambda one: one.stream == stream)
-        return tuple(moment for moments in phases.values() for moment in moments)
+    def _highest_on(self, stream: str) -> list[Moment]:
+        return self._highest_of(lambda one: one.stream == stream)
 
     @cached_property
     def batch(self) -> Affine:
@@ -110,7 +121,7 @@ class Profile:
         them."""
         ends = [end for name, _, end in self.trace.spans() if name.startswith("backward")]
         numbers = self.trace.live_at(max(ends) - 1) if ends else []
-        there = [self.trace.storages[number] for number in numbers]
+        there = (one for number in numbers if (one := self._counted[number]) is not None)
         # The loss itself, which a model may compute, is gone before the update.
         kept = [one for one in there if one.category == ACTIVATIONS and one.at(1) > SCALAR]
         return Affine(sum(one.fixed for one in kept), sum(one.per_sample for one in kept))
@@ -118,35 +129,27 @@ class Profile:
     def parts(self, event: int) -> dict[str, Affine]:
         """Return category -> live bytes after an event."""
         if event not in self._parts:
-            sums: dict[str, Affine] = {}
+            sums: dict[str, tuple[int, int]] = {}
             for number in self.trace.live_at(event):
-                fixed, per_sample, category, *_ = self.trace.storages[number]
-                before = sums.get(category, Affine(0, 0))
-                sums[category] = Affine(before.fixed + fixed, before.per_sample + per_sample)
-            self._parts[event] = sums
+                if (one := self._counted[number]) is not None:
+                    fixed, per_sample = sums.get(one[2], (0, 0))
+                    sums[one[2]] = fixed + one[0], per_sample + one[1]
+            self._parts[event] = {category: Affine(*size) for category, size in sums.items()}
         return self._parts[event]
 
     @cached_property
     def of_blocks(self) -> Profile:
         """This profile without the activations and temporaries of embeddings, head and loss."""
-        return self._with(
-            lambda storage: (
-                storage
-                if storage.category not in (ACTIVATIONS, TEMPORARIES) or _numbered(storage)
-                else storage._replace(fixed=0, per_sample=0)
-            )
+        in_block = self._model.in_block
+        return self._without(
+            lambda one: one.category in (ACTIVATIONS, TEMPORARIES) and not in_block(one.module)
         )
 
     @cached_property
     def beside_blocks(self) -> Profile:
         """This profile without what the blocks keep for the backward pass."""
-        return self._with(
-            lambda storage: (
-                storage
-                if storage.category != ACTIVATIONS or not _numbered(storage)
-                else storage._replace(fixed=0, per_sample=0)
-            )
-        )
+        in_block = self._model.in_block
+        return self._without(lambda one: one.category == ACTIVATIONS and in_block(one.module))
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
@@ -160,13 +163,13 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
         moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
     trace = in_schedule(traces, moments)
     if recipe.optimizer_step == "backward":
-        return Profile(with_updates(trace, model, recipe, ranks), recipe)
+        return Profile(with_updates(trace, model, recipe, ranks), model, recipe)
     if adds_to_buckets(recipe) or (leave_the_gpu(recipe) and recipe.sharding in SHARDED):
-        return Profile(trace, recipe)
+        return Profile(trace, model, recipe)
     if leave_the_gpu(recipe):
-        return Profile(leaving_late(trace), recipe)
+        return Profile(leaving_late(trace), model, recipe)
     again = in_schedule(traces, moments, again=True)
-    return Profile(kept_to_the_end(trace, recipe), recipe, again)
+    return Profile(kept_to_the_end(trace, recipe), model, recipe, again)
 
 
 def leave_the_gpu(recipe: Recipe) -> bool:
@@ -293,7 +296,7 @@ class Kept(NamedTuple):
 
     everywhere: Affine
     in_blocks: Affine | None
-    "Bytes kept in the numbered blocks; None if there are none."
+    "Bytes kept in the blocks; None if there are none."
 
 
 def work_of(traces: Sequence[Trace]) -> Work:
@@ -301,21 +304,12 @@ def work_of(traces: Sequence[Trace]) -> Work:
     return Work(*(_sum(of) for of in zip(*(trace.work for trace in traces), strict=True)))
 
 
-def kept_of(traces: Sequence[Trace]) -> Kept:
-    """`traces`: as for `profile_of`."""
+def kept_of(traces: Sequence[Trace], model: ModelShapes) -> Kept:
+    """Arguments as for `profile_of`."""
     kept = [(t, [one for one in t.storages if one.category == ACTIVATIONS]) for t in traces]
-    inside = [(t, [one for one in some if _numbered(one)]) for t, some in kept]
+    inside = [(t, [one for one in some if model.in_block(one.module)]) for t, some in kept]
     everywhere, in_blocks = (_sum(_summed(t, some) for t, some in each) for each in (kept, inside))
     return Kept(everywhere, in_blocks if any(some for _, some in inside) else None)
-
-
-def _numbered(storage: Storage) -> bool:
-    return _in_block(storage.module)
-
-
-@functools.cache
-def _in_block(module: str) -> bool:
-    return any(part.isdigit() for part in module.split("."))
 
 
 def _summed(trace: Trace, storages: list[Storage]) -> Affine:

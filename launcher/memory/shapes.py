@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,6 +62,19 @@ class ModelShapes:
     "Bytes of all buffers; they are not sharded."
     outer_units: tuple[str, ...] = ()
     "Names of the modules outside of the blocks that FSDP shards as units of their own."
+    blocks: tuple[str, ...] = ()
+    "Names of the blocks, which are the units of recomputation. Blocks inside of other blocks are left out."
+
+    @cached_property
+    def in_block(self) -> Callable[[str], bool]:
+        """A function that returns whether the module of a name is a block or inside of one."""
+        blocks = frozenset(self.blocks)
+
+        @functools.cache
+        def found(module: str) -> bool:
+            return bool(module) and (module in blocks or found(module.rpartition(".")[0]))
+
+        return found
 
     @cached_property
     def distinct(self) -> tuple[tuple[Parameter, int], ...]:

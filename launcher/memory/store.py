@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -86,20 +87,11 @@ def _versions() -> list[Any]:
 
 
 def pack_trace(trace: Trace) -> dict[str, Any]:
-    names: dict[str, int] = {}
-    rows = [
-        [
-            s.fixed,
-            s.per_sample,
-            names.setdefault(s.category, len(names)),
-            names.setdefault(s.module, len(names)),
-            names.setdefault(s.stream, len(names)),
-        ]
-        for s in trace.storages
-    ]
+    fixed, per_sample, *texts = zip(*trace.storages, strict=True) if trace.storages else ((),) * 5
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*texts)))}
     return {
-        "names": list(names),
-        "storages": rows,
+        "names": list(numbers),
+        "storages": [fixed, per_sample, *([numbers[name] for name in column] for column in texts)],
         "events": trace.events,
         "phases": trace.phases,
         "work": trace.work,
@@ -107,9 +99,10 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
 
 
 def unpack_trace(packed: Mapping[str, Any]) -> Trace:
-    names = packed["names"]
+    name_of = packed["names"].__getitem__
+    fixed, per_sample, *texts = packed["storages"]
     return Trace(
-        storages=tuple(Storage(f, p, names[c], names[m], names[s]) for f, p, c, m, s in packed["storages"]),
+        storages=tuple(map(Storage, fixed, per_sample, *(map(name_of, column) for column in texts))),
         events=tuple(packed["events"]),
         phases=tuple((name, start) for name, start in packed["phases"]),
         work=Work(*(Affine(*law) for law in packed["work"])),
@@ -122,5 +115,5 @@ def pack_shapes(model: ModelShapes) -> dict[str, Any]:
 
 def unpack_shapes(packed: Mapping[str, Any]) -> ModelShapes:
     parameters = (Parameter(**{**p, "shape": tuple(p["shape"])}) for p in packed["parameters"])
-    units = tuple(packed.get("outer_units", ()))
-    return ModelShapes(**{**packed, "parameters": tuple(parameters), "outer_units": units})
+    units, blocks = (tuple(packed[name]) for name in ("outer_units", "blocks"))
+    return ModelShapes(**{**packed, "parameters": tuple(parameters), "outer_units": units, "blocks": blocks})

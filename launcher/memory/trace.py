@@ -5,8 +5,10 @@ Sizes are affine in the micro-batch: a fixed part plus a part per sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 GATHERED, GRADIENTS, ACTIVATIONS = "gathered parameters", "gradients", "activations"
@@ -109,42 +111,68 @@ class Trace:
         for (name, start), end in zip(self.phases, ends, strict=True):
             yield name, start, end
 
-    def highest(self, counts: Callable[[Storage], bool] = lambda _: True) -> dict[str, tuple[Moment, ...]]:
+    def highest(self, counted: Sequence[Storage | None] | None = None) -> dict[str, tuple[Moment, ...]]:
         """Return for each phase the moments that can be its peak, each for some micro-batch.
 
-        Sizes are as requested, without the allocator's rounding. `counts`: returns whether a storage is on
-        the GPU.
+        Sizes are as requested, without the allocator's rounding. `counted`: the storages that count, with
+        None in place of each other one; all count without it.
         """
+        if counted is None:
+            counted = self.storages
         moments: dict[str, tuple[Moment, ...]] = {}
-        sizes = [(one.fixed, one.per_sample) if counts(one) else None for one in self.storages]
         fixed = per_sample = 0
         for name, start, end in self.spans():
             best: dict[int, tuple[int, int]] = {}
-            for event in range(start, end):
-                number = self.events[event]
-                size = sizes[number if number >= 0 else ~number]
-                if size is None:
+            top: int | None = None  # the last allocation of bytes, if nothing has been freed since
+            for event, number in enumerate(self.events[start:end], start):
+                storage = counted[number if number >= 0 else ~number]
+                if storage is None:
                     continue
-                if number < 0:
-                    fixed -= size[0]
-                    per_sample -= size[1]
+                if number >= 0:
+                    fixed += storage[0]
+                    per_sample += storage[1]
+                    if storage[0] or storage[1]:
+                        top = event
                     continue
-                fixed += size[0]
-                per_sample += size[1]
-                if per_sample not in best or fixed > best[per_sample][0]:
-                    best[per_sample] = fixed, event
+                if top is not None:
+                    _note(best, per_sample, fixed, top)
+                    top = None
+                fixed -= storage[0]
+                per_sample -= storage[1]
+            if top is not None:
+                _note(best, per_sample, fixed, top)
             moments[name] = _pareto_front(Moment(most, each, at) for each, (most, at) in best.items())
         return moments
 
     def live_at(self, event: int) -> list[int]:
         """Return the numbers of the storages that are live after this event."""
-        alive: dict[int, None] = {}
-        for number in self.events[: event + 1]:
-            if number >= 0:
-                alive[number] = None
-            else:
-                del alive[~number]
+        phase = bisect.bisect_right(self.phases, event, key=lambda one: one[1]) - 1
+        alive = self._live_before[phase].copy()
+        _follow(self.events[self.phases[phase][1] : event + 1], alive)
         return list(alive)
+
+    @cached_property
+    def _live_before(self) -> list[dict[int, None]]:
+        """The numbers of the storages that are live before each phase, in the order of their allocation."""
+        found, alive = [], dict[int, None]()
+        for _, start, end in self.spans():
+            found.append(alive.copy())
+            _follow(self.events[start:end], alive)
+        return found
+
+
+def _note(best: dict[int, tuple[int, int]], per_sample: int, fixed: int, event: int) -> None:
+    before = best.get(per_sample)
+    if before is None or fixed > before[0]:
+        best[per_sample] = fixed, event
+
+
+def _follow(events: Iterable[int], alive: dict[int, None]) -> None:
+    for number in events:
+        if number >= 0:
+            alive[number] = None
+        else:
+            del alive[~number]
 
 
 def _pareto_front(moments: Iterable[Moment]) -> tuple[Moment, ...]:

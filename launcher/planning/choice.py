@@ -157,13 +157,10 @@ def choose(
     heapq.heapify(contenders)
     while contenders:
         contender = heapq.heappop(contenders)
-        rest, wins = (
-            contender.rest,
-            best is None
-            or (
-                contender.unknown_host <= capacity.is_unknown_for(best.recipe)
-                and _beats(-contender.slowness, contender.rest, best, default)
-            ),
+        rest = contender.rest
+        wins = best is None or (
+            contender.unknown_host <= capacity.is_unknown_for(best.recipe)
+            and _beats(-contender.slowness, rest, best, default)
         )
         if contender.found is not None:
             fitting.append(contender.found)
@@ -186,12 +183,12 @@ def choose(
             if (too_large := _without_trace(sizes, space, evaluate, capacity, bounds)) is not None:
                 misfits.append(too_large)
                 continue
-            asked = [bounds.roughly(one) for one in sizes]
-            may_fit = [one.speed for one in asked if capacity.misfit(one.estimate) is None]
+            rough = [bounds.roughly(one) for one in sizes]
+            may_fit = [one.speed for one in rough if capacity.misfit(one.estimate) is None]
             if may_fit:
                 heapq.heappush(contenders, contender._replace(slowness=-max(may_fit), sized=True))
             else:
-                misfits.append(asked[0])
+                misfits.append(rough[0])
     if best is None:
         losers += _nearest(misfits, evaluate, bounds, capacity) if nearest else _too_large(misfits, capacity)
         return Choice(chosen=None, reason=_nothing_fits(losers, capacity), losers=tuple(losers))
@@ -234,18 +231,23 @@ def _keeps_more(recipe: Recipe, space: Space) -> bool:
 def _without_trace(
     sizes: Sequence[Recipe], space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds
 ) -> Candidate | None:
-    """Return the smallest micro-batch with a lower bound of its memory if no micro-batch fits, as far as that
-    is known without a trace of its activations."""
+    """Return the smallest micro-batch, with a lower bound of its memory, if no micro-batch fits.
+
+    None if one may fit, as far as that is known without a trace of its activations.
+    """
     ends = sizes[0], sizes[-1]  # the largest one may need less than the others: `largest_that_fits`
-    least = [bounds.at_least(one) for one in ends]
-    fits = [capacity.misfit(one) is None for one in least]
-    if any(fits) and _keeps_more(sizes[0], space) and bounds.traces_for(sizes[0]):
+
+    def bound(least: Callable[[Recipe], Estimate]) -> Estimate | None:
+        """Return the bound of the smallest micro-batch, or None if a micro-batch may fit."""
+        if any(capacity.misfit(least(one)) is None for one in ends):
+            return None
+        return least(ends[0]).model_copy(update={"peaks": ()})  # they are not the recipe's
+
+    found = bound(bounds.at_least)
+    if found is None and _keeps_more(sizes[0], space) and bounds.traces_for(sizes[0]):
         # A trace of `checkpoint` answers for these, too, and the ladder needs it in any case.
-        every = (one.model_copy(update={"activations": "checkpoint"}) for one in ends)
-        least = [evaluate(one).estimate for one in every]
-        fits = [capacity.misfit(one) is None for one in least]
-    bound = least[0].model_copy(update={"peaks": ()})  # they are not the recipe's
-    return None if any(fits) else Candidate(recipe=sizes[0], estimate=bound, time=None)
+        found = bound(lambda one: evaluate(one.model_copy(update={"activations": "checkpoint"})).estimate)
+    return Candidate(recipe=sizes[0], estimate=found, time=None) if found is not None else None
 
 
 def _too_large(misfits: Sequence[Candidate], capacity: Capacity) -> list[Loser]:

@@ -28,8 +28,6 @@ from launcher.spec.rules import changes_line
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 PARALLEL = 1.2
 "Speed-up that justifies tensor parallelism, whose layers need links inside a node that are as predicted."
-TRIES = 8
-"Maximum number of choices that are confirmed by an exact trace. The affine model may have let too much in."
 
 
 class Decision(Value):
@@ -78,7 +76,7 @@ class Decider:
         self.plan = begun_where_it_fitted(plan, job, cluster, self._known)
         self.evaluate = Evaluator(source, job, cluster, self.layout, self._known)
         self._bounds = Bounds(
-            least=functools.cache(self.evaluate.least),
+            least=self.evaluate.least,
             speed=functools.cache(self.evaluate.speed),
             at_least=functools.cache(self.evaluate.at_least),
             traces_for=self.evaluate.traces_for,
@@ -106,13 +104,15 @@ class Decider:
         )
 
     def choose(self, space: Space, *, nearest: bool = True) -> Choice:
-        """Choose a recipe and confirm it by an exact trace. `nearest`: as for launcher.planning.choice."""
-        for _ in range(TRIES):
+        """Choose a recipe that also fits by an exact trace. `nearest`: as for launcher.planning.choice.
+
+        The affine model may let in recipes that the exact trace then refuses. Each round traces another one.
+        """
+        while True:
             choice = choose(space, self.evaluate, self.capacity, self._bounds, nearest=nearest)
             if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
                 return choice
             self.evaluate.confirm(choice.chosen.recipe)  # the next round uses the confirmed figures
-        return choice
 
     def best(self) -> Choice:
         """Choose among the recipes that the job leaves open.
@@ -149,9 +149,10 @@ class Decider:
         Its recipes are traced only where model states alone fit, or where a step that never waits for other
         GPUs would be so much faster.
         """
-        one = choice.chosen
-        if one is None and not any(loser.candidate for loser in choice.losers):
-            return choice  # model states alone are too large, and tensor parallelism divides no more of them
+        one, ranks = choice.chosen, self.evaluate.ranks
+        states_alone = one is None and not any(loser.candidate for loser in choice.losers)
+        if states_alone and any(ranks.shards(loser.recipe) == ranks.world for loser in choice.losers):
+            return choice  # tensor parallelism divides no more of them
         if one is not None and (
             one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.exposed)
         ):
@@ -277,10 +278,10 @@ class Decider:
             room=self.capacity,
             explained=explained,
             rungs=rungs,
-            notes=(*self.notes, *left_out, *self._about(chosen)),
+            notes=(*self.notes, *left_out, *self._notes_on(chosen)),
         )
 
-    def _about(self, chosen: Candidate) -> list[str]:
+    def _notes_on(self, chosen: Candidate) -> list[str]:
         recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
         traces = self.evaluate.traces
         found = [why for why in (traces.untraced, traces.uncompiled) if why is not None]

@@ -49,6 +49,7 @@ class DeclaredParams:
                 for number in range(blocks)
             ),
             buffers=0,
+            blocks=tuple(f"blocks.{number}" for number in range(blocks)),
         )
 
     def trace(self, recipe: Recipe, ranks: Ranks, args: Args | None = None, *, exact: bool = False) -> Trace:

@@ -7,14 +7,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.memory.accuracy import error_band
-from launcher.memory.assess import UNCOMPILED, Surroundings, assess, assess_at_least, failure_of
+from launcher.memory.assess import (
+    UNCOMPILED,
+    Surroundings,
+    assess,
+    assess_at_least,
+    assess_in_part,
+    failure_of,
+)
 from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
 from launcher.memory.host import host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.states import states_of
-from launcher.memory.trace import Affine, Work
+from launcher.memory.trace import Affine, Moment, Work
 from launcher.planning.batches import with_micro_batch
 from launcher.planning.cached import remembered
 from launcher.planning.choice import Candidate
@@ -26,12 +33,11 @@ from launcher.planning.traces import Traces, args_key, keeping
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
+from launcher.spec.schedule import held_beside
 
 LEAST_BAND = 0.02
 "Minimum error band, even if earlier runs agree better."
 CUDNN_RNN = "cuDNN's LSTM, GRU and RNN: counted as if composed of other operators"
-_BLOCKS_AT_LEAST = 0.7
-"Minimum share of a forward pass in the blocks. Most of the rest is an output head."
 
 
 class Evaluator:
@@ -60,12 +66,14 @@ class Evaluator:
         )
         self._answers: dict[Hashable, Candidate] = {}
         self._certain: set[Hashable] = set()
+        self._least: dict[Recipe, tuple[int, int]] = {}
 
     def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         key = (recipe, args_key(args))
         if key not in self._answers:
             estimate = self._worst(
                 recipe,
+                args,
                 (
                     assess(of.model(recipe, args), of.profile(recipe, args), recipe, self.ranks, self.around)
                     for of in self.stages
@@ -74,12 +82,31 @@ class Evaluator:
             self._answers[key] = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         return self._answers[key]
 
-    def _worst(self, recipe: Recipe, estimates: Iterable[Estimate]) -> Estimate:
+    def _worst(self, recipe: Recipe, args: Args | None, estimates: Iterable[Estimate]) -> Estimate:
         """Return the estimate of the stage that needs most of its GPU, with the most host memory of any."""
         found = list(estimates)
-        host = max(found, key=lambda one: one.host_per_node).host
+        hosts = [self._host(one, of, recipe, args) for one, of in zip(found, self.stages, strict=True)]
+        host = max(hosts, key=lambda parts: sum(parts.values()))
         worst = max(found, key=lambda one: one.needed)
-        return self._said(recipe, worst.model_copy(update={"host": host}))
+        return self._corrected(recipe, worst.model_copy(update={"host": host}))
+
+    def _host(self, estimate: Estimate, of: Traces, recipe: Recipe, args: Args | None) -> dict[str, int]:
+        """Return the host memory of a node, with the activations that its ranks offload."""
+        offloaded = self._offloaded(of, recipe, args) if self.ranks.on_gpu else 0.0
+        if not offloaded:
+            return estimate.host
+        waiting = max(max(one.held) for one in held_beside(recipe, of.ranks.stage))
+        return {**estimate.host, "activations": round(self.ranks.per_node * (1 + waiting) * offloaded)}
+
+    def _offloaded(self, of: Traces, recipe: Recipe, args: Args | None) -> float:
+        """Return the bytes of activations that a rank moves to the host for one micro-batch.
+
+        A tensor that several operators save counts once, although each makes a copy.
+        """
+        if recipe.activations != "offload":
+            return 0.0
+        kept = of.kept_under(keeping(recipe), args)
+        return (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
 
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
         return (recipe, args_key(args)) in self._certain
@@ -89,7 +116,7 @@ class Evaluator:
 
         Later calls for this recipe return this answer.
         """
-        estimate = self._worst(recipe, (self._replayed(of, recipe, args) for of in self.stages))
+        estimate = self._worst(recipe, args, (self._replayed(of, recipe, args) for of in self.stages))
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._answers[recipe, args_key(args)] = candidate
         self._certain.add((recipe, args_key(args)))
@@ -122,11 +149,21 @@ class Evaluator:
 
     def least(self, recipe: Recipe) -> tuple[int, int]:
         """Return (bytes on a GPU, bytes of a node's host memory) of the states alone."""
-        model, around = self.traces.model(recipe), self.around
-        on_host = host_of(
-            model, recipe, self.ranks, workers=around.workers, on_meta=around.on_meta, copies=around.copies
-        )
-        return states_of(model, recipe, self.ranks).gpu.total, sum(on_host.values())
+        # Recipes that differ only in these fields have the same states.
+        recipe = recipe.model_copy(update={"activations": "keep", "loss_chunks": 1})
+        if recipe not in self._least:
+            model, around = self.traces.model(recipe), self.around
+            on_host = host_of(
+                model,
+                recipe,
+                self.ranks,
+                workers=around.workers,
+                on_meta=around.on_meta,
+                copies=around.copies,
+            )
+            on_gpu = states_of(model, recipe, self.ranks).gpu.total
+            self._least[recipe] = on_gpu, sum(on_host.values())
+        return self._least[recipe]
 
     def speed(self, recipe: Recipe) -> float:
         """Return an upper bound of samples per second, whether the recipe fits or not; 0 if unknown.
@@ -136,8 +173,9 @@ class Evaluator:
         if self.hardware is None:
             return 0.0
         work, moved = self._least_work(recipe), 0.0
-        if recipe.activations == "offload" and (inside := self.traces.kept(keeping(recipe)).in_blocks):
-            moved = inside.per_sample * recipe.micro_batch_size
+        if recipe.activations == "offload" and self._plain_is_lower_bound(recipe):
+            inside = self.traces.kept(keeping(recipe)).in_blocks
+            moved = _in_any_sharding(inside, recipe) if inside is not None else 0.0
         if not any(work.forward_flops):
             return 0.0
         return self._time(recipe, self.traces, work, moved, None).least.samples_per_second
@@ -146,19 +184,23 @@ class Evaluator:
         """Return a lower bound of the memory from the traces that are there."""
         model, least = self.traces.model(recipe), self.traces.least
         if (profile := least(recipe)) is not None:
-            return self._said(recipe, assess(model, profile, recipe, self.ranks, self.around))
+            return self._corrected(recipe, assess_in_part(model, profile, recipe, self.ranks, self.around))
         plain = least(recipe.model_copy(update={"sharding": self.traces.plain}))
         beside = 0.0
-        if plain is not None and self._bounds(recipe):
-            beside = max(one.per_sample for one in plain.highest["forward"]) * recipe.micro_batch_size
-        return self._said(recipe, assess_at_least(model, beside, recipe, self.ranks, self.around))
+        if plain is not None and self._plain_is_lower_bound(recipe):
+            beside = max(_in_any_sharding(one, recipe) for one in plain.highest["forward"])
+        return self._corrected(recipe, assess_at_least(model, beside, recipe, self.ranks, self.around))
 
     def traces_for(self, recipe: Recipe) -> bool:
         """Return whether `roughly` has to trace a step for this recipe."""
         plain = recipe.model_copy(update={"sharding": self.traces.plain, "loss_chunks": 1})
-        return self._bounds(recipe) and recipe.activations != "offload" and not self.traces.has(plain)
+        return (
+            self._plain_is_lower_bound(recipe)
+            and recipe.activations != "offload"
+            and not self.traces.has(plain)
+        )
 
-    def _bounds(self, recipe: Recipe) -> bool:
+    def _plain_is_lower_bound(self, recipe: Recipe) -> bool:
         """Return whether the activations under the plain sharding are a lower bound for the recipe.
 
         FSDP computes in the type that autocast, elsewhere, uses for a part of the operators only: its
@@ -172,15 +214,14 @@ class Evaluator:
         That trace may have another sharding.
         """
         kept = 0.0
-        if recipe.activations != "offload" and self._bounds(recipe):
+        if recipe.activations != "offload" and self._plain_is_lower_bound(recipe):
             everywhere, in_blocks = self.traces.kept(recipe)
             kept_bytes = everywhere if recipe.loss_chunks == 1 else in_blocks
-            # Only the part per sample counts: the fixed part may depend on the sharding.
             if kept_bytes is not None and self.traces.untraced is None:
-                kept = kept_bytes.per_sample * recipe.micro_batch_size
+                kept = _in_any_sharding(kept_bytes, recipe)
         model = self.traces.model(recipe)
         estimate = assess_at_least(model, kept, recipe, self.ranks, self.around)
-        return Candidate(recipe=recipe, estimate=self._said(recipe, estimate), time=self.time(recipe))
+        return Candidate(recipe=recipe, estimate=self._corrected(recipe, estimate), time=self.time(recipe))
 
     def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
         """Return the time of a step, or None if the hardware's speed or the computation is unknown."""
@@ -191,13 +232,10 @@ class Evaluator:
     def _time_of(self, stage: Traces, recipe: Recipe, args: Args | None) -> StepTime | None:
         if self.hardware is None:
             return None
-        work, moved = stage.work(recipe, args), 0.0
+        work = stage.work(recipe, args)
         if not any(work.forward_flops):
             return None
-        if recipe.activations == "offload":
-            kept = stage.kept_under(keeping(recipe), args)
-            moved = (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
-        return self._time(recipe, stage, work, moved, args)
+        return self._time(recipe, stage, work, self._offloaded(stage, recipe, args), args)
 
     def _time(self, recipe: Recipe, stage: Traces, work: Work, moved: float, args: Args | None) -> StepTime:
         assert self.hardware is not None
@@ -205,20 +243,16 @@ class Evaluator:
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:
-        if self._one_policy:  # no other policy will be traced
-            return self.traces.work(recipe.model_copy(update={"loss_chunks": 1}))
-        work = self.traces.work(keeping(recipe).model_copy(update={"loss_chunks": 1}))
-        if recipe.activations != "checkpoint":
-            return work
-        flops, again = work.backward_flops, _BLOCKS_AT_LEAST * recipe.checkpoint_ratio
-        more = Affine(*(b + again * f for b, f in zip(flops, work.forward_flops, strict=True)))
-        return work._replace(backward_flops=more)
+        whole = recipe.model_copy(update={"loss_chunks": 1})
+        plain = whole.model_copy(update={"sharding": self.traces.plain, "compile": False})
+        traced = self._one_policy or self.traces.has(plain)
+        return self.traces.work(whole if traced else keeping(whole))
 
     def learnt(self, recipe: Recipe) -> Correction | None:
         """Return the correction from earlier runs with the same task arguments."""
         return correction(self._known, recipe) if self._known else None
 
-    def _said(self, recipe: Recipe, estimate: Estimate) -> Estimate:
+    def _corrected(self, recipe: Recipe, estimate: Estimate) -> Estimate:
         if self.traces.untraced is not None:
             activations = (NO_ACTIVATIONS,) if self.source.about().tokens_per_sample is None else ()
             missing = (*activations, *NOT_KNOWN, *estimate.not_modelled)
@@ -251,3 +285,12 @@ class Evaluator:
             for one in (recipe, with_micro_batch(recipe, 1))
         )
         return len(runs) > 1 or bool(runs and least)
+
+
+def _in_any_sharding(bytes_: Affine | Moment, recipe: Recipe) -> float:
+    """Return a lower bound of bytes that were traced under another sharding.
+
+    A positive fixed part may be due to that sharding: gathered parameters, or autocast's copies of weights. A
+    negative one is due to the model, such as differences between neighbouring samples.
+    """
+    return max(0.0, min(0, bytes_.fixed) + bytes_.per_sample * recipe.micro_batch_size)

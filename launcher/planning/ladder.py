@@ -63,7 +63,9 @@ def ladder_of(
             if rung is not None:
                 break
         if rung is None:
-            rung = _cheapest(_turned(at, args, evaluate, space, capacity, knobs or {}, left_out), capacity)
+            rung = _cheapest(
+                _knob_rungs(at, args, evaluate, space, capacity, knobs or {}, left_out), capacity
+            )
         if rung is None:
             return tuple(rungs), tuple(f"plan.vary: {name} {why}" for name, why in left_out.items())
         rungs.append(rung)
@@ -92,7 +94,7 @@ def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
     yield from (same, fewer) if space.setting.keeps_micro_batch else ([*same, *fewer],)
 
 
-def _turned(
+def _knob_rungs(
     at: Candidate,
     args: dict[str, JsonValue],
     evaluate: Evaluate,

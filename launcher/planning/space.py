@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.mesh import can_wait, data_ranks
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules, nearest_valid
+from launcher.spec.rules import Setting, nearest_valid, obeys_rules
 from launcher.spec.supported import unsupported
 
 # Field -> values to try, the one that gives up least first. Except for the optimizer, later values usually
@@ -86,21 +86,24 @@ class Space:
         """Every valid combination of the axes, each with its largest valid micro-batch."""
         made: list[Recipe] = []
         for values in itertools.product(*self.axes.values()):
-            sizes = self.sizes(self.base.model_copy(update=dict(zip(self.axes, values, strict=True))))
-            made += sizes[-1:]
+            largest = self._falling(self.base.model_copy(update=dict(zip(self.axes, values, strict=True))))
+            made += itertools.islice(largest, 1)
         return tuple(made)
 
     def sizes(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipe with each valid micro-batch at the same global batch, the smallest first."""
+        return [*self._falling(recipe)][::-1]
+
+    def _falling(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Yield the recipe with each valid micro-batch at the same global batch, the largest first."""
         per_rank = recipe.micro_batch_size * recipe.grad_accum
-        if self.fixed & {"micro_batch_size", "grad_accum"}:
-            made = [recipe]
-        else:
-            made = [
-                recipe.model_copy(update={"micro_batch_size": micro, "grad_accum": per_rank // micro})
-                for micro in divisors(per_rank)
-            ]
-        return [one for one in made if self.has(one)]
+        fixed = self.fixed & {"micro_batch_size", "grad_accum"}
+        for micro in (recipe.micro_batch_size,) if fixed else reversed(divisors(per_rank)):
+            one = recipe
+            if micro != recipe.micro_batch_size:
+                one = recipe.model_copy(update={"micro_batch_size": micro, "grad_accum": per_rank // micro})
+            if self.has(one):
+                yield one
 
     def below(self, recipe: Recipe) -> list[Recipe]:
         """Return the valid recipes with a later value of one axis, which may need less memory.
@@ -121,7 +124,7 @@ class Space:
     def has(self, recipe: Recipe) -> bool:
         if recipe.grad_sync == "last" and "grad_sync" in self.axes and not _waits(recipe):
             return False  # the same as `each`
-        if broken_rules(recipe, self.setting):
+        if not obeys_rules(recipe, self.setting):
             return False
         return not (self.setting.entrypoint and unsupported(recipe))
 

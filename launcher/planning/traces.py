@@ -82,13 +82,16 @@ class Traces:
         """Return a part of the recipe's profile, from a trace that is there; None if there is none.
 
         The trace is that of a step which keeps all activations. Every other step with this sharding allocates
-        the same beside them, and recomputation allocates more.
+        the same beside them, and recomputation allocates more. Exceptions are a loss in parts, and offload
+        and compression: they free all that a block keeps, such as its input, which a module outside of it may
+        have allocated.
         """
         keeps = keeping(recipe).model_copy(update={"loss_chunks": 1})
         if recipe.compile or self.untraced is not None or not self.has(keeps, args):
             return None
         profile = self.profile(keeps, args)
-        return profile.beside_blocks if recipe.loss_chunks == 1 else profile.of_blocks.beside_blocks
+        all_leave = recipe.activations in ("offload", "compress") or recipe.loss_chunks > 1
+        return (profile.of_blocks if all_leave else profile).beside_blocks
 
     def has(self, recipe: Recipe, args: Args | None = None) -> bool:
         """Return whether the recipe has been traced."""
@@ -134,7 +137,8 @@ class Traces:
         in 16 bit."""
         if (recipe.sharding in SHARDED) == (self.plain in SHARDED):
             return self.kept(recipe, args)
-        return kept_of(self._trace(recipe.model_copy(update={"loss_chunks": 1}), args))
+        traces = self._trace(recipe.model_copy(update={"loss_chunks": 1}), args)
+        return kept_of(traces, self.model(recipe, args))
 
     def _pass(self, recipe: Recipe, args: Args | None) -> tuple[Work, Kept]:
         plain = recipe.model_copy(update={"sharding": self.plain})
@@ -146,7 +150,7 @@ class Traces:
         key = (args_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
         if key not in self._passes:
             traces = self._trace(plain, args)
-            self._passes[key] = work_of(traces), kept_of(traces)
+            self._passes[key] = work_of(traces), kept_of(traces, self.model(plain, args))
         return self._passes[key]
 
     def _most_saved(self, whole: Profile, recipe: Recipe, args: Args | None) -> float:

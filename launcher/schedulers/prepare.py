@@ -11,15 +11,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.images.names import PREFIX
-from launcher.render.values import Target
 from launcher.rundir.time import now
 from launcher.rundir.versions import version_of
 from launcher.schedulers.base import Prepared, Request, Scheduler
 from launcher.schedulers.store import Place
+
+if TYPE_CHECKING:
+    from launcher.render.values import Target
 
 
 def new_run_id(name: str) -> str:
@@ -66,6 +68,8 @@ def about(request: Request) -> dict[str, Any]:
 
 def target(request: Request, run_dir: str, workdir: str, python: str, carried: dict[str, str]) -> Target:
     """The values that every template uses. Raises SpecError, ImageError."""
+    from launcher.render.values import Target  # imports Jinja, which a plan does not need
+
     request = _with_digest(request)
     return Target(
         job=request.job,

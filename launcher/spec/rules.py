@@ -407,6 +407,11 @@ RULES = (
 )
 
 
+def obeys_rules(recipe: Recipe, setting: Setting) -> bool:
+    """Return whether the recipe breaks no rule. Faster than `broken_rules`."""
+    return not any(rule.broken(recipe, setting) for rule in RULES)
+
+
 def broken_rules(recipe: Recipe, setting: Setting) -> list[Broken]:
     """Return every rule that the recipe breaks, in the order of the table."""
     return [Broken(rule, rule.cure(recipe, setting)) for rule in RULES if rule.broken(recipe, setting)]

@@ -6,6 +6,7 @@ import torch
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
+from launcher.train.activations import outermost
 from launcher.train.mesh import meshes
 from launcher.train.model import new_model, take_part
 from launcher.train.nf4 import NF4Linear
@@ -25,10 +26,10 @@ def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelSh
     propagate, such as one that needs a value on the meta device.
     """
     model = new_model(task, recipe, on_meta=True)
-    units = list(task.outer_units(model))
+    units, blocks = list(task.outer_units(model)), list(task.blocks(model))
+    names = {module: name for name, module in model.named_modules()}
     if recipe.sharding in SHARDED:
         check_shardable(model)
-        blocks = list(task.blocks(model))
         shared_with_root(model, blocks)
         check_outer_units(model, blocks, units)
     if rank is not None:
@@ -50,6 +51,7 @@ def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelSh
         ),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
         outer_units=tuple(name for name, module in model.named_modules() if module in units),
+        blocks=tuple(names[block] for block in outermost(blocks) if block in names),
     )
 
 

@@ -1,60 +1,115 @@
-"""Lower bounds of memory that spare traces, against estimates from the traces that they spare."""
+"""The bounds that spare estimates and traces, against estimates of every recipe."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.planning.choice import Choice, choose
+from launcher.planning.choice import Bounds, Candidate, Choice, choose
 from launcher.planning.decide import Decider
+from launcher.planning.traces import args_key
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
 from launcher.train.tracing.source import TaskSource
+from tests.planning.odd import WIDTH
 
 WIDE = {"layers": 8, "dim": 256, "heads": 4, "kv_heads": 4, "hidden": 1024, "vocabulary": 8192}
 
 
-def decider(memory: int, gpus: int = 2, **recipe: Any) -> Decider:
+def decider(
+    memory: int,
+    gpus: int = 2,
+    task: str = "launcher.tasks.llama:LanguageModel",
+    overhead: int | None = None,
+    **recipe: Any,
+) -> Decider:
     job = Job.model_validate(
         {
             "name": "bounded",
-            "task": "launcher.tasks.llama:LanguageModel",
-            "args": {"model": WIDE, "context": 512},
-            "batch": {"global": 16},
+            "task": task,
+            "args": {"model": WIDE, "context": 512} if "llama" in task else {},
+            "batch": {"global": 8 * gpus},
             "steps": 1,
             "recipe": recipe,
         }
     )
-    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": gpus, "memory": memory}
+    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": gpus, "memory": memory, "overhead": overhead}
     node = {"gpu": gpu, "cpus": 64, "memory": "500GiB"}
     cluster = Cluster.model_validate({"name": "one", "scheduler": "local", "node": node})
     return Decider(job, cluster, TaskSource(job, Path.cwd()))
 
 
 FSDP = {"sharding": "fsdp", "optimizer": "adamw", "offload": "none", "optimizer_step": "after"}
+ODD = (
+    ("tests.planning.odd:Named", 2, {"sharding": "ddp", "optimizer": "adamw"}),
+    pytest.param("tests.planning.odd:HeavyHead", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+    pytest.param("tests.planning.odd:Named", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+    pytest.param("tests.planning.odd:Frozen", 3, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "fixed"), [(2, FSDP), pytest.param(1, {"optimizer": "adamw"}, marks=pytest.mark.slow)]
+    ("task", "gpus", "fixed"),
+    [
+        ("launcher.tasks.llama:LanguageModel", 2, FSDP),
+        *ODD,
+        pytest.param("launcher.tasks.llama:LanguageModel", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+    ],
 )
-def test_no_estimate_is_below_its_bounds(gpus: int, fixed: dict[str, Any]) -> None:
-    planner = decider(80 * GIB, gpus, **fixed)
+def test_no_estimate_is_below_its_bounds(task: str, gpus: int, fixed: dict[str, Any]) -> None:
+    planner = decider(80 * GIB, gpus, task, **fixed)
     space, evaluate = planner.space(), planner.evaluate
-    for rest in space.rests:
-        evaluate.speed(rest)  # traces the step that keeps all activations
+    fastest = {rest: evaluate.speed(rest) for rest in space.rests}  # traces the step that keeps everything
     sizes = [one for rest in space.rests for one in space.sizes(rest)]
     bounds = {one: evaluate.at_least(one).needed for one in sizes}
-    needed = {one: evaluate(one).estimate.needed for one in sizes}
+    rough = {one: evaluate.roughly(one) for one in sizes}
+    found = {one: evaluate(one) for one in sizes}
+    needed = {one: candidate.estimate.needed for one, candidate in found.items()}
     assert all(bounds[one] <= needed[one] for one in sizes)
-    assert {one.activations for one in sizes if bounds[one] > evaluate.least(one)[0] + GIB // 64} == {
-        one.activations for one in sizes
-    }
+    assert all(evaluate.at_least(one).needed <= needed[one] for one in sizes), "with more traces"
+    assert all(rough[one].estimate.needed <= needed[one] for one in sizes)
+    assert all(rough[one].speed >= found[one].speed for one in sizes)
+    assert all(fastest[rest] >= found[one].speed for rest in space.rests for one in space.sizes(rest))
     for one in sizes:
+        on_gpu, on_host = evaluate.least(one)
+        assert on_gpu <= needed[one] and on_host <= found[one].estimate.host_per_node
         if one.activations in ("selective", "every-second"):
             assert needed[one.model_copy(update={"activations": "checkpoint"})] <= needed[one]
+    if "llama" in task:
+        assert {one.activations for one in sizes if bounds[one] > evaluate.least(one)[0] + GIB // 64} == {
+            one.activations for one in sizes
+        }
+
+
+def without_bounds(planner: Decider) -> Bounds:
+    """Bounds that exclude nothing, so that every size of every recipe is estimated."""
+    least = planner.evaluate.at_least(planner.plan.recipe)
+    nothing = least.model_copy(update={"reserved": 0, "overhead": {}, "host": {}})
+    return Bounds(
+        least=lambda _: (0, 0),
+        speed=lambda _: math.inf,
+        at_least=lambda _: nothing,
+        traces_for=lambda _: False,
+        roughly=planner.evaluate,
+    )
+
+
+@pytest.mark.parametrize(("task", "gpus", "fixed"), ODD)
+def test_the_choice_is_that_of_estimating_every_recipe(task: str, gpus: int, fixed: dict[str, Any]) -> None:
+    every = decider(80 * GIB, gpus, task, 1, **fixed)
+    space = every.space()
+    needed = sorted(every.evaluate(one).estimate.needed for rest in space.rests for one in space.sizes(rest))
+    for share in (0.0, 0.1, 0.3, 0.7):
+        memory = int(needed[int(share * len(needed))] * 1.08)
+        planner = decider(memory, gpus, task, 1, **fixed)
+        choice = choose(planner.space(), planner.evaluate, planner.capacity, planner._bounds)
+        exhaustive = choose(space, every.evaluate, planner.capacity, without_bounds(every))
+        assert choice.chosen is not None and choice.chosen == exhaustive.chosen
 
 
 @pytest.mark.parametrize(
@@ -74,3 +129,39 @@ def test_bounds_spare_traces_and_do_not_change_the_choice(memory: int, fits: boo
     (some, choice), (others, other) = (traced_and_chosen(bounded=bounded) for bounded in (True, False))
     assert choice.chosen == other.chosen and (choice.chosen is not None) == fits
     assert some < others or fits
+
+
+def test_a_choice_always_fits_by_a_complete_trace() -> None:
+    planner = decider(80 * GIB, **FSDP, activations="checkpoint")
+    refused: list[Recipe] = []
+
+    def confirm(recipe: Recipe, args: Any = None) -> Candidate:
+        """Find that ten recipes need more than their affine trace says."""
+        found = planner.evaluate(recipe)
+        if len(refused) < 10:
+            refused.append(recipe)
+            estimate = found.estimate.model_copy(update={"reserved": 100 * GIB})
+            found = found.model_copy(update={"estimate": estimate})
+        planner.evaluate._answers[recipe, args_key(args)] = found
+        planner.evaluate._certain.add((recipe, args_key(args)))
+        return found
+
+    planner.evaluate.confirm = confirm  # type: ignore[method-assign]
+    chosen = planner.choose(planner.space()).chosen
+    assert len(set(refused)) == 10 and chosen is not None and chosen.recipe not in refused
+    assert planner.capacity.misfit(chosen.estimate) is None
+
+
+def test_offloaded_activations_take_host_memory() -> None:
+    planner = decider(80 * GIB, 2, "tests.planning.odd:Named", sharding="ddp", activations="offload")
+    sizes = planner.space().sizes(planner.plan.recipe)
+    two, four = (
+        next(
+            planner.evaluate(one).estimate.host["activations"]
+            for one in sizes
+            if one.micro_batch_size == micro
+        )
+        for micro in (2, 4)
+    )
+    # In 16 bit, on two ranks: the hidden layers of two blocks, and what the first one gives the second.
+    assert four - two == 2 * 2 * (2 * 64 * 8 * WIDTH * 2 + 64 * WIDTH * 2)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.memory.profile import kept_of
+from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import alone
 from launcher.planning.decide import Decider
@@ -98,7 +99,9 @@ def test_a_compiled_block_keeps_what_the_partitioner_keeps(
 ) -> None:
     chosen = recipe(activations=activations, activation_budget=budget)
     traced = [
-        kept_of([alone(Tracer(llama(layers), JOB, "cpu").sample(chosen, ALONE, 2))]).everywhere.at(2)
+        kept_of(
+            [alone(Tracer(llama(layers), JOB, "cpu").sample(chosen, ALONE, 2))], ModelShapes((), 0)
+        ).everywhere.at(2)
         for layers in (2, 4)
     ]
     real = [really_kept(layers, chosen, backend) for layers in (2, 4)]
@@ -126,7 +129,7 @@ def test_a_lower_budget_keeps_less_and_computes_more() -> None:
         alone(tracer.sample(recipe(activations="budget", activation_budget=budget), ALONE, 2))
         for budget in (1.0, 0.5, 0.0)
     ]
-    kept = [kept_of([trace]).everywhere.at(2) for trace in traces]
+    kept = [kept_of([trace], ModelShapes((), 0)).everywhere.at(2) for trace in traces]
     flops = [trace.work.backward_flops.at(2) for trace in traces]
     assert kept[0] > kept[1] > kept[2] and flops[0] <= flops[1] < flops[2]
     assert len({trace.work.forward_flops for trace in traces}) == 1

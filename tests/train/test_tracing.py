@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from launcher.memory.profile import Profile
+from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import (
     ALL_GATHER,
@@ -283,7 +284,7 @@ class Remembers(Task):
 def test_activations_that_a_model_keeps_in_attributes_are_there_in_the_next_step() -> None:
     for task, kept in ((Remembers(), 7 * 16 * 4), (Blocks(), 0)):
         traced, chosen = Tracer(task, JOB, "cpu"), recipe(precision="fp32", sharding="none")
-        found = Profile(traced.trace(chosen, Ranks(1, 1, on_gpu=True)), chosen).left
+        found = Profile(traced.trace(chosen, Ranks(1, 1, on_gpu=True)), ModelShapes((), 0), chosen).left
         assert (found.fixed, found.per_sample) == (0, kept), task
 
 

@@ -1,0 +1,91 @@
+"""Models that a bound must not take for a stack of numbered blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from launcher.train import Task
+
+WIDTH = 1024
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.outer(functional.relu(self.inner(x)))
+        return result
+
+
+class Odd(Task):
+    def data(self, split: str) -> Any:
+        return [torch.zeros(64, WIDTH)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return model(batch).float().square().sum(), len(batch)
+
+
+class Named(Odd):
+    """The names of its blocks have no number."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*(Block(WIDTH, 8 * WIDTH) for _ in range(2)), NamedBlocks())
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(model[2].children())  # type: ignore[index]
+
+
+class NamedBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = Block(WIDTH, 8 * WIDTH), Block(WIDTH, 8 * WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.up(self.down(x))
+        return result
+
+
+class HeavyHead(Odd):
+    """Its head is numbered, is no block, and has most of the work."""
+
+    def model(self) -> nn.Module:
+        return HeavyHeaded()
+
+
+class HeavyHeaded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Sequential(nn.Linear(WIDTH, 16 * WIDTH), nn.ReLU(), nn.Linear(16 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        result: torch.Tensor = self.head(x)
+        return result
+
+
+class Frozen(Odd):
+    """Half of its blocks are frozen, and the first one reads the input."""
+
+    def model(self) -> nn.Module:
+        model = Stack()
+        model.blocks[:4].requires_grad_(False)
+        return model
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(WIDTH, 4 * WIDTH) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
