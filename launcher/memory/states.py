@@ -241,11 +241,3 @@ def alike_on_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[tupl
         else:
             found.append((rank, 1))
     return found
-
-
-def host_of_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """Return the host memory in bytes of all ranks of the first node, which holds the most."""
-    return sum(
-        number * states_of(model, recipe, ranks, rank).host.total
-        for rank, number in alike_on_node(model, recipe, ranks)
-    )

@@ -36,7 +36,9 @@ def test_the_site_builds_with_search_and_without_a_broken_link(tmp_path: Path) -
     assert (tmp_path / "site/reference/job/index.html").exists()
 
 
-@pytest.mark.parametrize("link", ["no-such-page.md", "jobs.md#no-such-section"])
+@pytest.mark.parametrize(
+    "link", [pytest.param("no-such-page.md", marks=pytest.mark.slow), "jobs.md#no-such-section"]
+)
 def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")

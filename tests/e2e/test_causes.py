@@ -81,7 +81,10 @@ RECOVERED = {
 }
 
 
-@pytest.mark.parametrize("name", RECOVERED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "caught and logged" else pytest.mark.slow) for name in RECOVERED],
+)
 def test_memory_that_ran_out_is_the_cause_whatever_is_printed_after_it(lab: Lab, name: str) -> None:
     lab.script(START + RECOVERED[name])
     done = lab.cli("run", str(lab.job(command="python train.py", resources=ONE_RANK, recipe="auto")))

@@ -151,8 +151,16 @@ if sys.argv[1] == "raise":
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("how", ["SIGABRT", "SIGSEGV"])
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [
+        ("SIGSEGV", 2),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [("SIGABRT", 1), ("SIGABRT", 2), ("SIGSEGV", 1)]
+        ),
+    ],
+)
 def test_an_exception_counts_though_the_script_crashes_on_its_way_out(lab: Lab, how: str, ranks: int) -> None:
     lab.script(ABORTING)
     job = lab.job(

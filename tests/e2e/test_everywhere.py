@@ -77,13 +77,13 @@ class Told:
     "Command lines of all processes while it ran."
 
 
-OFTEN = ("slurm", "runpod")
-"In the normal set. This machine and ssh hosts have tests of their own there."
+OFTEN = "slurm"
+"In the normal set. The other places have tests of their own there."
 
 
 @pytest.fixture(
     scope="module",
-    params=[name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in PLACES],
+    params=[name if name == OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in PLACES],
 )
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     with PLACES[request.param](tmp_path_factory.mktemp(request.param)) as place:

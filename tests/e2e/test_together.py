@@ -113,6 +113,7 @@ def two_nodes(lab: Lab):
     return start
 
 
+@pytest.mark.slow
 def test_two_nodes_meet_and_agree_on_success(lab: Lab, two_nodes) -> None:
     run, supervisors = two_nodes(MEET, command="python train.py")
     assert [s.wait(240) for s in supervisors] == [0, 0], lab.all_logs(run)

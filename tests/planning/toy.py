@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import Ranks, host_of_node, states_of
+from launcher.memory.states import Ranks, alike_on_node, states_of
 from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.hardware import Hardware, card_of, memory_of
 from launcher.planning.space import Space
@@ -73,10 +73,17 @@ class Toy:
         rows = self.decoder.parameters // dim
         return ModelShapes((Parameter("all", (rows, dim), 4),), 0)
 
+    def on_host(self, recipe: Recipe) -> int:
+        """Return the bytes of states on the host of a node."""
+        return sum(
+            number * states_of(self.shapes, recipe, self.ranks, rank).host.total
+            for rank, number in alike_on_node(self.shapes, recipe, self.ranks)
+        )
+
     def least(self, recipe: Recipe) -> tuple[int, int]:
         each = recipe.model_copy(update={"grad_sync": "each"})
         states = states_of(self.shapes, each, self.ranks)
-        return states.gpu.total, host_of_node(self.shapes, each, self.ranks)
+        return states.gpu.total, self.on_host(each)
 
     @property
     def choice(self) -> Choice:
@@ -142,7 +149,7 @@ class Toy:
             reserved=states.gpu.total + activations + max(block, logits) + gathered,
             overhead=OVERHEAD,
             host={
-                "states": host_of_node(self.shapes, recipe, self.ranks),
+                "states": self.on_host(recipe),
                 "activations": kept * self.ranks.per_node,
             },
             managed=states.managed,

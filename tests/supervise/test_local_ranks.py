@@ -264,7 +264,7 @@ if os.environ["RANK"] == "1":
 """
 
 
-@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.slow), 7])
 def test_a_sigterm_that_the_supervisor_knows_nothing_of_hides_no_exit_code(
     code: int, tmp_path: Path, started: list[Ranks]
 ) -> None:

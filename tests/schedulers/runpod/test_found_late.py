@@ -49,7 +49,7 @@ def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(l
     lab.no_pods(run)
 
 
-@pytest.mark.parametrize("card", [A5000, A6000])
+@pytest.mark.parametrize("card", [A5000, pytest.param(A6000, marks=pytest.mark.slow)])
 def test_a_pod_runs_with_the_plan_of_its_own_card_or_is_ended(lab: Lab, card: str) -> None:
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     lab.sandbox.faults(server_error={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"}, no_capacity=1)

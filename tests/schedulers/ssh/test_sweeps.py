@@ -85,6 +85,7 @@ def sees(run: RunDir) -> str | None:
     return (run.path / "sees").read_text() if (run.path / "sees").exists() else None
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_runs_wait_on_their_host_for_gpus_and_are_resumed(laptop: Laptop) -> None:
     laptop.hosts[0].gpus(2)
