@@ -33,6 +33,8 @@ from launcher.supervise.ports import hold_port
 
 IMPORTED = (
     "bitsandbytes",
+    "peft",
+    "sklearn.datasets",
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
@@ -42,10 +44,16 @@ IMPORTED = (
     "torch.utils.checkpoint",
     "torch.utils.data",
     "torch.utils.flop_counter",
-    "launcher.spec.job",
+    "launcher.spec.cluster",
+    "launcher.tasks.huggingface",
+    "launcher.train.checkpoints.checkpoints",
+    "launcher.train.model",
+    "launcher.train.pipeline.stage",
+    "launcher.train.recovery.handover",
+    "launcher.train.recovery.state_finder",
 )
-"""Modules that are imported before the fork. `launcher.train` is not one of them: it reads the environment
-when it is imported."""
+"""Modules that are imported before the fork. `launcher.train.failure`, and what imports it, is not among them:
+it reads the environment when it is imported."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
