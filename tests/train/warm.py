@@ -52,8 +52,8 @@ IMPORTED = (
     "launcher.train.recovery.handover",
     "launcher.train.recovery.state_finder",
 )
-"""Modules that are imported before the fork. `launcher.train.failure`, and what imports it, is not among them:
-it reads the environment when it is imported."""
+"""Modules that are imported before the fork. `launcher.train.failure`, and what imports it, is not among
+them: it reads the environment when it is imported."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
