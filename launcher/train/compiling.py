@@ -19,7 +19,8 @@ from torch._functorch import config as functorch_config
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import RECOMPUTED, around, outermost
 from launcher.train.budget import Budget, MemoryBudget
-from launcher.train.own_numbers import OwnNumbers, own_numbers_pass
+from launcher.train.graph_pass import graph_options
+from launcher.train.own_numbers import OwnNumbers
 from launcher.train.rank import SetupError
 from launcher.train.recomputation import BlockState, without_changes
 
@@ -58,7 +59,7 @@ def apply_compile(
         )
     recomputes = compiled is None and recipe.activations in RECOMPUTED
     if compiled is None:
-        compiled = torch.compile if numbers is None else _cut(numbers)
+        compiled = _alone if numbers is None else _cut(numbers)
     for block in outer:
         block.forward = _Compiled(block.forward, compiled, recipe)
         if recomputes:
@@ -83,6 +84,10 @@ class _Compiled:
         return _Compiled(copy.deepcopy(forward, memo), compiled, recipe)
 
 
+def _alone(forward: Forward) -> Forward:
+    return torch.compile(forward, options=graph_options())
+
+
 def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
     """Return torch.compile for blocks that the ranks of a group share. Raises SetupError.
 
@@ -99,12 +104,11 @@ def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
     tag, mesh = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", ""), numbers.mesh
     place = f"rank {mesh.get_local_rank()} of group {mesh.get_group().group_name}"
     torch.compiler.config.cache_key_tag = f"{tag} {place}"
-    options: dict[str, Any] = {"joint_custom_pre_pass": own_numbers_pass()}
     _settings()
 
     def compiled(forward: Forward) -> Forward:
         # torch 2.13 fails to capture the backward pass of a DTensor's view with symbolic sizes.
-        captured = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
+        captured = torch.compile(forward, fullgraph=True, dynamic=False, options=graph_options())
 
         @functools.wraps(forward)
         def whole(*args: Any, **kwargs: Any) -> Any:

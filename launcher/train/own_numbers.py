@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -264,21 +263,6 @@ def give_own_numbers(graph: fx.Graph) -> None:
             drawn += 1
     if seed is not None:
         raise SetupError(UNBALANCED)
-
-
-@functools.cache
-def own_numbers_pass() -> Callable[[fx.Graph], None]:
-    """Return `give_own_numbers` as a pass of inductor, whose cache knows it by its source."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files  # imports for a second
-
-    class OwnNumbersPass(CustomGraphPass):
-        def __call__(self, graph: fx.Graph) -> None:
-            give_own_numbers(graph)
-
-        def uuid(self) -> object:
-            return get_hash_for_files((__file__,))
-
-    return OwnNumbersPass()
 
 
 def _draws(node: fx.Node) -> bool:

@@ -219,6 +219,36 @@ def test_compiled_blocks_share_one_graph_and_have_the_gradient_of_eager_ones(tmp
         assert 0 < found["distance"] < 3e-6, case
 
 
+class Alternating(nn.Linear):
+    """Counts its calls in a buffer, and multiplies by what it was before and is afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("calls", torch.zeros(2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + super().forward(x) * (self.calls[0] % 2)
+        self.calls += 1
+        return y + super().forward(y) * (1 + self.calls % 2)
+
+
+@pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"activations": "budget", "activation_budget": 0.1}, marks=pytest.mark.slow)]
+)
+def test_a_compiled_block_that_changes_a_buffer_has_the_gradient_of_an_eager_one(fields: Any) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block = Alternating()
+    eager, x = copy.deepcopy(block), torch.randn(2, 8)
+    apply_compile([block], recipe("none", compile=True, **fields), CPU, Unlimited())
+    for _ in range(2):
+        for one in (block, eager):
+            one(x).square().sum().backward()
+        assert torch.equal(block.calls, eager.calls)
+        torch.testing.assert_close(block.weight.grad, eager.weight.grad)
+
+
 def test_without_a_compiler_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     blocks = [nn.Linear(2, 2)]

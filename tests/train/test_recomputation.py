@@ -429,7 +429,7 @@ def test_a_result_that_a_layer_of_torch_changes_in_place_is_computed_again(activ
 
 @pytest.mark.parametrize("kind", ["mean in place", "level in a list", "python"])
 def test_state_that_a_compiled_block_changes_is_refused_with_recomputation(kind: str) -> None:
-    def compiled(forward: Any) -> Any:
+    def compiled(forward: Any, **_: Any) -> Any:
         return forward  # what torch.compile makes of it does not matter: the first pass is refused
 
     chosen = recipe("none", micro=1, activations="checkpoint", compile=True)

@@ -525,7 +525,10 @@ def attributes_of(value: Any, *, passed_on: bool = False) -> Iterator[MutableMap
     if isinstance(getattr(value, "__dict__", None), dict):
         yield vars(value)
     slots = [
-        name for kind in classes for name, one in vars(kind).items() if isinstance(one, MemberDescriptorType)
+        name
+        for kind in classes
+        for name, one in vars(kind).items()
+        if isinstance(one, MemberDescriptorType) and name != "__dict__"
     ]
     if slots:
         yield Slotted(value, partial(_set_in, value, slots))

@@ -22,7 +22,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from launcher.memory.peaks import Like
-from launcher.train.own_numbers import own_numbers_pass
+from launcher.train.graph_pass import graph_options
 from launcher.train.tracing.as_cuda import as_compiled
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
@@ -120,8 +120,7 @@ def _backend(like: Like, budget: float) -> Callable[..., Any]:
                 raise NotCapturedError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
 
     def backend(graph: fx.GraphModule, inputs: Any) -> Any:
-        passes = {"joint_custom_pre_pass": own_numbers_pass()}
-        return compile_fx(graph, inputs, inner_compile=inner, config_patches=passes)  # type: ignore[arg-type]
+        return compile_fx(graph, inputs, inner_compile=inner, config_patches=graph_options())  # type: ignore[arg-type]
 
     return backend
 
