@@ -189,8 +189,8 @@ class ForwardPass:
         self.kernels = _attention_kernels()
         self.places: list[Place] = []
         self.modules = Modules()
-        self.with_graph: list[torch.Tensor] = []
-        "Tensors in places that had a graph, which would keep the memory of its pass, without it."
+        self.with_graph: dict[int, torch.Tensor] = {}
+        "Tensors in places that had a graph, which would keep the memory of its pass, without it; by id."
         self.copies: dict[int, torch.Tensor] = {}
         "Id of a tensor in a place -> its content before the pass."
         self.unchanged: list[Watched] = []
@@ -222,16 +222,22 @@ class ForwardPass:
         self.numbers = [numbers.state() for numbers in GLOBAL_NUMBERS]
 
     def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what a place keeps of a tensor."""
+        found = self._alone(tensor)
+        if found is not tensor:
+            self.with_graph[id(found)] = found
+        return found
+
+    def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or if it has a graph the same memory without it."""
         if tensor.is_leaf:
             return tensor
         if (found := self._without_graph.get(id(tensor))) is None:
             found = self._without_graph[id(tensor)] = tensor.detach().requires_grad_()
-            self.with_graph.append(found)
         return found
 
     def _watch(self, name: str, tensor: torch.Tensor, *, given: bool, trained: bool = False) -> None:
-        held = self._hold(tensor)
+        held = self._alone(tensor)
         if id(held) not in self._tensors and (given or trained or content(held) is not None):
             self._tensors[id(held)] = Watched(name, held, _version(held), given, trained)
             if given and id(tensor) in self._kept_by_torch:
@@ -348,8 +354,8 @@ class ForwardPass:
         tensors that had a graph such with one, since the same must be saved for the backward pass."""
         found = {number: copy.clone() for number, copy in self.copies.items()}
         with torch.enable_grad():
-            for tensor in self.with_graph:
-                found[id(tensor)] = changeable(found.get(id(tensor), tensor).requires_grad_())
+            for number, tensor in self.with_graph.items():
+                found[number] = changeable(found.get(number, tensor).requires_grad_())
         return found
 
     def _place(self, name: str) -> str:
@@ -465,7 +471,8 @@ def _in_tuples(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     inside = [_in_tuples(one, function) for one in value]
     if all(map(operator.is_, inside, value)):
         return value
-    return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    kind: Any = type(value)
+    return kind._make(inside) if hasattr(value, "_fields") else kind(inside)
 
 
 def _has_graph(value: Any) -> bool:

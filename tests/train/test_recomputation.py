@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from launcher.train.activations import recomputed
 from launcher.train.budget import Unlimited
@@ -346,6 +348,20 @@ def test_a_trained_parameter_that_the_forward_pass_changes_is_refused(through: A
         TaskError, match=r"^up\.weight of a block Block is changed .* trained .* after the step"
     ):
         again(torch.randn(4, WIDTH))
+
+
+def test_what_the_model_computes_again_itself_is_not_kept_for_a_block() -> None:
+    block, inputs = Block(lambda block, x: 1.0), list[weakref.ref[Any]]()
+    block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        inputs.append(weakref.ref(x.untyped_storage()))
+        return block(x)  # type: ignore[no-any-return]
+
+    loss = checkpoint(around, torch.ones(4, WIDTH, requires_grad=True), use_reentrant=False).sum()
+    assert inputs[0]() is None
+    loss.backward()
 
 
 def test_two_names_for_the_same_memory_are_refused_if_it_is_changed() -> None:
