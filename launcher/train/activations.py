@@ -19,7 +19,7 @@ from launcher.spec.recipe import Recipe
 from launcher.train import selective
 from launcher.train.budget import Budget
 from launcher.train.compression import Compressor, storage_of
-from launcher.train.local_parts import local_part, saved_parts
+from launcher.train.local_parts import check_no_transform, local_part, saved_parts
 from launcher.train.rank import SetupError
 from launcher.train.recomputation import BlockState, Contexts
 
@@ -57,6 +57,11 @@ def apply_activations(
             block.forward = offloaded(block, budget, pin=device.type == "cuda")
         elif recipe.activations == "compress":
             block.forward = around(compressed, block.forward, block)
+        elif any(isinstance(module, torch.jit.ScriptModule) for module in block.modules()):
+            raise SetupError(
+                f"activations: {recipe.activations} cannot compute TorchScript again, which blocks() of the "
+                "task returns: use activations: keep or offload, or return modules of Python"
+            )
         else:
             block.forward = recomputed(block, recipe, recomputable)
 
@@ -104,6 +109,7 @@ def _with_recomputation(
     **kwargs: Any,
 ) -> Any:
     if state is not None:
+        check_no_transform("recomputed")
         contexts = functools.partial(state.contexts, args, kwargs)
     options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
     run = recomputable(forward) if recomputable is not None else forward
@@ -135,7 +141,7 @@ def _with_offload(
     stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
 
     def pack(_: torch.Tensor, part: torch.Tensor) -> tuple[torch.device, torch.Tensor] | None:
-        if storage_of(part) in stay:
+        if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
             return None
         with record_function(ON_HOST), budget.host_side():
             on_host = torch.empty_like(part, device="cpu", pin_memory=pin)

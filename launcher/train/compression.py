@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from launcher.train.local_parts import local_part, saved_parts
+from launcher.train.local_parts import check_no_transform, local_part, saved_parts
 
 GROUP = 128
 "Values that share a scale."
@@ -92,6 +92,7 @@ class Compressor:
 
     def __call__(self, forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a block's forward so that its activations wait for the backward pass in 8 bits."""
+        check_no_transform("compressed")
         stays = _Exact(block, tree_leaves((args, kwargs)))
 
         def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | None:

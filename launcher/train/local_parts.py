@@ -11,6 +11,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from launcher.train.task import TaskError
+
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or of a DTensor this rank's part, after the collective that computes it. Use
@@ -23,6 +25,15 @@ def memory_of(tensor: torch.Tensor) -> int:
     """Return the address of the storage of a tensor, or of a DTensor's part; 0 for a wrapper of tensors."""
     part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return 0 if is_traceable_wrapper_subclass(part) else int(part.untyped_storage()._cdata)
+
+
+def check_no_transform(what: str) -> None:
+    """Raise TaskError if a block is called within a transform of torch.func, whose tensors have no memory."""
+    if torch.is_grad_enabled() and torch._C._are_functorch_transforms_active():
+        raise TaskError(
+            f"activations cannot be {what} where the model calls its blocks within torch.func (vmap, jvp, "
+            "grad): use activations: keep or offload"
+        )
 
 
 class _Kept(NamedTuple):

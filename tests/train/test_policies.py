@@ -282,6 +282,36 @@ def test_a_policy_without_blocks_is_refused(activations: str) -> None:
         apply_activations([], recipe(activations=activations), CPU, Unlimited())
 
 
+@pytest.mark.parametrize("activations", ["selective", "compress"])
+def test_blocks_within_a_transform_are_refused(activations: str) -> None:
+    block = nn.Linear(4, 4)
+    apply_activations([block], recipe("none", activations=activations), CPU, Unlimited())
+    with pytest.raises(TaskError, match=r"within torch\.func .* keep or offload"):
+        torch.func.vmap(block)(torch.ones(2, 4))
+
+
+def test_recomputed_blocks_of_torchscript_are_refused() -> None:
+    chosen, block = recipe("none", activations="checkpoint"), torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(SetupError, match=r"TorchScript.* keep or offload"):
+        apply_activations([block], chosen, CPU, Unlimited())
+
+
+def test_a_sparse_tensor_stays_with_offload() -> None:
+    class Graph(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(torch.eye(len(x)).to_sparse() * 2, super().forward(x)).square()
+
+    gradients = []
+    for offloads in (False, True):
+        torch.manual_seed(0)
+        block = Graph(4, 4)
+        if offloads:
+            block.forward = offloaded(block, Unlimited(), pin=False)  # type: ignore[method-assign]
+        block(torch.ones(2, 4)).sum().backward()
+        gradients.append(block.weight.grad)
+    assert torch.equal(*gradients)
+
+
 def test_a_block_inside_a_block_is_left_to_the_outer_one() -> None:
     outer = nn.Sequential(nn.Linear(1, 1), nn.ModuleList([nn.Linear(1, 1)]))
     container = nn.ModuleList([nn.Linear(1, 1)])
