@@ -104,8 +104,15 @@ class Profile:
     def other_streams(self) -> dict[str, list[Moment]]:
         """Stream -> the moments at which most is allocated on it, for each stream except the compute
         stream."""
-        streams = dict.fromkeys(one.stream for one in self.trace.storages if one.stream != COMPUTE)
+        if self._whole is not None and self._elsewhere == self._whole._elsewhere:
+            return self._whole.other_streams
+        streams = dict.fromkeys(one.stream for one in self._elsewhere)
         return {stream: self._highest_on(stream) for stream in streams}
+
+    @cached_property
+    def _elsewhere(self) -> list[Storage]:
+        """The storages that are not on the compute stream."""
+        return [one for one in self._counted if one is not None and one.stream != COMPUTE]
 
     def _highest_on(self, stream: str) -> list[Moment]:
         return self._highest_of(lambda one: one.stream == stream)

@@ -22,6 +22,7 @@ from launcher.spec.schedule import held_beside
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."
 _DECIDE_WORK = (
+    "sharding",
     "activations",
     "checkpoint_ratio",
     "activation_budget",
@@ -141,6 +142,7 @@ class Traces:
         return kept_of(traces, self.model(recipe, args))
 
     def _pass(self, recipe: Recipe, args: Args | None) -> tuple[Work, Kept]:
+        """Return the figures under the plain sharding; of a loss in parts those of its own trace, if any."""
         plain = recipe.model_copy(update={"sharding": self.plain})
         if recipe.loss_chunks > 1:
             known = (one for one in (recipe, plain) if self.has(one, args))
