@@ -22,9 +22,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Return the address of the storage of a tensor, or of a DTensor's part; 0 for a wrapper of tensors."""
+    """Return the address of the storage of a tensor, or of a DTensor's part; 0 for a wrapper of tensors and
+    for a sparse tensor."""
     part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return 0 if is_traceable_wrapper_subclass(part) else int(part.untyped_storage()._cdata)
+    if part.layout != torch.strided or is_traceable_wrapper_subclass(part):
+        return 0
+    return int(part.untyped_storage()._cdata)
 
 
 def check_no_transform(what: str) -> None:

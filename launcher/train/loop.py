@@ -112,6 +112,7 @@ class Trainer:
         self._adapters_unseen = self.task.adapter is not None
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
         self._parameters = [*self.model.named_parameters()]  # under FSDP the shards, as after each pass
+        self._frozen = [(name, p) for name, p in self._parameters if not p.requires_grad]
         self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
         self.replicas: Replicas | None = None
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
@@ -358,6 +359,7 @@ class Trainer:
             ):
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
+                self._check_frozen()
                 used = used_parameters(self.model, gradients.__contains__)
                 [squared] = self._add_up(gradients.squared, used=used)
                 record["grad_norm"] = math.sqrt(squared)
@@ -476,7 +478,17 @@ class Trainer:
             stages.settle()
         return loss, weight
 
+    def _check_frozen(self) -> None:
+        """Raise TaskError if a parameter has a gradient that no optimizer knows and DDP has not reduced."""
+        if late := [name for name, p in self._frozen if p.grad is not None]:
+            raise TaskError(
+                f"{listed(late)} of the model had requires_grad=False when training began, and now got a "
+                "gradient, which no optimizer uses. To train a parameter later, let model() return it with "
+                "requires_grad=True, and set it to False in forward until then"
+            )
+
     def _all_gradients(self) -> dict[str, torch.Tensor]:
+        self._check_frozen()
         found = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
         return {name: gradient for name, gradient in found if gradient is not None}
 

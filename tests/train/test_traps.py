@@ -333,6 +333,30 @@ def test_a_run_with_a_parameter_that_never_had_a_gradient_resumes_bit_for_bit(
     assert curves["stopped"] == curves["whole"] and len(curves["whole"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("sharding", "when"),
+    [
+        ("none", "after"),
+        pytest.param("none", "backward", marks=pytest.mark.slow),
+        pytest.param("ddp", "after", marks=pytest.mark.slow),
+        pytest.param("fsdp", "after", marks=pytest.mark.slow),
+    ],
+)
+def test_a_parameter_that_no_optimizer_knows_is_refused_when_it_gets_a_gradient(
+    sharding: str, when: str, tmp_path: Path
+) -> None:
+    ranks = 1 if sharding == "none" else 2
+    asked = job(
+        task="traps:Unfreezing", steps=4, model={"batch_norm": True, "couples_samples": True},
+        train={"clip_norm": None},
+    )  # fmt: skip
+    run = prepare(tmp_path / "run", asked)
+    start(run, recipe(sharding, micro=8 // ranks, optimizer_step=when), ranks=ranks)
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error" and failure["step"] == 3
+    assert "0.weight" in failure["exception"] and "set it to False in forward" in failure["exception"]
+
+
 @pytest.mark.slow
 def test_a_step_that_is_left_out_leaves_batch_norms_statistics_as_they_were(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="traps:NotANumber", steps=4))

@@ -245,6 +245,24 @@ class Collecting(Normed):
         return functional.mse_loss(output, y, reduction="sum") + penalty.sum(), len(x)
 
 
+class Unfreezing(Normed):
+    """Trains a layer only from the third step on, for which it was not made."""
+
+    calls = 0
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model[0].requires_grad_(False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        self.calls += 1
+        for name, parameter in model.named_parameters():
+            if "1." not in name and "2." not in name:
+                parameter.requires_grad_(self.calls > 2)
+        return super().loss(model, batch)
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 
