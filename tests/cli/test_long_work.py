@@ -77,6 +77,7 @@ def test_on_a_terminal_a_line_shows_how_far_it_is_and_goes_away() -> None:
     assert b"\x1b[2J" not in shown and shown.rstrip().endswith(b"\x1b[2K")
 
 
+@pytest.mark.slow
 def test_a_plan_of_minutes_is_not_silent(lab: Lab) -> None:
     lab.job(task="slow:Slow", steps=1)
     lab.script("import time; time.sleep(1.5)\nfrom launcher.tasks.gpt import PydocGPT as Slow\n", "slow.py")

@@ -21,6 +21,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield nodes
 
 
+@pytest.mark.slow
 def test_two_healthy_nodes(nodes: Nodes) -> None:
     found = nodes.doctor()
     assert sick(found, "all-reduce") == {}

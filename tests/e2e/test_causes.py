@@ -166,6 +166,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+@pytest.mark.slow
 def test_what_several_ranks_report_is_one_cause_and_what_a_waiting_rank_reports_follows(lab: Lab) -> None:
     lab.script(TWO_OF_THREE)
     resources = {"gpus_per_node": 0, "ranks_per_node": 3}

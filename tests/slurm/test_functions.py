@@ -129,6 +129,7 @@ def test_functions_go_to_the_cluster_and_their_results_come_back(slurm_lab: Slur
     assert runs.count('"name": "pair"') == 6, "and each is a run"
 
 
+@pytest.mark.slow
 def test_a_function_that_is_cancelled_while_it_runs_does_not_run_again(slurm_lab: SlurmLab) -> None:
     """Slurm's SIGTERM goes to the function as well, whose own handler takes it for a preemption."""
     said = slurm_lab.slurm(sys.executable, str(program(slurm_lab, CANCELLED)), timeout=200)
