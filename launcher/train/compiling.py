@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._functorch import config as functorch_config
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from launcher.spec.recipe import Recipe
 from launcher.train.activations import RECOMPUTED, around, outermost
@@ -23,6 +25,7 @@ from launcher.train.graph_pass import graph_options
 from launcher.train.own_numbers import OwnNumbers
 from launcher.train.rank import SetupError
 from launcher.train.recomputation import BlockState, without_changes
+from launcher.train.unequal_parts import laid_out
 
 Forward = Callable[..., Any]
 GRAPHS = 64
@@ -112,6 +115,9 @@ def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
 
         @functools.wraps(forward)
         def whole(*args: Any, **kwargs: Any) -> Any:
+            # A part of a sequence that ranks share unequally may have gaps in memory. torch does not look at
+            # them when it takes a graph again, or from its cache.
+            args, kwargs = tree_map_only(DTensor, laid_out, (args, kwargs))
             try:
                 return captured(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:

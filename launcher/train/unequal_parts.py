@@ -146,15 +146,16 @@ def _enter(
 def _lay_out_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A tensor gathered from unequal parts lies in memory with gaps, which torch's linear layers do not take
     for DTensors. Compiled code has no such hooks."""
-    return args if torch.compiler.is_compiling() else (_laid_out(args[0]), *args[1:])
+    return args if torch.compiler.is_compiling() else (laid_out(args[0]), *args[1:])
 
 
 def _lay_out_gradient(_: nn.Module, __: Any, result: Any) -> None:
     if not torch.compiler.is_compiling() and isinstance(result, DTensor) and result.requires_grad:
-        result.register_hook(_laid_out)  # type: ignore[no-untyped-call]
+        result.register_hook(laid_out)  # type: ignore[no-untyped-call]
 
 
-def _laid_out(x: Any) -> Any:
+def laid_out(x: Any) -> Any:
+    """Return x, without the gaps in memory that a DTensor's part may have."""
     if not isinstance(x, DTensor) or (part := x.to_local(grad_placements=x.placements)).is_contiguous():
         return x
     return DTensor.from_local(

@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
     PrepareModuleInputOutput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
 )
@@ -130,6 +131,13 @@ PLANS: dict[str, dict[str, ParallelStyle | None]] = {
         ),
         "blocks.*.up": ColwiseParallel(input_layouts=sequence, use_local_output=False),
         "blocks.*.down": RowwiseParallel(output_layouts=sequence, use_local_output=False),
+    },
+    "odd sequence between": {
+        "tokens": ColwiseParallel(output_layouts=sequence, use_local_output=False),
+        "blocks.*.norm": SequenceParallel(use_local_output=False),
+        "blocks.*.up": ColwiseParallel(input_layouts=sequence, use_local_output=False),
+        "blocks.*.down": RowwiseParallel(output_layouts=sequence, use_local_output=False),
+        "blocks.1": PrepareModuleOutput(output_layouts=(sequence,), desired_output_layouts=(whole,)),
     },
     # What follows is refused.
     "half tied": {"head": None},
