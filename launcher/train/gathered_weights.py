@@ -34,6 +34,10 @@ def refuse_changes(unit: FSDPModule, name: str) -> None:
     unit.register_forward_hook(gathered.ends, prepend=True)  # FSDP's own frees the weights
 
 
+_FORMS = ("sharded_param", "_sharded_post_forward_param", "_unsharded_param")
+"What FSDP puts in the place of a parameter."
+
+
 class _Gathered:
     """The gathered weights of a unit, and their versions when they were first seen. FSDP keeps the versions
     when it gathers anew; only writes through `.data` leave them as they are."""
@@ -56,11 +60,13 @@ class _Gathered:
         for group in groups_of(self._unit._get_fsdp_state()):
             for p in group.fsdp_params:
                 place = p._module_info
-                if not isinstance(place.module._parameters.get(place.param_name), nn.Parameter):
+                now = place.module._parameters.get(place.param_name)
+                if not any(now is getattr(p, form, None) for form in _FORMS):
                     [name] = (name for name, one in self._named() if one is p)
                     raise TaskError(
-                        f"{name} was replaced for a call, as torch.func.functional_call does, but FSDP would "
-                        "compute with the parameter of the model: use sharding: ddp or zero1"
+                        f"{name} was replaced, as torch.func.functional_call does, but FSDP would compute "
+                        "with the parameter of the model: change its values in loss() before the model is "
+                        "called, or use sharding: ddp or zero1"
                     )
 
     @torch.no_grad()
@@ -74,6 +80,7 @@ class _Gathered:
 
     @torch.no_grad()
     def ends(self, *_: object) -> None:
+        self.check_own()
         self._check()
         if self._passes < WATCHED:
             self._passes += 1

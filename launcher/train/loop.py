@@ -359,7 +359,7 @@ class Trainer:
             ):
                 recovery.must(loss.backward)
             with self.where.during("optimizer"):
-                self._check_frozen()
+                self._check_parameters()
                 used = used_parameters(self.model, gradients.__contains__)
                 [squared] = self._add_up(gradients.squared, used=used)
                 record["grad_norm"] = math.sqrt(squared)
@@ -478,8 +478,14 @@ class Trainer:
             stages.settle()
         return loss, weight
 
-    def _check_frozen(self) -> None:
-        """Raise TaskError if a parameter has a gradient that no optimizer knows and DDP has not reduced."""
+    def _check_parameters(self) -> None:
+        """Raise TaskError for parameters that no optimizer knows: new ones, frozen ones with a gradient."""
+        known = {id(p) for _, p in self._parameters}
+        if new := [name for name, p in self.model.named_parameters() if id(p) not in known]:
+            raise TaskError(
+                f"{listed(new)} of the model was made or replaced during training, and no optimizer knows "
+                "it: let model() make all parameters, and change their values in place"
+            )
         if late := [name for name, p in self._frozen if p.grad is not None]:
             raise TaskError(
                 f"{listed(late)} of the model had requires_grad=False when training began, and now got a "
@@ -488,7 +494,7 @@ class Trainer:
             )
 
     def _all_gradients(self) -> dict[str, torch.Tensor]:
-        self._check_frozen()
+        self._check_parameters()
         found = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
         return {name: gradient for name, gradient in found if gradient is not None}
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from launcher.spec.listed import listed
 from launcher.spec.recipe import SHARDED, Recipe
@@ -42,6 +43,11 @@ def new_model(
         model = task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise TaskError(
+            f"{listed(lazy)} of the model has no shape yet: call the model once on a sample in model(), or "
+            "use modules that are not lazy"
+        )
     if say is not None and recipe.precision == "bf16" and (rounded := rounded_buffers(model)):
         say(
             f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "

@@ -165,7 +165,12 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.cache, self.choice = cache, _Choice(every)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except Exception:  # which the block may catch, also when it runs again
+            if func in KEPT:
+                self.cache.add(func, None, keep=False)
+            raise
         if func in KEPT:
             self.cache.add(func, out, keep=self.choice.keeps(func) and not _draws(func, args, kwargs or {}))
         elif func._schema.is_mutable:

@@ -400,6 +400,25 @@ def test_a_copied_block_computes_with_its_own_weights(fields: dict[str, Any]) ->
     assert torch.equal(teacher(x), 2 * block(x)) and torch.equal(gradient, 2 * other)
 
 
+def test_an_operator_that_fails_in_a_block_fails_when_it_runs_again() -> None:
+    class Trying(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return super().forward(torch.cat([x, x], 1))
+            except RuntimeError:
+                return super().forward(x).square()
+
+    gradients = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        block = Trying(4, 4)
+        if recomputes:
+            block.forward = recomputed(block, recipe("none", activations="selective"))  # type: ignore[method-assign]
+        block(torch.ones(2, 4)).sum().backward()
+        gradients.append(block.weight.grad)
+    assert torch.equal(*gradients)
+
+
 @pytest.mark.parametrize("activations", ["selective", "checkpoint"])
 def test_attention_with_dropout_draws_in_the_recomputation_what_it_drew_before(
     activations: str, monkeypatch: pytest.MonkeyPatch

@@ -127,7 +127,7 @@ def test_fsdp_refuses_a_weight_that_forward_changes_and_one_that_is_replaced(thr
         for _ in range(3):
             model(x).sum().backward()
         weights = {name: p * 2 for name, p in model.named_parameters()}
-        with pytest.raises(TaskError, match=r"^0\.weight was replaced .*functional_call.* or zero1"):
+        with pytest.raises(TaskError, match=r"^0\.weight was replaced, .*functional_call.* or zero1"):
             torch.func.functional_call(model, weights, (x,))
     with one_rank():
         one = Clamped(4, 4)
@@ -355,6 +355,21 @@ def test_a_parameter_that_no_optimizer_knows_is_refused_when_it_gets_a_gradient(
     failure = any_error(run.attempt(0))
     assert failure["failure"] == "user-error" and failure["step"] == 3
     assert "0.weight" in failure["exception"] and "set it to False in forward" in failure["exception"]
+
+
+@pytest.mark.parametrize(
+    ("lazy", "message"),
+    [
+        (False, "1.1.late.weight, 1.1.late.bias of the model was made or replaced during training"),
+        pytest.param(True, "0.weight, 0.bias of the model has no shape yet", marks=pytest.mark.slow),
+    ],
+)
+def test_a_parameter_that_model_does_not_make_is_refused(lazy: bool, message: str, tmp_path: Path) -> None:
+    asked = job(task="traps:Growing", steps=2, args={"lazy": lazy}, model={"batch_norm": True})
+    run = prepare(tmp_path / "run", asked)
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error" and message in failure["exception"]
 
 
 @pytest.mark.slow

@@ -263,6 +263,26 @@ class Unfreezing(Normed):
         return super().loss(model, batch)
 
 
+class Growing(Normed):
+    """Makes a layer in its first pass, or one whose shape torch finds out there (`lazy`)."""
+
+    def __init__(self, lazy: bool) -> None:
+        super().__init__()
+        self.lazy = lazy
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        if self.lazy:
+            model[0] = nn.LazyLinear(8)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        norm, (x, y) = model[1][1], batch
+        if not hasattr(norm, "late"):
+            norm.late = nn.Linear(8, 1)
+        return functional.mse_loss(model(x) + norm.late(x), y, reduction="sum"), len(x)
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 
