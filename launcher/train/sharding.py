@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -237,8 +238,8 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 
 def check_shardable(model: nn.Module) -> None:
     """Raise SetupError for a parameter that FSDP cannot shard along its first dimension: one without
-    dimensions, or one with another order in memory. Also for an embedding with `max_norm`, whose forward
-    changes gathered rows that FSDP throws away."""
+    dimensions, one with another order in memory, or one of which tensor parallelism leaves a rank nothing.
+    Also for an embedding with `max_norm`, whose forward changes gathered rows that FSDP throws away."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise SetupError(
@@ -256,6 +257,15 @@ def check_shardable(model: nn.Module) -> None:
                 f"{name} is a parameter whose rows are not contiguous in memory (a transposed tensor?), "
                 "which FSDP cannot shard: call .contiguous() on the tensor, or use sharding: ddp or zero1"
             )
+        if isinstance(parameter, DTensor):
+            ranks, [placement] = parameter.device_mesh.size(), parameter.placements
+            size = parameter.shape[placement.dim] if isinstance(placement, Shard) else ranks
+            if -(-size // ranks) * (ranks - 1) >= size:  # torch's parts, of which the last one is the smallest
+                raise SetupError(
+                    f"tensor: {ranks}: {name} is cut along a dimension of size {size}, which leaves a rank "
+                    "nothing, and FSDP cannot shard that: leave the layer out of parallel_plan(), or use "
+                    "sharding: ddp or zero1"
+                )
 
 
 def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Parameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_STOPPED
@@ -72,6 +74,21 @@ def test_a_transposed_parameter_is_refused_under_fsdp_with_what_to_do() -> None:
     model.register_parameter("turned", nn.Parameter(torch.randn(2, 3).t()))
     with pytest.raises(SetupError, match=r"turned .*\.contiguous\(\).* zero1"):
         check_shardable(model)
+
+
+@pytest.mark.parametrize(("ranks", "size", "fits"), [(2, 2, True), (2, 1, False), (4, 5, False), (4, 7, True)])
+def test_under_fsdp_no_rank_of_a_tensor_parallel_group_has_nothing_of_a_parameter(
+    ranks: int, size: int, fits: bool
+) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        model = nn.Linear(8, size)
+        parallelize_module(model, init_device_mesh("cpu", (ranks,)), ColwiseParallel())
+        refused = pytest.raises(SetupError, match=rf"weight .* size {size}.*leave the layer out")
+        with nullcontext() if fits else refused:
+            check_shardable(model)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_complex_parameter_is_refused_with_what_to_do() -> None:
