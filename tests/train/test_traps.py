@@ -76,7 +76,9 @@ def test_a_transposed_parameter_is_refused_under_fsdp_with_what_to_do() -> None:
         check_shardable(model)
 
 
-@pytest.mark.parametrize(("ranks", "size", "fits"), [(2, 2, True), (2, 1, False), (4, 5, False), (4, 7, True)])
+@pytest.mark.parametrize(
+    ("ranks", "size", "fits"), [(2, 2, True), (2, 1, False), (4, 5, False), (4, 7, True)]
+)
 def test_under_fsdp_no_rank_of_a_tensor_parallel_group_has_nothing_of_a_parameter(
     ranks: int, size: int, fits: bool
 ) -> None:
