@@ -21,7 +21,7 @@ settings.load_profile("launcher")
 
 os.environ.pop("COLUMNS", None)  # output has the width that a test asks for, whatever terminal it runs in
 
-LONGEST = ["slurm", "train", "images", "e2e", "memory", "cli", "supervise"]
+LONGEST = ["slurm", "train", "images", "e2e", "schedulers", "doctor", "memory", "cli", "api", "supervise"]
 "Folders whose files take longest, that first."
 
 

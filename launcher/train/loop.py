@@ -112,6 +112,7 @@ class Trainer:
         self._adapters_unseen = self.task.adapter is not None
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
         self._parameters = [*self.model.named_parameters()]  # under FSDP the shards, as after each pass
+        self._known = {id(p) for _, p in self._parameters}
         self._frozen = [(name, p) for name, p in self._parameters if not p.requires_grad]
         self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
         self.replicas: Replicas | None = None
@@ -480,8 +481,11 @@ class Trainer:
 
     def _check_parameters(self) -> None:
         """Raise TaskError for parameters that no optimizer knows: new ones, frozen ones with a gradient."""
-        known = {id(p) for _, p in self._parameters}
-        if new := [name for name, p in self.model.named_parameters() if id(p) not in known]:
+        known = self._known
+        if any(
+            id(p) not in known for m in self.model.modules() for p in m._parameters.values() if p is not None
+        ):
+            new = [name for name, p in self.model.named_parameters() if id(p) not in known]
             raise TaskError(
                 f"{listed(new)} of the model was made or replaced during training, and no optimizer knows "
                 "it: let model() make all parameters, and change their values in place"

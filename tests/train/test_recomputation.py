@@ -172,7 +172,7 @@ def trained(model: nn.Sequential, activations: str) -> list[Any]:
     return [*found, random.gauss(0, 1), numpy.random.randn(), numpy.random.rand(), torch.rand(()).item()]
 
 
-@pytest.mark.parametrize("activations", ["checkpoint", "selective"])
+@pytest.mark.parametrize("activations", ["checkpoint", pytest.param("selective", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_recomputation_begins_with_what_the_forward_pass_began_with(kind: str, activations: str) -> None:
     torch.manual_seed(0)
