@@ -121,6 +121,7 @@ class Worker:
         adopt_orphans()
         started = time.time()
         self.error_file = self._error_file()
+        before_start = signal.SIGTERM in signal.sigpending()  # the rank will not have heard of it
         try:
             self.child = subprocess.Popen(
                 self._with_values(argv),
@@ -138,7 +139,7 @@ class Worker:
             )
         except OSError as error:
             return self._not_started(argv[0], error, started)
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, args=(before_start,), daemon=True).start()
         signal.signal(signal.SIGCHLD, self._reap)
         self._reap()
         with contextlib.nullcontext() if self.trains else self._watching(self.child.pid, started):
@@ -213,11 +214,12 @@ class Worker:
         values = placeholder_values(self.run, self.attempt)
         return [fill(argument, values) for argument in argv]
 
-    def _listen(self) -> None:
-        """Handle this process's signals one after the other, with their senders."""
+    def _listen(self, before_start: bool) -> None:
+        """Handle this process's signals one after the other, with their senders. `before_start`: a SIGTERM
+        came before the rank was started."""
         kill_at: float | None = None
-        if signal.SIGTERM in signal.sigpending():
-            self._tell_rank()  # the signal came before the rank was started
+        if before_start:
+            self._tell_rank()
         while True:
             left = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
             heard = signal.sigtimedwait(STOP_SIGNALS, left)
