@@ -260,9 +260,8 @@ def check_shardable(model: nn.Module) -> None:
         if isinstance(parameter, DTensor):
             ranks, [placement] = parameter.device_mesh.size(), parameter.placements
             size = parameter.shape[placement.dim] if isinstance(placement, Shard) else ranks
-            if (
-                -(-size // ranks) * (ranks - 1) >= size
-            ):  # torch's parts, of which the last one is the smallest
+            of_others = -(-size // ranks) * (ranks - 1)  # torch makes the last rank's part the smallest
+            if of_others >= size:
                 raise SetupError(
                     f"tensor: {ranks}: {name} is cut along a dimension of size {size}, which leaves a rank "
                     "nothing, and FSDP cannot shard that: leave the layer out of parallel_plan(), or use "
