@@ -1,7 +1,7 @@
 """Weights that FSDP has gathered, and a model changes or replaces: that would be lost.
 
-Such as a temperature that `forward` clamps, or a teacher that follows its student there. What `forward` sees
-of a weight is a copy, which FSDP frees.
+Examples are a temperature that `forward` clamps and a teacher that follows its student there. What `forward`
+sees of a weight is a copy, which FSDP frees.
 """
 
 from __future__ import annotations
