@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from launcher.memory.accuracy import error_band
@@ -21,6 +23,7 @@ from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
 UNCOMPILED = "torch.compile: fused kernels keep less than the traced step"
+FLOAT8 = "float8: copies of inputs and weights in 8 bit; traced as bf16-mixed"
 ROUNDING = 0.02
 "Share that the allocator adds to the bytes of tensors, used if its model is not run."
 
@@ -58,20 +61,31 @@ def assess(
     """
     device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
-    reserved, pools = max(peak.allocated for peak in peaks), dict[str, int]()
-    if replayed and ranks.on_gpu:
-        reserved, pools = _replayed(model, profile, recipe, device, around, reserved)
-    elif ranks.on_gpu:
-        reserved = _not_replayed(model, profile, recipe, device, around)
+    highest, pools = max(peak.allocated for peak in peaks), dict[str, int]()
+    if not ranks.on_gpu:
+        reserved = highest
+    elif replayed:
+        reserved, pools = _replayed(model, profile, recipe, device, around, highest)
+    else:
+        reserved = _sum_of_pools(model, profile, recipe, device, around)
     return _estimate(model, recipe, ranks, around, reserved, peaks, pools)
 
 
 def assess_in_part(
     model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, around: Surroundings
 ) -> Estimate:
-    """Return a lower bound of `assess` on GPUs, without peaks. `profile`: a part of that of the recipe."""
-    reserved = _not_replayed(model, profile, recipe, ranks, around)
-    return _estimate(model, recipe, ranks, around, reserved, (), {})
+    """Return a lower bound of `assess` for GPUs, without peaks. `profile`: a part of the recipe's."""
+    return _estimate(model, recipe, ranks, around, _sum_of_pools(model, profile, recipe, ranks, around))
+
+
+def assess_at_least(
+    model: ModelShapes, kept: float, recipe: Recipe, ranks: Ranks, around: Surroundings
+) -> Estimate:
+    """Return a lower bound of `assess` for GPUs that needs no trace of the recipe.
+
+    `kept`: bytes that a forward pass keeps on the GPU for the backward pass.
+    """
+    return _estimate(model, recipe, ranks, around, at_least(model, recipe, ranks, kept))
 
 
 def _estimate(
@@ -80,11 +94,10 @@ def _estimate(
     ranks: Ranks,
     around: Surroundings,
     reserved: int,
-    peaks: tuple[Peak, ...],
-    pools: dict[str, int],
+    peaks: tuple[Peak, ...] = (),
+    pools: Mapping[str, int] = MappingProxyType({}),
 ) -> Estimate:
     device = replace(ranks, on_gpu=True)
-    missing = _not_modelled(recipe)
     host = host_of(
         model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
     )
@@ -98,38 +111,18 @@ def _estimate(
     return Estimate(
         peaks=peaks,
         reserved=reserved,
-        pools=pools,
+        pools=dict(pools),
         overhead=outside,
         host={name: size for name, size in host.items() if size},
         managed=states.managed,
         nvme=states.nvme,
         band=error_band(),
         basis="traced",
-        not_modelled=(*missing, *NEVER_MODELLED) if ranks.on_gpu else missing,
+        not_modelled=_not_modelled(recipe, ranks),
     )
 
 
-def assess_at_least(
-    model: ModelShapes, kept: float, recipe: Recipe, ranks: Ranks, around: Surroundings
-) -> Estimate:
-    """Return a lower bound of `assess` that needs no trace of the recipe.
-
-    `kept`: bytes that a forward pass keeps on the GPU for the backward pass.
-    """
-    device = Ranks(ranks.world, ranks.per_node, on_gpu=True)
-    missing = _not_modelled(recipe)
-    return Estimate(
-        peaks=(),
-        reserved=at_least(model, recipe, device, kept),
-        overhead=overheads(around.gpu, recipe, ranks),
-        host={},
-        band=error_band(),
-        basis="traced",
-        not_modelled=missing,
-    )
-
-
-def _not_replayed(
+def _sum_of_pools(
     model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, around: Surroundings
 ) -> int:
     """Return the bytes that the streams' pools need together: each keeps what it held at its own peak."""
@@ -150,9 +143,10 @@ def _replayed(
     recipe: Recipe,
     ranks: Ranks,
     around: Surroundings,
-    allocated: int,
+    highest: int,
 ) -> tuple[int, dict[str, int]]:
-    """Return the bytes that the allocator's model reserves, and each stream's share of them."""
+    """Return the bytes that the allocator's model reserves, and each stream's share of them. `highest`: the
+    most bytes of tensors at any peak."""
     line = timeline(model, profile.trace, recipe, ranks)
     workspaces = _workspaces(around)
     found = replay(
@@ -163,7 +157,7 @@ def _replayed(
         streams=line.streams,
     )
     pools = dict(found.pools)
-    more = max(0, allocated + sum(workspaces) - found.reserved)  # a resume is not in the timeline
+    more = max(0, highest + sum(workspaces) - found.reserved)  # a resume is not in the timeline
     pools[COMPUTE] = pools.get(COMPUTE, 0) + more
     return found.reserved + more, pools
 
@@ -184,7 +178,6 @@ def failure_of(
     )
 
 
-def _not_modelled(recipe: Recipe) -> tuple[str, ...]:
-    if recipe.precision == "float8":
-        return ("float8: copies of inputs and weights in 8 bit; traced as bf16-mixed",)
-    return ()
+def _not_modelled(recipe: Recipe, ranks: Ranks) -> tuple[str, ...]:
+    float8 = (FLOAT8,) if recipe.precision == "float8" else ()
+    return (*float8, *NEVER_MODELLED) if ranks.on_gpu else float8

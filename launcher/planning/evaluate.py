@@ -75,7 +75,7 @@ class Evaluator:
                 recipe,
                 args,
                 (
-                    assess(of.model(recipe, args), of.profile(recipe, args), recipe, self.ranks, self.around)
+                    assess(of.model(recipe, args), of.profile(recipe, args), recipe, of.ranks, self.around)
                     for of in self.stages
                 ),
             )
@@ -127,7 +127,7 @@ class Evaluator:
 
         def replayed() -> Estimate:
             model, profile = of.model(recipe, args), of.complete(recipe, args)
-            return assess(model, profile, recipe, self.ranks, self.around, replayed=True)
+            return assess(model, profile, recipe, of.ranks, self.around, replayed=True)
 
         def make() -> dict[str, Any]:
             estimate = replayed()
@@ -143,7 +143,7 @@ class Evaluator:
         if gpu is None or not self.ranks.on_gpu:
             return None
         found = (
-            failure_of(of.model(recipe), of.complete(recipe), recipe, self.ranks, gpu) for of in self.stages
+            failure_of(of.model(recipe), of.complete(recipe), recipe, of.ranks, gpu) for of in self.stages
         )
         return next((failure for failure in found if failure is not None), None)
 
@@ -166,10 +166,7 @@ class Evaluator:
         return self._least[recipe]
 
     def speed(self, recipe: Recipe) -> float:
-        """Return an upper bound of samples per second, whether the recipe fits or not; 0 if unknown.
-
-        The bound comes from the trace of a step that recomputes nothing.
-        """
+        """Return an upper bound of samples per second, whether the recipe fits or not; 0 if unknown."""
         if self.hardware is None:
             return 0.0
         work, moved = self._least_work(recipe), 0.0
@@ -181,7 +178,7 @@ class Evaluator:
         return self._time(recipe, self.traces, work, moved, None).least.samples_per_second
 
     def at_least(self, recipe: Recipe) -> Estimate:
-        """Return a lower bound of the memory from the traces that are there."""
+        """Return a lower bound of the memory on GPUs from the traces that are there."""
         model, least = self.traces.model(recipe), self.traces.least
         if (profile := least(recipe)) is not None:
             return self._corrected(recipe, assess_in_part(model, profile, recipe, self.ranks, self.around))
@@ -209,7 +206,7 @@ class Evaluator:
         return self.traces.plain in SHARDED or recipe.sharding not in SHARDED
 
     def roughly(self, recipe: Recipe) -> Candidate:
-        """Return the speed and a lower bound of the memory, from a trace of the same activations.
+        """Return the speed and a lower bound of the memory on GPUs, from a trace of the same activations.
 
         That trace may have another sharding.
         """
@@ -243,6 +240,8 @@ class Evaluator:
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:
+        """Return a lower bound of a rank's work: that of a step which recomputes nothing. If the recipe's
+        activations are traced anyway, that of the recipe, with the loss in one part."""
         whole = recipe.model_copy(update={"loss_chunks": 1})
         plain = whole.model_copy(update={"sharding": self.traces.plain, "compile": False})
         traced = self._one_policy or self.traces.has(plain)
