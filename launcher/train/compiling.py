@@ -62,7 +62,7 @@ def apply_compile(
         )
     recomputes = compiled is None and recipe.activations in RECOMPUTED
     if compiled is None:
-        compiled = _alone if numbers is None else _cut(numbers)
+        compiled = _compiled_alone if numbers is None else _compiled_in(numbers)
     for block in outer:
         block.forward = _Compiled(block.forward, compiled, recipe)
         if recomputes:
@@ -87,12 +87,12 @@ class _Compiled:
         return _Compiled(copy.deepcopy(forward, memo), compiled, recipe)
 
 
-def _alone(forward: Forward) -> Forward:
+def _compiled_alone(forward: Forward) -> Forward:
     return torch.compile(forward, options=graph_options())
 
 
-def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
-    """Return torch.compile for blocks that the ranks of a group share. Raises SetupError.
+def _compiled_in(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
+    """Return torch.compile for blocks that the ranks of a tensor-parallel group share. Raises SetupError.
 
     torch's cache tells the graphs of ranks with unequal parts of a sequence apart only by a tag, and compiled
     code holds the name of a group.
@@ -107,7 +107,7 @@ def _cut(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
     tag, mesh = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", ""), numbers.mesh
     place = f"rank {mesh.get_local_rank()} of group {mesh.get_group().group_name}"
     torch.compiler.config.cache_key_tag = f"{tag} {place}"
-    _settings()
+    _use_group_settings()
 
     def compiled(forward: Forward) -> Forward:
         # torch 2.13 fails to capture the backward pass of a DTensor's view with symbolic sizes.
@@ -139,8 +139,9 @@ def _reason(error: Exception) -> str:
 
 
 @functools.cache
-def _settings() -> ExitStack:
-    """Return what holds for every graph of this process from now on."""
+def _use_group_settings() -> ExitStack:
+    """Set what holds for every graph of this process from now on. Return the entered contexts, which the
+    cache keeps."""
     from torch._dynamo import config as dynamo_config
 
     from launcher.train.compiled_dtensors import compiled_dtensors

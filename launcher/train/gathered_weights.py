@@ -1,4 +1,4 @@
-"""Weights that FSDP has gathered, and a model changes or replaces: that would be lost.
+"""Refuses models that change or replace a weight while FSDP has gathered it: the change would be lost.
 
 Examples are a temperature that `forward` clamps and a teacher that follows its student there. What `forward`
 sees of a weight is a copy, which FSDP frees.
@@ -39,8 +39,11 @@ _FORMS = ("sharded_param", "_sharded_post_forward_param", "_unsharded_param")
 
 
 class _Gathered:
-    """The gathered weights of a unit, and their versions when they were first seen. FSDP keeps the versions
-    when it gathers anew; only writes through `.data` leave them as they are."""
+    """The gathered weights of a unit, and their versions when they were first seen.
+
+    FSDP keeps the versions when it gathers anew. Writes through `.data` do not change them: the content is
+    compared as well, in the first passes.
+    """
 
     def __init__(self, unit: nn.Module, name: str) -> None:
         self._unit: Any = unit
@@ -71,6 +74,7 @@ class _Gathered:
 
     @torch.no_grad()
     def begins(self, *_: object) -> None:
+        """Look at the weights before a forward pass, when they are gathered."""
         if not self._weights:
             weights = ((name, p._unsharded_param) for name, p in self._named())
             self._weights = [(name, weight, weight._version) for name, weight in weights]
@@ -80,6 +84,7 @@ class _Gathered:
 
     @torch.no_grad()
     def ends(self, *_: object) -> None:
+        """Raise TaskError if the forward pass has changed or replaced a weight."""
         self.check_own()
         self._check()
         if self._passes < WATCHED:
@@ -89,6 +94,7 @@ class _Gathered:
                     self._refuse(name)
 
     def _fingerprints(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and a fingerprint of each weight that can be read."""
         if torch._C._are_functorch_transforms_active():
             return  # results have no memory that could be read
         for name, weight, _ in self._weights:

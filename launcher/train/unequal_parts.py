@@ -39,17 +39,17 @@ def watch_parts(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: Dev
         module = model.get_submodule(name)
         for one in _simple(style):
             if isinstance(one, PrepareModuleOutput):
-                module.register_forward_hook(partial(_leave, parts, name, one), prepend=True)
+                module.register_forward_hook(partial(_after_preparing, parts, name, one), prepend=True)
                 continue
             if isinstance(one, PrepareModuleInput):
-                before = partial(_prepare, parts, name, one)
+                before = partial(_before_preparing, parts, name, one)
                 module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
                 continue
             of_sequence = isinstance(one, SequenceParallel)
             [taken] = one.sequence_sharding if of_sequence else one.input_layouts
             [given] = one.sequence_sharding if of_sequence else one.output_layouts
             first = list(inspect.signature(type(module).forward).parameters.values())[1]
-            module.register_forward_pre_hook(partial(_enter, parts, name, taken), prepend=True)
+            module.register_forward_pre_hook(partial(_before_layer, parts, name, taken), prepend=True)
             module.register_forward_pre_hook(
                 partial(_by_position, first.name), prepend=True, with_kwargs=True
             )
@@ -61,7 +61,7 @@ def watch_parts(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: Dev
             if one.use_local_output:
                 if isinstance(layer, nn.Linear) and given == Shard(-1) and layer.out_features % mesh.size():
                     parts.cut[layer.out_features, -1] = name
-                module.register_forward_hook(partial(_give, parts, name, given), prepend=True)
+                module.register_forward_hook(partial(_after_layer, parts, name, given), prepend=True)
 
 
 class _Parts:
@@ -73,7 +73,7 @@ class _Parts:
         """(size, dimension) of what was cut unequally, and the module that did it. Each dimension is there
         twice, counted from the first and from the last: a module may add or remove others."""
 
-    def give(self, name: str, layout: Placement | None, shape: torch.Size) -> None:
+    def note_output(self, name: str, layout: Placement | None, shape: torch.Size) -> None:
         """Note that a dimension of `shape` leaves the module as plain parts. Compiled code that is recomputed
         can note nothing: what linear layers cut is known before."""
         if isinstance(layout, Shard) and (size := shape[layout.dim]) % self.mesh.size():
@@ -82,7 +82,7 @@ class _Parts:
                 return
             self.cut[size, first] = self.cut[size, last] = name
 
-    def take(self, name: str, layout: Placement | None, x: torch.Tensor) -> None:
+    def check_input(self, name: str, layout: Placement | None, x: torch.Tensor) -> None:
         """Raise SetupError if x is a plain part of a size that was cut unequally."""
         if isinstance(layout, Shard) and not isinstance(x, DTensor):
             for (size, dimension), by in self.cut.items():
@@ -118,24 +118,25 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _by_position(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Let a style, which prepares the first argument, find an input that is given by its name."""
+    """Move an input that is given by its name to the place of the first argument, which a style prepares."""
     if args or name not in kwargs:
         return args, kwargs
     return (kwargs[name],), {key: value for key, value in kwargs.items() if key != name}
 
 
 def _by_name(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Undo `_by_position` for a forward that takes its input by name alone."""
     return args[1:], {name: args[0], **kwargs}
 
 
-def _enter(
+def _before_layer(
     parts: _Parts, name: str, layout: Placement, module: nn.Module, args: tuple[Any, ...]
 ) -> tuple[Any, ...] | None:
-    """What a layer gets, before the style's own hook."""
+    """Check the input of a layer, before the style's own hook. Return a linear layer's as a DTensor."""
     (x, *rest), layer = args, linear_of(module)
     by_columns = layout in (Shard(-1), Shard(x.ndim - 1))
     if isinstance(x, DTensor) or not (by_columns and isinstance(layer, nn.Linear)):
-        parts.take(name, layout, x)
+        parts.check_input(name, layout, x)
         return None
     shape = torch.Size((*x.shape[:-1], layer.in_features))
     stride = torch.empty(shape, device="meta").stride()
@@ -163,11 +164,11 @@ def laid_out(x: Any) -> Any:
     )
 
 
-def _give(parts: _Parts, name: str, layout: Placement, _: nn.Module, __: Any, result: DTensor) -> None:
-    parts.give(name, layout, result.shape)
+def _after_layer(parts: _Parts, name: str, layout: Placement, _: nn.Module, __: Any, result: DTensor) -> None:
+    parts.note_output(name, layout, result.shape)
 
 
-def _prepare(
+def _before_preparing(
     parts: _Parts,
     name: str,
     style: PrepareModuleInput,
@@ -178,21 +179,24 @@ def _prepare(
     layouts, wanted = style.input_layouts or (), style.desired_input_layouts or ()
     given = [kwargs.get(key) for key in style.input_kwarg_layouts]
     wanted_by_name = [style.desired_input_kwarg_layouts.get(key) for key in style.input_kwarg_layouts]
-    _pass_on(parts, name, args, layouts, wanted, style.use_local_output)
-    _pass_on(parts, name, given, style.input_kwarg_layouts.values(), wanted_by_name, style.use_local_output)
+    _follow(parts, name, args, layouts, wanted, style.use_local_output)
+    _follow(parts, name, given, style.input_kwarg_layouts.values(), wanted_by_name, style.use_local_output)
 
 
-def _leave(parts: _Parts, name: str, style: PrepareModuleOutput, _: nn.Module, __: Any, results: Any) -> None:
+def _after_preparing(
+    parts: _Parts, name: str, style: PrepareModuleOutput, _: nn.Module, __: Any, results: Any
+) -> None:
     many = results if isinstance(results, tuple) else (results,)
-    _pass_on(parts, name, many, style.output_layouts, style.desired_output_layouts, style.use_local_output)
+    _follow(parts, name, many, style.output_layouts, style.desired_output_layouts, style.use_local_output)
 
 
-def _pass_on(
+def _follow(
     parts: _Parts, name: str, tensors: Iterable[Any], layouts: Layouts, wanted: Layouts, plain: bool
 ) -> None:
-    """What a style that only prepares tensors gets and returns. `plain`: it returns plain tensors."""
+    """Check what a style that only prepares tensors gets, in `layouts`; note what it returns, in `wanted`.
+    `plain`: it returns plain tensors."""
     for x, layout, then in zip(tensors, layouts, wanted, strict=False):
         if isinstance(x, torch.Tensor):
-            parts.take(name, layout, x)
+            parts.check_input(name, layout, x)
             if plain and (isinstance(x, DTensor) or layout == Replicate()):
-                parts.give(name, then, x.shape)
+                parts.note_output(name, then, x.shape)
