@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.spec.mesh import model_parallel
 from launcher.train.rank import Rank
+from launcher.train.rng import numpy
 
 COMPARED = 16
 "Number of micro-batches of training, and of evaluation, that the ranks compare in an attempt."
@@ -49,7 +50,7 @@ class SameSamples:
     def apart(self) -> float:
         """Return a number of which `Rank.add_up` makes zero if the ranks fetched the same, and begin anew."""
         number, self._number = self._number, 0.0
-        return self._rank.within_copies(number)
+        return self._rank.within_copies(number) if self._shares else 0.0
 
 
 def _number(batch: Any) -> float:
@@ -60,17 +61,29 @@ def _number(batch: Any) -> float:
 
 @torch.no_grad()
 def _of_leaf(leaf: Any) -> float:
-    """Return a sum of the values of a tensor, each times a random number. 0 for what is no plain tensor."""
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+    """Return a sum of the values of a tensor, an array or a number, each times a random number. 0 for
+    anything else: a text may be the path of a sample, which differs between nodes."""
+    found = _as_tensor(leaf)
+    if found is None or found.layout is not torch.strided:
         return 0.0
-    values = (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(-1)
+    values = (torch.view_as_real(found.resolve_conj()) if found.is_complex() else found).reshape(-1)
     sums = []
     for part in torch.split(values, ROW * ROWS):
         rows = torch.zeros(-(-len(part) // ROW), ROW, dtype=torch.float64)
         rows.view(-1)[: len(part)].copy_(part)
         sums.append(rows.nan_to_num_(0.0, 0.0, 0.0) @ _factors(ROW, seed=0))
-    found = torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64)
-    return float(found @ _factors(len(found), seed=1))
+    total = torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64)
+    return float(total @ _factors(len(total), seed=1))
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor | None:
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    if isinstance(leaf, (int, float)):
+        return torch.tensor(float(leaf), dtype=torch.float64)
+    if numpy is not None and isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biufc":
+        return torch.from_numpy(leaf.copy())
+    return None
 
 
 def _factors(count: int, seed: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -55,6 +56,12 @@ def test_equal_data_count_as_equal_and_others_do_not(mesh: dict[str, Any], tmp_p
 def test_one_tensor_that_differs_is_enough(key: str, tmp_path: Path) -> None:
     mesh = {"pipeline": 8, "sharding": "none"}
     assert apart(tmp_path, mesh, lambda number, _: {**batch(0), key: batch(number)[key]}) > APART
+
+
+@pytest.mark.parametrize("of", [float, lambda number: numpy.full((2, 3), number)], ids=["number", "array"])
+def test_numbers_and_arrays_are_compared_too(of: Any, tmp_path: Path) -> None:
+    assert apart(tmp_path, {"pipeline": 2}, lambda number, _: [{"value": of(number)}]) > APART
+    assert apart(tmp_path, {"pipeline": 2}, lambda number, data: [{"value": of(data)}]) < 1e-9
 
 
 @pytest.mark.parametrize("collate", [torch.stack, list])
