@@ -105,6 +105,7 @@ def _with_recomputation(
     state: BlockState | None,
     contexts: Callable[[], Contexts] | None,
     recomputable: Callable[[Forward], Forward] | None,
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -113,11 +114,13 @@ def _with_recomputation(
         contexts = functools.partial(state.contexts, args, kwargs)
     options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
     run = recomputable(forward) if recomputable is not None else forward
-    return checkpoint(run, *args, use_reentrant=False, **options, **kwargs)
+    # A keyword of the block may have the name of one of checkpoint's.
+    return checkpoint(functools.partial(run, **kwargs), *args, use_reentrant=False, **options)
 
 
 def around(function: Callable[..., Any], forward: Forward, *args: Any) -> Forward:
-    """Return a forward that calls `function` with a block's forward, `args` and its own arguments.
+    """Return a forward that calls `function` with a block's forward, `args` and its own arguments, whose
+    names may be any: `function` takes the others by position only.
 
     If the block is copied (copy.deepcopy), so are these: a function that referred to the block would let the
     copy compute with the original's weights.
@@ -135,7 +138,7 @@ def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:
 
 
 def _with_offload(
-    forward: Forward, block: nn.Module, budget: Budget, pin: bool, *args: Any, **kwargs: Any
+    forward: Forward, block: nn.Module, budget: Budget, pin: bool, /, *args: Any, **kwargs: Any
 ) -> Any:
     # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
     stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}

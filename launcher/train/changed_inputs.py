@@ -7,6 +7,8 @@ the gradient would be wrong without an error (torch 2.13; pull request 197039 of
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -35,7 +37,8 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    operator = node.target
-    return isinstance(operator, torch._ops.OpOverload) and any(
-        result.alias_info is not None for result in operator._schema.returns
+    if node.target is operator.getitem:  # of the parts that a view such as `split` returns
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        result.alias_info is not None for result in node.target._schema.returns
     )

@@ -90,7 +90,7 @@ class Compressor:
     def __deepcopy__(self, _: object) -> Compressor:
         return self  # a copied block compresses with it, too
 
-    def __call__(self, forward: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Call a block's forward so that its activations wait for the backward pass in 8 bits."""
         check_no_transform("compressed")
         stays = _Exact(block, tree_leaves((args, kwargs)))

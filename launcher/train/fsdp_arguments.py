@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_leaves
 
+from launcher.train.places import entries_of
 from launcher.train.recovery.state_finder import MOST_ITEMS, attributes_of, sort_of
 
 
@@ -44,13 +46,15 @@ class _Call:
         "(original, FSDP's copy or the original, what the original holds, what the copy holds) at the start."
 
     def before_fsdp(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        self._originals = [*_containers((args, kwargs), set())]
+        self._originals = _changeable((args, kwargs))
 
     def after_fsdp(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        pairs = zip(self._originals, _containers((args, kwargs), set()), strict=True)
-        self._containers = [(one, copy, _held(one), _held(copy)) for one, copy in pairs]
+        pairs = zip(self._originals, _changeable((args, kwargs)), strict=True)
+        self._containers = [(one, copy, entries_of(one), entries_of(copy)) for one, copy in pairs]
 
     def ends(self, _: nn.Module, __: Any, output: Any) -> None:
+        """Change the originals as the unit has changed the copies, and let FSDP gather the unit when the
+        gradient of a tensor arrives that the unit has put into them, or into an object that it returns."""
         found = []
         for original, copy, theirs, mine in self._containers:
             before = {id(value) for value in _values(mine)}
@@ -59,9 +63,10 @@ class _Call:
                 _apply(original, copy, theirs, mine)
         self._originals, self._containers = [], []
         if torch.is_grad_enabled():
-            for container in _containers((found, output), set()):
-                found += _values(container)
-            self._state._register_pre_backward_hook([t for t in found if isinstance(t, torch.Tensor)])
+            known = set(map(id, tree_leaves(output)))  # FSDP has seen to these itself
+            values = (value for one in _containers((found, output), set()) for value in _values(one))
+            new = [value for value in values if isinstance(value, torch.Tensor) and id(value) not in known]
+            self._state._register_pre_backward_hook(new)
 
 
 def _apply(original: Any, copy: Any, theirs: Any, mine: Any) -> None:
@@ -80,9 +85,14 @@ def _apply(original: Any, copy: Any, theirs: Any, mine: Any) -> None:
         original.extend(now)
 
 
+def _changeable(value: Any) -> list[Any]:
+    """Return the containers in a value, without those that cannot change."""
+    return [one for one in _containers(value, set()) if not isinstance(one, (tuple, frozenset))]
+
+
 def _containers(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the lists, dictionaries and attributes of objects in a value. `seen`: the ids of objects, which
-    FSDP does not copy."""
+    """Yield the lists, tuples, dictionaries and attributes of objects in a value. `seen`: the ids of objects,
+    which FSDP does not copy."""
     sort = sort_of(value, passed_on=True)
     if sort not in ("dict", "items", "tuple", "object"):
         return
@@ -90,18 +100,10 @@ def _containers(value: Any, seen: set[int]) -> Iterator[Any]:
         if id(value) in seen or len(seen) == MOST_ITEMS:
             return
         seen.add(id(value))
-    homes = [*attributes_of(value, passed_on=True)]
-    if sort != "object":
-        homes.append(value)
-    for home in homes:
-        if sort != "tuple":
-            yield home
+    for home in [*attributes_of(value, passed_on=True), *([value] if sort != "object" else [])]:
+        yield home
         for one in list(_values(home)):
             yield from _containers(one, seen)
-
-
-def _held(container: Any) -> Any:
-    return dict(container) if isinstance(container, Mapping) else list(container)
 
 
 def _values(container: Any) -> Any:

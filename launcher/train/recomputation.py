@@ -9,8 +9,7 @@ and change the state a second time.
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from launcher.spec.base import format_bytes
 from launcher.spec.listed import listed
 from launcher.train.in_place import changeable
 from launcher.train.local_parts import memory_of
+from launcher.train.places import Place, items_of
 from launcher.train.recovery.fingerprint import fingerprint
 from launcher.train.recovery.state_finder import (
     INTERNAL,
@@ -31,6 +31,7 @@ from launcher.train.recovery.state_finder import (
     SMALL,
     State,
     attributes_of,
+    bound_to,
     classes_of,
     content,
     sort_of,
@@ -41,7 +42,6 @@ from launcher.train.task import TaskError
 
 WATCHED = 2
 "First passes of a block after which tensors are compared by content: versions miss writes through `.data`."
-_ABSENT = object()
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
@@ -84,40 +84,6 @@ class _Both:
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._entered.__exit__(*error)
-
-
-class Place:
-    """A dictionary, list, set or deque, and what it holds now. The attributes of an object are a dictionary.
-
-    `hold` returns what to keep of a tensor.
-    """
-
-    def __init__(
-        self, name: str, home: Any, hold: Callable[[torch.Tensor], torch.Tensor] | None = None
-    ) -> None:
-        self.name, self.home, self._held = name, home, _entries(home)
-        if hold is not None:
-            _map_tensors(self._held, hold)
-
-    def changed(self) -> list[str]:
-        """Return the names of what differs, without tensors with a graph, which belong to one pass."""
-        held, now = dict(_items(self._held)), dict(_items(_entries(self.home)))
-        keys = [key for key in {**held, **now} if held.get(key, _ABSENT) is not now.get(key, _ABSENT)]
-        return [f"{self.name}{key}" for key in keys if not _has_graph(now.get(key))]
-
-    def restore(self, tensors: Mapping[int, torch.Tensor]) -> Place | None:
-        """Restore what it held, with `tensors` (by id) in place of tensors. Return what it holds now; None if
-        nothing differs."""
-        held = self._held
-        if tensors:
-            held = held.copy()
-            _map_tensors(held, lambda t: tensors.get(id(t), t))
-        if _same(held, self.home):
-            return None
-        now = Place(self.name, self.home)
-        self.home.clear()
-        (self.home.update if isinstance(self.home, (MutableMapping, set)) else self.home.extend)(held)
-        return now
 
 
 class Modules:
@@ -269,6 +235,8 @@ class ForwardPass:
             if sort == "tensor":
                 trained = isinstance(value, nn.Parameter) and value.requires_grad
                 self._watch(name, value, given=given, trained=trained)
+            elif sort == "method":
+                waiting += [(name, inside) for inside in bound_to(value)]
             elif (found := state_of(name, value)) is not None:
                 self.generators.append(found)
             elif objects < MOST_ITEMS:
@@ -282,7 +250,7 @@ class ForwardPass:
                 contents = [value] if sort in ("dict", "items", "tuple") else []
                 for home in [*attributes_of(value, passed_on=given), *contents]:
                     if len(home) <= MOST_ITEMS:
-                        waiting += [(f"{name}[{key!r}]", inside) for key, inside in _items(home)]
+                        waiting += [(f"{name}[{key!r}]", inside) for key, inside in items_of(home)]
                         if not isinstance(home, (tuple, frozenset)):
                             self.places.append(Place(f"{name} ", home, self._hold))
 
@@ -378,7 +346,7 @@ def _way_out(one: Watched) -> str:
     return f"{size}: {INSTEAD}"
 
 
-def without_changes(forward: Callable[..., Any], state: BlockState, *args: Any, **kwargs: Any) -> Any:
+def without_changes(forward: Callable[..., Any], state: BlockState, /, *args: Any, **kwargs: Any) -> Any:
     """Call the compiled forward of a block that compiled code recomputes.
 
     torch.compile begins the recomputation with what the forward pass has left. Raises TaskError if one of the
@@ -434,51 +402,6 @@ class Recomputation:
             generator.restore()
         _set_numbers(self._numbers)
         self._places, self._generators, self._numbers = [], [], []
-
-
-def _entries(home: Any) -> Any:
-    """Return a copy of a mapping as a dictionary, of anything else as a list."""
-    return dict(home) if isinstance(home, (dict, Mapping)) else list(home)
-
-
-def _items(entries: Any) -> list[tuple[Any, Any]]:
-    return list(entries.items() if isinstance(entries, Mapping) else enumerate(entries))
-
-
-def _same(entries: Any, home: Any) -> bool:
-    """Return whether a container has these entries, in this order."""
-    if len(entries) != len(home):
-        return False
-    if isinstance(entries, dict):
-        return all(map(operator.eq, entries, home)) and all(
-            map(operator.is_, entries.values(), home.values())
-        )
-    return all(map(operator.is_, entries, home))
-
-
-def _map_tensors(entries: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace each tensor by a function of it, also those in tuples, which cannot be a place."""
-    for key, value in _items(entries):
-        if isinstance(value, (torch.Tensor, tuple)):
-            entries[key] = _in_tuples(value, function)
-
-
-def _in_tuples(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if not isinstance(value, tuple):
-        return value
-    inside = [_in_tuples(one, function) for one in value]
-    if all(map(operator.is_, inside, value)):
-        return value
-    kind: Any = type(value)
-    return kind._make(inside) if hasattr(value, "_fields") else kind(inside)
-
-
-def _has_graph(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(map(_has_graph, value))
-    return isinstance(value, torch.Tensor) and not value.is_leaf
 
 
 def _attention_kernels() -> list[SDPBackend]:

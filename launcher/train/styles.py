@@ -115,7 +115,7 @@ def _compute_with_own_values(module: nn.Module) -> nn.Module:
     return module
 
 
-def _with_own_values(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _with_own_values(module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     cut: list[tuple[dict[str, Any], str, Any]] = [
         (one._parameters, name, parameter)
         for one in module.modules()

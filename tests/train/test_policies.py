@@ -227,7 +227,8 @@ class Alternating(nn.Linear):
         self.register_buffer("calls", torch.zeros(2, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x + super().forward(x) * (self.calls[0] % 2)
+        first, last = self.calls.split(1)
+        y = x + super().forward(x) * (first % 2) * torch.cos(last)
         self.calls += 1
         return y + super().forward(y) * (1 + self.calls % 2)
 
@@ -280,6 +281,27 @@ def test_a_policy_without_blocks_is_refused(activations: str) -> None:
         SetupError, match=f"{activations} works block by block, but blocks.. of the task returns none"
     ):
         apply_activations([], recipe(activations=activations), CPU, Unlimited())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"activations": one} for one in ("checkpoint", "selective", "offload", "compress")),
+        pytest.param({"activations": "checkpoint", "compile": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda fields: " ".join(map(str, fields.values())),
+)
+def test_a_block_may_be_called_by_any_keyword(fields: dict[str, Any]) -> None:
+    class Named(nn.Linear):
+        def forward(self, input: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) + sum(more.values())
+
+    block, one, x = Named(4, 4), torch.ones(4, requires_grad=True), torch.ones(2, 4)
+    names = ("forward", "function", "state", "contexts", "block", "budget", "pin", "debug", "context_fn")
+    apply_activations([block], recipe("none", micro=1, **fields), CPU, Unlimited())
+    apply_compile([block], recipe("none", micro=1, **fields), CPU, Unlimited())
+    block(x, **dict.fromkeys(names, one)).sum().backward()
+    assert one.grad is not None and one.grad.tolist() == [2 * len(names)] * 4
 
 
 @pytest.mark.parametrize("activations", ["selective", "compress"])

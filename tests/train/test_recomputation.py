@@ -7,6 +7,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from optparse import Values
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
 
 from launcher.train.activations import recomputed
 from launcher.train.budget import Unlimited
@@ -35,6 +37,15 @@ WIDTH = 8
 class Notes:
     scale = 1.0
 
+    def larger(self) -> float:
+        self.scale *= 1.5
+        return self.scale
+
+
+def longer(levels: list[float]) -> int:
+    levels.append(1.0)
+    return len(levels)
+
 
 class Block(nn.Module):
     """`factor` is a function of the block and its input, which may draw and change anything."""
@@ -44,6 +55,7 @@ class Block(nn.Module):
         self.up, self.down, self.factor = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), factor
         self.calls, self.level = 0, torch.ones(WIDTH)
         self.kept = {"levels": [torch.ones(WIDTH)], "recent": deque([1.0], 2), "notes": Notes()}
+        self.methods = {"bound": Notes().larger, "partial": partial(longer, [])}
         self.torch_numbers = torch.Generator().manual_seed(1)
         self.python_numbers = random.Random(2)
         self.numpy_numbers = numpy.random.default_rng(3)
@@ -142,6 +154,8 @@ STATEFUL: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "level with graph": level_with_graph,
     "level in a list": level_in_a_list,
     "scale in an object": scale_in_an_object,
+    "scale of a bound method": lambda block, x: block.methods["bound"](),
+    "list of a partial": lambda block, x: block.methods["partial"](),
 }
 
 
@@ -215,6 +229,47 @@ def test_recomputation_begins_with_what_the_block_was_called_with(activations: s
     for block in model:
         block.forward = recomputed(block, recipe("none", micro=1, activations=activations))  # type: ignore[method-assign]
     assert passed_on(model, notes()) == passed_on(reference, notes())
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    scale: tuple[torch.Tensor, float]
+
+
+def of_a_frozen_dataclass(block: Any, x: torch.Tensor) -> torch.Tensor:
+    return block(Frozen(x * 2, (x.mean(), 2.0))).x  # type: ignore[no-any-return]
+
+
+def of_an_output_of_transformers(block: Any, x: torch.Tensor) -> torch.Tensor:
+    return block(BaseModelOutput(last_hidden_state=x * 2)).last_hidden_state  # type: ignore[no-any-return]
+
+
+class Wrapped(nn.Module):
+    """Takes and returns an object with tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Any) -> Any:
+        if isinstance(given, Frozen):
+            return replace(given, x=torch.tanh(self.linear(given.x)) * given.scale[0])
+        given.last_hidden_state = torch.tanh(self.linear(given.last_hidden_state))
+        return given
+
+
+@pytest.mark.parametrize("call", [of_a_frozen_dataclass, of_an_output_of_transformers])
+def test_recomputation_takes_objects_that_do_not_let_themselves_be_changed(call: Any) -> None:
+    found = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        block, x = Wrapped(), torch.randn(4, WIDTH, requires_grad=True)
+        if recomputes:
+            block.forward = recomputed(block, recipe("none", micro=1, activations="checkpoint"))  # type: ignore[method-assign]
+        call(block, x).square().sum().backward()
+        found.append([one.grad.tolist() for one in (x, *block.parameters())])  # type: ignore[union-attr]
+    assert found[0] == found[1]
 
 
 def condition_in_an_attribute(block: Any, x: torch.Tensor) -> torch.Tensor:

@@ -144,11 +144,12 @@ class Slotted(MutableMapping[str, Any]):
         except AttributeError:
             raise KeyError(name) from None
 
+    # An instance may be frozen, as that of a dataclass.
     def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self.owner, name, value)
+        (setattr if isinstance(self.owner, type) else object.__setattr__)(self.owner, name, value)
 
     def __delitem__(self, name: str) -> None:
-        delattr(self.owner, name)
+        (delattr if isinstance(self.owner, type) else object.__delattr__)(self.owner, name)
 
 
 class Items:
@@ -403,10 +404,7 @@ class StateFinder:
                     seen.remove(id(value))
                     self._search_classes((value,), seen, found, waiting)
             elif sort == "method":
-                if isinstance(value, MethodType):
-                    waiting.append((name, value.__self__))
-                if isinstance(value, partial):
-                    waiting += [(name, value.func), (name, value.args), (name, value.keywords)]
+                waiting += [(name, inside) for inside in bound_to(value)]
             elif (state := state_of(name, value)) is not None:
                 (found.generators if sort == "generator" else found.places).append(state)
 
@@ -532,6 +530,13 @@ def attributes_of(value: Any, *, passed_on: bool = False) -> Iterator[MutableMap
     ]
     if slots:
         yield Slotted(value, partial(_set_in, value, slots))
+
+
+def bound_to(method: Any) -> tuple[Any, ...]:
+    """Return what a bound method or a functools.partial holds."""
+    if isinstance(method, partial):
+        return method.func, method.args, method.keywords
+    return (method.__self__,)
 
 
 def _set_in(value: Any, names: Iterable[str]) -> list[str]:
