@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
-from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
+from launcher.train.ddp import without_ddp
 from launcher.train.initialise import draw_normal
 from launcher.train.loss import chunked_cross_entropy, cross_entropy, loss_in_place_of_logits
 from launcher.train.optimizers.state import local, slices_of
@@ -127,7 +127,7 @@ class CausalLM(Task):
         tokens, targets = batch[:, :-1], batch[:, 1:]
         weight = (targets != IGNORED).sum()
         if self.loss_chunks > 1:
-            whole: Any = model.module if isinstance(model, DistributedDataParallel) else model
+            whole: Any = without_ddp(model)
             with loss_in_place_of_logits(whole.get_output_embeddings(), targets, self.loss_chunks, IGNORED):
                 return model(input_ids=tokens, use_cache=False).logits, weight
         logits = model(input_ids=tokens, use_cache=False).logits

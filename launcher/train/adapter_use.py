@@ -69,11 +69,11 @@ def warnings_about(
     Every rank must call this.
     """
     mine = {  # whether B, which begins with zeros, has changed
-        _layer_of(name): bool(local(parameter.detach()).any())
+        name.partition(".lora_B.")[0]: bool(local(parameter.detach()).any())
         for name, parameter in parameters
         if ".lora_B." in name
     }
-    by_weight = [name.removeprefix("module.") for name, one in model.named_modules() if one in _by_weight]
+    by_weight = [name for name, one in model.named_modules() if one in _by_weight]
     everyones = [(mine, by_weight)]
     if rank.world > 1:
         everyones *= rank.world
@@ -89,7 +89,3 @@ def warnings_about(
     ):
         if names:
             yield names, words.format(names=listed(names))
-
-
-def _layer_of(name: str) -> str:
-    return name.partition(".lora_B.")[0].removeprefix("module.")

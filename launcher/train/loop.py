@@ -42,13 +42,14 @@ from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from launcher.train.copies import Copies
 from launcher.train.coupling import check_coupling
 from launcher.train.data import to_device
+from launcher.train.ddp import without_ddp
 from launcher.train.failure import fail
 from launcher.train.feed import Feed, open_feed
 from launcher.train.gradient_norm import divide_and_clip
 from launcher.train.guard import Guard
 from launcher.train.learning_rate import learning_rate, set_learning_rate
 from launcher.train.logged import open_logged
-from launcher.train.mesh import meshes
+from launcher.train.mesh import meshes, replicas_of
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.offload import gradient_of
@@ -68,6 +69,7 @@ from launcher.train.recovery.recovery import Recovery
 from launcher.train.recovery.restart import Restart
 from launcher.train.replicas import Replicas
 from launcher.train.rng import seed_all
+from launcher.train.same_parameters import COMPARED, check_same_parameters
 from launcher.train.same_samples import APART, DIFFERENT, SameSamples
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -111,13 +113,15 @@ class Trainer:
             self.model = arranged(model, self.task, rank, budget, mesh)
         self._adapters_unseen = self.task.adapter is not None
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
-        self._parameters = [*self.model.named_parameters()]  # under FSDP the shards, as after each pass
+        # Under FSDP the shards, as after each pass.
+        self._parameters = [*without_ddp(self.model).named_parameters()]
         self._known = {id(p) for _, p in self._parameters}
         self._frozen = [(name, p) for name, p in self._parameters if not p.requires_grad]
         self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
         self.replicas: Replicas | None = None
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
             self.replicas = Replicas(self.model, mesh.data)
+        self._replicas_of_this = replicas_of(mesh, rank.recipe)
         self.copies = Copies(mesh, self.task, rank, self.stages, self.model)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
@@ -190,6 +194,8 @@ class Trainer:
             self.current.climb(step)
             started = time.perf_counter()
             result = self.train_step(step)
+            if step == done + COMPARED:
+                self._check_replicas()
             self._look_at_adapters(result)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
             self._report_unsaved()
@@ -200,6 +206,7 @@ class Trainer:
                 return True
             stop = result.stop
             if self._saves_after(step) and not stop:
+                self._check_replicas()
                 self._save(step, leaving=False)
                 # If a stop request arrived during the save, skip the next step and a second checkpoint.
                 stop = self.rank.add_up(self.rank.stop_requested())[0] > 0
@@ -250,11 +257,16 @@ class Trainer:
             self.recorder.event(StateNotSaved(names=names, reason=reason))
             self.rank.say(reason)
 
+    def _check_replicas(self) -> None:
+        """Raise TaskError if ranks that should hold the same parameters do not. Every rank must call this."""
+        with self.budget.host_side():
+            check_same_parameters(self._parameters, self._replicas_of_this)
+
     def _look_at_adapters(self, result: StepResult) -> None:
         """Report, after the first update, the layers whose adapter has no part in it."""
         if self._adapters_unseen and result.lr > 0 and 0 < result.grad_norm < math.inf:
             self._adapters_unseen = False
-            for names, reason in warnings_about(self.model, self._parameters, self.rank):
+            for names, reason in warnings_about(without_ddp(self.model), self._parameters, self.rank):
                 self.recorder.event(AdapterWarning(names=names, reason=reason))
                 self.rank.say(reason)
 
@@ -485,7 +497,7 @@ class Trainer:
         if any(
             id(p) not in known for m in self.model.modules() for p in m._parameters.values() if p is not None
         ):
-            new = [name for name, p in self.model.named_parameters() if id(p) not in known]
+            new = [name for name, p in without_ddp(self.model).named_parameters() if id(p) not in known]
             raise TaskError(
                 f"{listed(new)} of the model was made or replaced during training, and no optimizer knows "
                 "it: let model() make all parameters, and change their values in place"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import Rank, SetupError
 
 REPLICATE, SHARD, TENSOR, PIPELINE = "replicate", "shard", "tensor", "pipeline"
@@ -48,3 +50,13 @@ def meshes(rank: Rank) -> Meshes:
         whole[TENSOR] if tensor > 1 else None,
         whole[PIPELINE] if pipeline > 1 else None,
     )
+
+
+def replicas_of(mesh: Meshes, recipe: Recipe) -> dist.ProcessGroup | None:
+    """Return the group of the ranks that hold the same parameters as this rank, and train on other samples.
+
+    None: each of the ranks that train on other samples has a shard of its own, or there are none.
+    """
+    if recipe.sharding == "hybrid":
+        return mesh.data.get_group(REPLICATE)
+    return mesh.data.get_group() if recipe.sharding in REPLICATED else None

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 
 from launcher.spec.base import format_bytes
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.activations import outermost
+from launcher.train.ddp import DDP
 from launcher.train.fsdp_arguments import share_arguments
 from launcher.train.gathered_weights import refuse_changes
 from launcher.train.mesh import Meshes
@@ -28,7 +28,6 @@ from launcher.train.pipeline.cut import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import groups_of
-from launcher.train.task import TaskError
 
 Fill = Callable[[nn.Module], None]
 "Fills the parameters and buffers of a model that was built on the meta device."
@@ -63,24 +62,6 @@ def shard(
     if rank.mesh.data > 1 and rank.recipe.sharding not in REPLICATED:
         raise SetupError(f"sharding: none is for one rank; use ddp, zero1 or fsdp for {rank.mesh.data} ranks")
     return model
-
-
-class DDP(DistributedDataParallel):
-    """DDP with the attributes of the model, which a task may read under any sharding, without its modules."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name in ("module", "__setstate__") or not hasattr(self.module, name):
-                raise
-        value = getattr(self.module, name)
-        if isinstance(value, nn.Module | nn.Parameter):
-            raise TaskError(
-                f"the task uses {name} of the model by itself: under DDP only model(...) may be called, "
-                "which reduces the gradients. Use it in the model's forward"
-            )
-        return value
 
 
 def _filled(model: nn.Module, fill: Fill | None, rank: Rank) -> nn.Module:
@@ -310,7 +291,7 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
     if recipe.grad_sync == "last":
         for root in fsdp_roots(model):
             root.set_requires_gradient_sync(last)
-        if isinstance(model, DistributedDataParallel) and not last:
+        if isinstance(model, DDP) and not last:
             return model.no_sync()
     return nullcontext()
 

@@ -24,6 +24,7 @@ from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.export import export
+from launcher.train.ddp import DDP
 from launcher.train.gathered_weights import refuse_changes
 from launcher.train.mesh import SHARD
 from launcher.train.model import check_loss
@@ -31,7 +32,7 @@ from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import SetupError
 from launcher.train.recovery.state_finder import StateFinder
 from launcher.train.replaced import Originals
-from launcher.train.sharding import DDP, check_shardable, check_types
+from launcher.train.sharding import check_shardable, check_types
 from launcher.train.task import TaskError
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
@@ -389,6 +390,32 @@ def test_a_parameter_that_model_does_not_make_is_refused(lazy: bool, message: st
     assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
     failure = any_error(run.attempt(0))
     assert failure["failure"] == "user-error" and message in failure["exception"]
+
+
+def centering(path: Path, *, over_ranks: bool, **fields: Any) -> tuple[RunDir, dict[int, int]]:
+    """A run whose model changes a frozen parameter from its samples, and its exit codes."""
+    asked = job(
+        task="traps:Centering", steps=4, args={"over_ranks": over_ranks},
+        model={"batch_norm": True, "couples_samples": True},
+    )  # fmt: skip
+    run = prepare(path, asked)
+    return run, start(run, recipe(**fields)).codes
+
+
+@pytest.mark.parametrize("sharding", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])
+def test_a_parameter_that_each_rank_changes_from_its_own_samples_is_refused(
+    sharding: str, tmp_path: Path
+) -> None:
+    run, codes = centering(tmp_path, over_ranks=False, sharding=sharding)
+    failure = any_error(run.attempt(0))
+    assert 0 not in codes.values() and (failure["failure"], failure["step"]) == ("user-error", 2)
+    assert failure["exception"].startswith("TaskError: center of the model differs between the ranks")
+
+
+@pytest.mark.slow
+def test_one_that_all_ranks_change_alike_is_trained_with(tmp_path: Path) -> None:
+    run, codes = centering(tmp_path, over_ranks=True, sharding="ddp")
+    assert codes == {0: 0, 1: 0} and len(losses(run)) == 4
 
 
 @pytest.mark.slow

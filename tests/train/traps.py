@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -200,18 +201,18 @@ class Differentiating(Task):
 
 
 class Collects(nn.Module):
-    """Adds its result to a list, and multiplies with the last one of a longer list."""
+    """Adds a tuple to a list, and multiplies with what is in the last one of a longer list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(16, 16)
 
     def forward(
-        self, x: torch.Tensor, found: list[torch.Tensor], sums: dict[str, torch.Tensor]
+        self, x: torch.Tensor, found: list[tuple[torch.Tensor]], sums: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        x = x * found.pop() if len(found) > 1 else x
+        x = x * found.pop()[0] if len(found) > 1 else x
         x = x + torch.tanh(self.linear(x))
-        found.append(x)
+        found.append((x + self.linear(x),))
         sums["all"] = sums["all"] + x.square().mean(1)
         return x
 
@@ -224,10 +225,10 @@ class Collected(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = self.first(x)
-        found, sums = list[torch.Tensor](), {"all": x.mean(1)}
+        found, sums = list[tuple[torch.Tensor]](), {"all": x.mean(1)}
         for layer in self.layers:
             x = layer(x, found, sums)
-        return self.last(sum(found)), sums["all"]
+        return self.last(sum(one for (one,) in found)), sums["all"]
 
 
 class Collecting(Normed):
@@ -281,6 +282,36 @@ class Growing(Normed):
         if not hasattr(norm, "late"):
             norm.late = nn.Linear(8, 1)
         return functional.mse_loss(model(x) + norm.late(x), y, reduction="sum"), len(x)
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean of its inputs, which is a parameter. `over_ranks`: from
+    the samples of all ranks."""
+
+    def __init__(self, *, over_ranks: bool) -> None:
+        super().__init__()
+        self.linear, self.over_ranks = nn.Linear(8, 1), over_ranks
+        self.center = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(0)
+        if self.over_ranks:
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        self.center.lerp_(mean, 0.5)
+        return self.linear(x - self.center)
+
+
+class Centering(Normed):
+    def __init__(self, *, over_ranks: bool) -> None:
+        super().__init__()
+        self.over_ranks = over_ranks
+
+    def model(self) -> nn.Module:
+        return Centred(over_ranks=self.over_ranks)
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield model.linear
 
 
 class NotANumber(Normed):

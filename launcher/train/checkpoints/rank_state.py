@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from launcher.train.ddp import without_ddp
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import rng_state, set_rng_state
 from launcher.train.task import Task, TaskError
@@ -31,7 +31,7 @@ class RankState:
     def __init__(self, model: nn.Module, device: torch.device, task: Task | None = None) -> None:
         """Raises TaskError if the task's state cannot be saved to a file."""
         self.task = task
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.model = without_ddp(model)
         self.device = device
         self.persistent = self.model.state_dict().keys()
         self._made = {
@@ -108,10 +108,9 @@ class RankState:
 
 def not_persistent(model: nn.Module) -> list[str]:
     """Return the names of non-persistent buffers."""
-    model = model.module if isinstance(model, DistributedDataParallel) else model
     return [
         f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
+        for prefix, module in without_ddp(model).named_modules()
         for name in sorted(module._non_persistent_buffers_set)
     ]
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.spec.recipe import Recipe
@@ -20,6 +19,7 @@ from launcher.train.batch_norm import batch_norms_in_evaluation
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.coupling import Split, split
 from launcher.train.data import to_device
+from launcher.train.ddp import DDP, without_ddp
 from launcher.train.failure import classify, in_a_line
 from launcher.train.model import loss_of
 from launcher.train.optimizers.sharded_states import ShardedStates
@@ -119,7 +119,7 @@ class Probe:
                 batch = self.task.collate(some)
             batch = to_device(batch, self.rank.device)
             self.budget.track(batch)
-            loss, weight = loss_of(self.task, self.model_alone, batch, self.rank)
+            loss, weight = loss_of(self.task, without_ddp(self.model), batch, self.rank)
             return float(loss), float(weight)
 
         def begin(seed: int) -> None:
@@ -264,7 +264,7 @@ class Probe:
                     batch = self.batch(recipe.micro_batch_size)
                 batch = to_device(batch, self.rank.device)
                 self.budget.track(batch)
-            if isinstance(self.model, DistributedDataParallel) and number == 2 and meets(recipe, last=False):
+            if isinstance(self.model, DDP) and number == 2 and meets(recipe, last=False):
                 # DDP rebuilds its buckets in the first step. The optimizer states exist here, but not then.
                 states = dry_run.made if dry_run is not None else 0
                 size = max(0, bytes_of_new_buckets(self.model) - states)
@@ -304,7 +304,7 @@ class Probe:
                 self.collectives.begin(kind_of(recipe, last=last))
                 yield self.model
                 self.collectives.finish()
-        elif isinstance(self.model, DistributedDataParallel):
+        elif isinstance(self.model, DDP):
             with as_in_buckets(self.model, met=meets(recipe, last=last)):
                 yield self.model.module
         else:
@@ -314,11 +314,6 @@ class Probe:
         # Under a dispatch mode, compiled code would not run compiled.
         alone = self.rank.world == 1 or (self.rank.recipe.compile and not self._looks)
         return nullcontext() if alone else _NoCollective()  # type: ignore[no-untyped-call]
-
-    @property
-    def model_alone(self) -> nn.Module:
-        """The model without DDP, which would issue collectives."""
-        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     def batch(self, size: int) -> Any:
         """Return a batch of `size` copies of the largest sample, in host memory."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from launcher.spec.base import format_bytes
+from launcher.train.ddp import without_ddp
 from launcher.train.recovery.fingerprint import fingerprint
 from launcher.train.recovery.host_memory import free_on_host
 from launcher.train.recovery.state_finder import MOST_DATA, SMALL, Entries, FoundState, StateFinder, content
@@ -51,9 +51,8 @@ class Undo:
     def __init__(
         self, model: nn.Module, device: torch.device, task: Task | None = None, data: Any = None
     ) -> None:
-        whole = model.module if isinstance(model, DistributedDataParallel) else model
         others = [] if task is None else [("task", task), *_module_of(task), ("data", data)]
-        self._finder, self._device = StateFinder(whole, others), device
+        self._finder, self._device = StateFinder(without_ddp(model), others), device
         self._task = task if task is not None and type(task).state is not Task.state else None
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
