@@ -60,7 +60,7 @@ def watch_parts(model: nn.Module, styles: Mapping[str, ParallelStyle], mesh: Dev
                 module.register_forward_hook(_lay_out_gradient, prepend=True)
             if one.use_local_output:
                 if isinstance(layer, nn.Linear) and given == Shard(-1) and layer.out_features % mesh.size():
-                    parts.cut[layer.out_features, -1] = name
+                    parts.cut.setdefault((layer.out_features, -1), name)
                 module.register_forward_hook(partial(_after_layer, parts, name, given), prepend=True)
 
 
