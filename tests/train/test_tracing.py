@@ -114,9 +114,10 @@ def test_five_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int) 
     folded = traced.record(chosen, ranks)
     assert [run.extra for run in folded.runs] == [of[1].get("layers", 8) - 5]
     assert len(unroll(folded).sizes) > len(folded.sizes)
-    whole = traced.sample(chosen, ranks, 1, whole=True, complete=True)
     # All that a trace is: every size, event, module's name, phase, and the work.
-    assert whole == traced.sample(chosen, ranks, 1, complete=True)
+    for complete in (False, True):
+        whole = traced.sample(chosen, ranks, 1, whole=True, complete=complete)
+        assert whole == traced.sample(chosen, ranks, 1, complete=complete)
 
 
 STAGES: list[tuple[dict[str, Any], tuple[int, ...]]] = [
@@ -127,6 +128,74 @@ STAGES: list[tuple[dict[str, Any], tuple[int, ...]]] = [
     ({"activations": "keep", "sharding": "none"}, (6, 7, 9, 3)),
     ({"activations": "checkpoint"}, (7, 3, 3, 12)),
 ]
+
+
+def traced_blocks(traced: Tracer, monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Return a list that gets the number of blocks of each recording of `traced`; None for all of them."""
+    numbers: list[int | None] = []
+    record = traced.record
+
+    def noted(recipe: Recipe, ranks: Ranks, most: int | None, *, complete: bool) -> Any:
+        numbers.append(most)
+        return record(recipe, ranks, most, complete=complete)
+
+    monkeypatch.setattr(traced, "record", noted)
+    return numbers
+
+
+def test_a_pass_needs_four_blocks_where_the_last_one_is_like_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced, ranks = tracer(*LLAMA), Ranks(8, 8, on_gpu=True)
+    chosen = recipe(activations="checkpoint")
+    whole = traced.sample(chosen, ranks, 2, whole=True)
+    numbers = traced_blocks(traced, monkeypatch)
+    assert whole == traced.sample(chosen, ranks, 2) and numbers == [4]
+
+
+class Shared(Task):
+    """Each layer uses a tensor of the model, which the last one is the last to need."""
+
+    def model(self) -> nn.Module:
+        return Rotated()
+
+    def data(self, split: str) -> Any:
+        return [torch.zeros(4) for _ in range(8)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return model(batch).sum(), len(batch)
+
+
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Turn() for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = x.cos()
+        for layer in self.layers:
+            x = layer(x, table)
+        return x
+
+
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * table).sin()
+
+
+def test_five_blocks_are_traced_where_four_are_too_few_and_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced, ranks = Tracer(Shared(), JOB, "cuda"), Ranks(4, 4, on_gpu=True)
+    chosen = recipe(precision="bf16-mixed")
+    whole = traced.sample(chosen, ranks, 2, whole=True)
+    numbers = traced_blocks(traced, monkeypatch)
+    assert whole == traced.sample(chosen, ranks, 2) == traced.sample(chosen, ranks, 2)
+    assert numbers == [4, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _utils, debug
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
+_SHAPES = "_propagate_tensor_meta_non_cached"
 _OWN = (
-    (ShardingPropagator, "_propagate_tensor_meta_non_cached"),
+    (ShardingPropagator, _SHAPES),
     (_StridedShard, "local_shard_size_and_offset"),
     (DeviceMesh, "_concatenate"),
     (_utils, "_compute_local_shape_and_global_offset"),
@@ -28,10 +30,11 @@ _OWN = (
 def dtensors_of_real_values() -> Iterator[None]:
     """Run without a trace's modes what DTensor computes for itself: the shapes of whole tensors, and numbers
     of ranks, whose values it needs."""
+    shapes = FakeTensorMode()  # torch makes one for each shape, and each reads the source of its callers
     with ExitStack() as stack:
         for owner, name in _OWN:
             if (own := inspect.getattr_static(owner, name, None)) is not None:
-                apart = _apart(getattr(owner, name))
+                apart = _apart(getattr(owner, name), shapes if name == _SHAPES else nullcontext())
                 kept = staticmethod(apart) if isinstance(own, staticmethod) else apart
                 stack.enter_context(patch.object(owner, name, kept))
         yield
@@ -39,10 +42,10 @@ def dtensors_of_real_values() -> Iterator[None]:
     getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
-def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def _apart(function: Callable[..., Any], mode: AbstractContextManager[Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
+        with _disable_current_modes(), mode:
             return function(*args, **kwargs)
 
     return run

@@ -9,16 +9,30 @@ from typing import Any
 from torch import nn
 
 from launcher.memory.unroll import NotUniformError, Run
+from launcher.spec.recipe import Recipe
 from launcher.train.activations import outermost
 
 KEPT, REPEATED = 5, 2
-"""Blocks kept per run, and the index of the one that represents the removed blocks. The first two and the
-last two are kept because their neighbours differ."""
+"""Most blocks kept per run, and the index of the one that represents the removed blocks. The first two and
+the last two are kept because their neighbours differ."""
 
 
-def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...], dict[nn.Module, Any]]:
-    """Remove blocks from the ModuleLists of `model` in place. Return the runs, and (index of the run, index
-    among its kept blocks) for each kept block."""
+def blocks_to_keep(recipe: Recipe, *, complete: bool) -> tuple[int, ...]:
+    """Return how many blocks of a run to trace: one number, or another one if unroll() refuses that trace.
+
+    Without the last but one, the last stands next to the repeated block. That can be enough in a single pass
+    unless activations leave the device, which they do while the next block runs.
+    """
+    if complete or recipe.pipeline > 1 or recipe.activations in ("offload", "compress"):
+        return (KEPT,)
+    return (KEPT - 1, KEPT)
+
+
+def fold(
+    model: nn.Module, blocks: Iterable[nn.Module], most: int = KEPT
+) -> tuple[tuple[Run, ...], dict[nn.Module, Any]]:
+    """Remove blocks from the ModuleLists of `model` in place, so that each run has at most `most`. Return the
+    runs, and (index of the run, index among its kept blocks) for each kept block."""
     units = set(outermost(blocks))
     runs: list[Run] = []
     kept: dict[nn.Module, tuple[int, int]] = {}
@@ -28,10 +42,10 @@ def fold(model: nn.Module, blocks: Iterable[nn.Module]) -> tuple[tuple[Run, ...]
         leave: list[int] = []
         for _, group in itertools.groupby(enumerate(module), key=lambda item: _shape(item[1], units)):
             row = list(group)
-            if row[0][1] not in units or len(row) <= KEPT:
+            if row[0][1] not in units or len(row) <= most:
                 continue
-            run = Run(prefix, row[0][0], len(row), KEPT, REPEATED)
-            stay = row[: REPEATED + 1] + row[len(row) - (KEPT - REPEATED - 1) :]
+            run = Run(prefix, row[0][0], len(row), most, REPEATED)
+            stay = row[: REPEATED + 1] + row[len(row) - (most - REPEATED - 1) :]
             kept.update({block: (len(runs), number) for number, (_, block) in enumerate(stay)})
             leave += [position for position, block in row if block not in kept]
             runs.append(run)

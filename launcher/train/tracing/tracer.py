@@ -43,7 +43,7 @@ from launcher.train.tracing.compiled import NotCapturedError, compiled, compilin
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.fake_mode import TraceMode
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
-from launcher.train.tracing.folding import fewer_stages, fold, fold_stage
+from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
@@ -95,6 +95,8 @@ class Tracer:
         self._stages: dict[Any, _Recording] = {}
         self._blocks: dict[Any, Sequence[int]] = {}
         "How a pipeline is cut -> the number of blocks of each stage."
+        self._too_few = 0
+        "A run of so many equal blocks did not stand for the model in an earlier trace."
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
@@ -120,34 +122,40 @@ class Tracer:
             ranks = Ranks(model_parallel(recipe), recipe.tensor, ranks.on_gpu, ranks.stage)
         # If only some blocks are recomputed, the blocks are not equal.
         if not whole and recipe.checkpoint_ratio == 1:
-            # Some models cannot run with fewer blocks; run those with all.
-            with suppress(NotUniformError, UntraceableError):
-                return _sample(unroll(self.record(recipe, ranks, complete=complete)), micro_batch)
-        return _sample(self.record(recipe, ranks, whole=True, complete=complete), micro_batch)
+            for most in blocks_to_keep(recipe, complete=complete):
+                if most <= self._too_few:
+                    continue
+                # Some models cannot run with fewer blocks; run those with all.
+                with suppress(NotUniformError, UntraceableError):
+                    recorded = self.record(recipe, ranks, most, complete=complete)
+                    return _sample(unroll(recorded), micro_batch)
+                if most < KEPT:
+                    self._too_few = most
+        return _sample(self.record(recipe, ranks, None, complete=complete), micro_batch)
 
     def record(
-        self, recipe: Recipe, ranks: Ranks, *, whole: bool = False, complete: bool = False
+        self, recipe: Recipe, ranks: Ranks, most: int | None = KEPT, *, complete: bool = False
     ) -> Recorded:
-        """Return the events of rank 0, with repeated equal blocks removed unless `whole`.
+        """Return the events of rank 0. Each run of equal blocks has at most `most`; None keeps them all.
 
-        Raises: UntraceableError, and unless `whole` NotUniformError.
+        Raises: UntraceableError, and NotUniformError if blocks are removed.
         """
         if recipe.pipeline == 1:
-            return self._record(recipe, ranks, None, whole=whole, complete=complete).events
-        events = self._stage(recipe, ranks, whole=whole, complete=complete).events
-        if whole:
+            return self._record(recipe, ranks, None, most, complete=complete).events
+        events = self._stage(recipe, ranks, most, complete=complete).events
+        if most is None:
             return events
         blocks = self._blocks_of_stages(recipe, ranks)
         return placed(events, sum(blocks[: ranks.stage]), blocks[ranks.stage])
 
-    def _stage(self, recipe: Recipe, ranks: Ranks, *, whole: bool, complete: bool) -> _Recording:
-        """Record a stage of a pipeline. Unless `whole`, stages share a recording if they get the same from
+    def _stage(self, recipe: Recipe, ranks: Ranks, most: int | None, *, complete: bool) -> _Recording:
+        """Record a stage of a pipeline. Unless `most` is None, stages share a recording if they get the same from
         the stage before, and are alike but for their place and their number of blocks."""
         received = None
         if ranks.stage > 0:
             before = replace(ranks, stage=ranks.stage - 1)
-            received = self._stage(recipe, before, whole=whole, complete=complete).output
-        if not whole:
+            received = self._stage(recipe, before, most, complete=complete).output
+        if most is not None:
             blocks, stage = fewer_stages(self._blocks_of_stages(recipe, ranks), ranks.stage)
             world = ranks.world // recipe.pipeline * len(blocks)
             update: dict[str, Any] = {"pipeline": len(blocks), "stages": blocks}
@@ -155,9 +163,9 @@ class Tracer:
                 update["loss_chunks"] = 1  # the last stage computes the loss
             recipe = recipe.model_copy(update=update)
             ranks = replace(ranks, world=world, stage=stage)
-        key = recipe, ranks, received, whole, complete
+        key = recipe, ranks, received, most, complete
         if key not in self._stages:
-            self._stages[key] = self._record(recipe, ranks, received, whole=whole, complete=complete)
+            self._stages[key] = self._record(recipe, ranks, received, most, complete=complete)
         return self._stages[key]
 
     def _blocks_of_stages(self, recipe: Recipe, ranks: Ranks) -> Sequence[int]:
@@ -170,7 +178,7 @@ class Tracer:
         return self._blocks[key]
 
     def _record(
-        self, recipe: Recipe, ranks: Ranks, form: Form | None, *, whole: bool, complete: bool
+        self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
     ) -> _Recording:
         """`form`: of what the stage before sends; None without one."""
         rank = self.rank(recipe, ranks)
@@ -184,7 +192,7 @@ class Tracer:
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
             fake = TraceMode()
-            model, names, runs, blocks = self._built(rank, whole)
+            model, names, runs, blocks = self._built(rank, most)
             stack.enter_context(fake)
             make_fake(model, fake)
             stack.enter_context(no_packed_mask())
@@ -193,7 +201,7 @@ class Tracer:
                 units = set(outermost(self.task.blocks(model)))
                 model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))
             except Exception as error:
-                if whole:
+                if most is None:
                     raise
                 # The task may name blocks that were removed.
                 raise NotUniformError(f"the model cannot have fewer blocks: {error}") from error
@@ -212,20 +220,21 @@ class Tracer:
                 raise UntraceableError(recorder.module, error) from error
         return _Recording(recorder.recorded, returned)
 
-    def _built(self, rank: Rank, whole: bool) -> _Built:
-        """Return a new model on the meta device: a copy of one built earlier if the modules can be copied."""
+    def _built(self, rank: Rank, most: int | None) -> _Built:
+        """Return a new model on the meta device: a copy of one built earlier if the modules can be copied.
+        `most`: as for `record`."""
         recipe, stage = rank.recipe, rank.coordinates.pipeline
-        key = (recipe.precision, recipe.pipeline, recipe.stages, stage, whole)
+        key = (recipe.precision, recipe.pipeline, recipe.stages, stage, most)
         if key not in self._models:
             model = new_model(self.task, recipe, on_meta=True)
             runs: tuple[Run, ...] = ()
             blocks: dict[nn.Module, tuple[int, int]] = {}
             parts = self.task.pipeline(model) if recipe.pipeline > 1 else None
-            if not whole and parts is not None and recipe.stages is not None:
+            if most is not None and parts is not None and recipe.stages is not None:
                 runs, blocks = fold_stage(model, parts.blocks, recipe.stages, stage)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
-            if not whole and parts is None:
-                runs, blocks = fold(model, self.task.blocks(model))
+            if most is not None and parts is None:
+                runs, blocks = fold(model, self.task.blocks(model), most)
             names = {m: names[m] for m in model.modules()}  # otherwise removed modules would be copied too
             self._models[key] = _Built(model, names, runs, blocks)
         with suppress(Exception):
