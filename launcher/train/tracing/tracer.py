@@ -149,8 +149,8 @@ class Tracer:
         return placed(events, sum(blocks[: ranks.stage]), blocks[ranks.stage])
 
     def _stage(self, recipe: Recipe, ranks: Ranks, most: int | None, *, complete: bool) -> _Recording:
-        """Record a stage of a pipeline. Unless `most` is None, stages share a recording if they get the same from
-        the stage before, and are alike but for their place and their number of blocks."""
+        """Record a stage of a pipeline. Unless `most` is None, stages share a recording if they get the same
+        from the stage before, and are alike but for their place and their number of blocks."""
         received = None
         if ranks.stage > 0:
             before = replace(ranks, stage=ranks.stage - 1)
