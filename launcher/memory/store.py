@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,16 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
     }
 
 
+_storage: Callable[[tuple[Any, ...]], Storage] = functools.partial(tuple.__new__, Storage)
+"As Storage(*row). There are 10,000 rows in a trace, and this takes a third of the time."
+
+
 def unpack_trace(packed: Mapping[str, Any]) -> Trace:
     name_of = packed["names"].__getitem__
     fixed, per_sample, *texts = packed["storages"]
+    rows = zip(fixed, per_sample, *(map(name_of, column) for column in texts), strict=True)
     return Trace(
-        storages=tuple(map(Storage, fixed, per_sample, *(map(name_of, column) for column in texts))),
+        storages=tuple(map(_storage, rows)),
         events=tuple(packed["events"]),
         phases=tuple((name, start) for name, start in packed["phases"]),
         work=Work(*(Affine(*law) for law in packed["work"])),

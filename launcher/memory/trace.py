@@ -146,19 +146,21 @@ class Trace:
 
     def live_at(self, event: int) -> list[int]:
         """Return the numbers of the storages that are live after this event."""
-        phase = bisect.bisect_right(self.phases, event, key=lambda one: one[1]) - 1
-        alive = self._live_before[phase].copy()
-        _follow(self.events[self.phases[phase][1] : event + 1], alive)
+        phase = bisect.bisect_right(self._live_before, event + 1, key=lambda one: one[0]) - 1
+        start, before = self._live_before[phase]
+        alive = before.copy()
+        _follow(self.events[start : event + 1], alive)
         return list(alive)
 
     @cached_property
-    def _live_before(self) -> list[dict[int, None]]:
-        """The numbers of the storages that are live before each phase, in the order of their allocation."""
+    def _live_before(self) -> list[tuple[int, dict[int, None]]]:
+        """(first event, numbers of the storages that are live before it in the order of their allocation) of
+        each phase, and of what follows the last one."""
         found, alive = [], dict[int, None]()
         for _, start, end in self.spans():
-            found.append(alive.copy())
+            found.append((start, alive.copy()))
             _follow(self.events[start:end], alive)
-        return found
+        return [*found, (len(self.events), alive)]
 
 
 def _note(best: dict[int, tuple[int, int]], per_sample: int, fixed: int, event: int) -> None:

@@ -407,9 +407,17 @@ RULES = (
 )
 
 
+_last_broken_first = list(RULES)
+
+
 def obeys_rules(recipe: Recipe, setting: Setting) -> bool:
-    """Return whether the recipe breaks no rule. Faster than `broken_rules`."""
-    return not any(rule.broken(recipe, setting) for rule in RULES)
+    """Return whether the recipe breaks no rule. Faster than `broken_rules`: recipes that are tried one after
+    the other differ in one field, and often break the same rule."""
+    for place, rule in enumerate(_last_broken_first):
+        if rule.broken(recipe, setting):
+            _last_broken_first.insert(0, _last_broken_first.pop(place))
+            return False
+    return True
 
 
 def broken_rules(recipe: Recipe, setting: Setting) -> list[Broken]:
