@@ -166,13 +166,14 @@ class Evaluator:
         return self._least[recipe]
 
     def speed(self, recipe: Recipe) -> float:
-        """Return an upper bound of samples per second, whether the recipe fits or not; 0 if unknown."""
+        """Return an upper bound of samples per second for the recipe's micro-batch and smaller ones, whether
+        they fit or not; 0 if unknown."""
         if self.hardware is None:
             return 0.0
-        work, moved = self._least_work(recipe), 0.0
+        work, moved = Work(*map(_at_any_size, self._least_work(recipe))), 0.0
         if recipe.activations == "offload" and self._plain_is_lower_bound(recipe):
             inside = self.traces.kept(keeping(recipe)).in_blocks
-            moved = _in_any_sharding(inside, recipe) if inside is not None else 0.0
+            moved = _in_any_sharding(_at_any_size(inside), recipe) if inside is not None else 0.0
         if not any(work.forward_flops):
             return 0.0
         return self._time(recipe, self.traces, work, moved, None).least.samples_per_second
@@ -284,6 +285,14 @@ class Evaluator:
             for one in (recipe, with_micro_batch(recipe, 1))
         )
         return len(runs) > 1 or bool(runs and least)
+
+
+def _at_any_size(cost: Affine) -> Affine:
+    """Return a lower bound of the cost of a micro-batch, also if it is computed as several smaller ones.
+
+    A negative fixed part, such as of differences between neighbouring samples, is saved in each of them.
+    """
+    return cost if cost.fixed >= 0 else Affine(0.0, max(0.0, cost.fixed + cost.per_sample))
 
 
 def _in_any_sharding(bytes_: Affine | Moment, recipe: Recipe) -> float:

@@ -71,19 +71,37 @@ class HeavyHeaded(nn.Module):
         return result
 
 
+class Differences(Odd):
+    """Its blocks compute much from the differences between neighbouring samples: as one each time less."""
+
+    couples_samples = True
+
+    def model(self) -> nn.Module:
+        return Stack(Differing, 8)
+
+    def data(self, split: str) -> Any:
+        return [torch.zeros(64, WIDTH)] * 64
+
+
+class Differing(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        apart = (x[1:] - x[:-1]).sin().square().exp()
+        return super().forward(x) + functional.pad(apart.cos(), (0, 0, 0, 0, 1, 0))
+
+
 class Frozen(Odd):
     """Half of its blocks are frozen, and the first one reads the input."""
 
     def model(self) -> nn.Module:
-        model = Stack()
+        model = Stack(Block, 4 * WIDTH)
         model.blocks[:4].requires_grad_(False)
         return model
 
 
 class Stack(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Block], hidden: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(WIDTH, 4 * WIDTH) for _ in range(8))
+        self.blocks = nn.ModuleList(kind(WIDTH, hidden) for _ in range(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:

@@ -58,6 +58,11 @@ ODD = (
     [
         ("launcher.tasks.llama:LanguageModel", 2, FSDP),
         *ODD,
+        (
+            "tests.planning.odd:Differences",
+            1,
+            {"optimizer": "adamw", "offload": "none", "activations": "keep"},
+        ),
         pytest.param("launcher.tasks.llama:LanguageModel", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
     ],
 )
