@@ -21,20 +21,6 @@ from launcher.spec.schedule import held_beside
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."
-_DECIDE_WORK = (
-    "sharding",
-    "activations",
-    "checkpoint_ratio",
-    "activation_budget",
-    "loss_chunks",
-    "precision",
-    "compile",
-    "tensor",
-    "pipeline",
-    "virtual_stages",
-    "stages",
-    "schedule",
-)
 
 
 class _Key(NamedTuple):
@@ -148,10 +134,9 @@ class Traces:
             known = (one for one in (recipe, plain) if self.has(one, args))
             # Without such a trace, take the loss in one part. This leaves out the head's recomputation.
             plain = next(known, plain.model_copy(update={"loss_chunks": 1}))
-        wanted = traced_as(plain)
-        key = (args_key(args), *(getattr(wanted, name) for name in _DECIDE_WORK))
+        traces = self._trace(plain, args)
+        key = self._traced(plain, args)  # with the micro-batch, if the trace is not affine
         if key not in self._passes:
-            traces = self._trace(plain, args)
             self._passes[key] = work_of(traces), kept_of(traces, self.model(plain, args))
         return self._passes[key]
 

@@ -89,6 +89,22 @@ class Differing(Block):
         return super().forward(x) + functional.pad(apart.cos(), (0, 0, 0, 0, 1, 0))
 
 
+class Looping(Odd):
+    """Takes one sample at a time, so that the number of its allocations depends on the micro-batch."""
+
+    def model(self) -> nn.Module:
+        return Loop(Block(WIDTH, 8), WIDTH, 8)
+
+
+class Loop(Block):
+    def __init__(self, block: Block, width: int, hidden: int) -> None:
+        super().__init__(width, hidden)
+        self.blocks = nn.ModuleList([block])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([super(Loop, self).forward(self.blocks[0](one)) for one in x])
+
+
 class Frozen(Odd):
     """Half of its blocks are frozen, and the first one reads the input."""
 

@@ -157,6 +157,15 @@ def test_a_choice_always_fits_by_a_complete_trace() -> None:
     assert planner.capacity.misfit(chosen.estimate) is None
 
 
+def test_work_that_is_not_affine_in_the_micro_batch_is_traced_for_each() -> None:
+    planner = decider(80 * GIB, 1, "tests.planning.odd:Looping", optimizer="adamw", activations="keep")
+    sizes = planner.space().sizes(planner.plan.recipe)
+    times = [planner.evaluate(one).time for one in sizes]
+    assert len(sizes) > 2
+    # Each step has the same samples.
+    assert len({round(time.compute * 1e15) for time in times if time is not None}) == 1
+
+
 def test_offloaded_activations_take_host_memory() -> None:
     planner = decider(80 * GIB, 2, "tests.planning.odd:Named", sharding="ddp", activations="offload")
     sizes = planner.space().sizes(planner.plan.recipe)
