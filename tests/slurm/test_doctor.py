@@ -32,6 +32,7 @@ def tiny_shm(cluster: Cluster, node: str) -> Iterator[None]:
         subprocess.run([*inside, "umount", "/dev/shm"], check=True)
 
 
+@pytest.mark.slow
 def test_the_sick_node_of_two_is_named(slurm_lab: SlurmLab, cluster: Cluster) -> None:
     partition = f"cluster.slurm.partition={PARTITION}"
     with tiny_shm(cluster, "n11"):

@@ -92,6 +92,7 @@ def test_every_command_of_the_page_about_slurm_runs(it: Reader) -> None:
     assert len({run["path"] for run in sweep}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("it", [on_a_laptop], indirect=True)
 def test_every_command_of_the_page_about_a_login_node_runs(it: Reader) -> None:
     (run,) = it.runs_listed()

@@ -257,7 +257,9 @@ def test_four_ranks_train_like_one(cases: dict[str, tuple[str, dict[str, Any]]],
 
 
 @pytest.mark.parametrize(
-    "cases", [BOTH, pytest.param(BOTH_MORE, marks=pytest.mark.thorough)], ids=["", "more"]
+    "cases",
+    [pytest.param(BOTH, marks=pytest.mark.slow), pytest.param(BOTH_MORE, marks=pytest.mark.thorough)],
+    ids=["", "more"],
 )
 def test_two_stages_that_share_their_layers_train_like_one_rank(
     cases: dict[str, tuple[str, dict[str, Any]]], tmp_path: Path

@@ -233,10 +233,9 @@ class Alternating(nn.Linear):
         return y + super().forward(y) * (1 + self.calls % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
-@pytest.mark.parametrize(
-    "fields", [{}, pytest.param({"activations": "budget", "activation_budget": 0.1}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("fields", [{}, {"activations": "budget", "activation_budget": 0.1}])
 def test_a_compiled_block_that_changes_a_buffer_has_the_gradient_of_an_eager_one(fields: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -240,12 +240,13 @@ def test_parameters_without_part_in_the_loss_run_under_fsdp_and_under_ddp_when_a
     assert "train.find_unused_parameters: true" in failure["exception"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
         {"activations": "checkpoint"},
-        pytest.param({"activations": "keep", "offload": "cpu"}, marks=pytest.mark.slow),
-        pytest.param({"activations": "selective", "precision": "bf16-mixed"}, marks=pytest.mark.slow),
+        {"activations": "keep", "offload": "cpu"},
+        {"activations": "selective", "precision": "bf16-mixed"},
     ],
     ids=lambda fields: fields["activations"],
 )
