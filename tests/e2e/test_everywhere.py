@@ -77,7 +77,7 @@ class Told:
     "Command lines of all processes while it ran."
 
 
-OFTEN = "slurm"
+OFTEN = "local"
 "In the normal set. The other places have tests of their own there."
 
 

@@ -109,6 +109,7 @@ def test_what_does_not_fit_is_refused_and_the_run_stays_as_it_was(lab: Lab) -> N
     assert lab.status(run)["state"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_larger_batch_and_another_schedule_are_the_users_to_ask_for_and_are_noted(lab: Lab) -> None:
     assert lab.cli("run", job(lab, 2)).returncode == EXIT_CODES["user-error"]
     run = lab.newest()

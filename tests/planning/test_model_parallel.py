@@ -41,15 +41,8 @@ def test_without_a_trace_no_part_of_a_model_is_said_to_fit(name: str) -> None:
         Decider(job(**{name: 2}), EIGHT, DeclaredParams(1000)).decide()
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        {"tensor": 2, "pipeline": 2},
-        pytest.param({"tensor": 2}, marks=pytest.mark.slow),
-        pytest.param({"pipeline": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"tensor": 2, "pipeline": 2}, {"tensor": 2}, {"pipeline": 2}], ids=str)
 def test_a_fixed_mesh_stays_on_every_rung(mesh: dict[str, int]) -> None:
     data = 8 // math.prod(mesh.values())
     wide = {"layers": 4, "dim": 512, "heads": 8, "kv_heads": 8, "hidden": 1536, "vocabulary": 32_000}

@@ -229,9 +229,8 @@ NEVER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("partition", "field", "said", "change"), [NEVER[0], pytest.param(*NEVER[1], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("partition", "field", "said", "change"), NEVER)
 def test_a_default_that_the_partition_is_not_for_is_refused_and_a_job_with_it_is_told_what_to_do(
     slurm_lab: SlurmLab,
     monkeypatch: pytest.MonkeyPatch,

@@ -86,7 +86,7 @@ PARTITIONED = "aot_eager_decomp_partition"
 @pytest.mark.parametrize(
     ("activations", "budget", "backend"),
     [
-        ("selective", 1.0, PARTITIONED),
+        pytest.param("selective", 1.0, PARTITIONED, marks=SLOW),
         pytest.param("keep", 1.0, PARTITIONED, marks=SLOW),
         pytest.param("every-second", 1.0, PARTITIONED, marks=SLOW),
         # Inductor simplifies the graph first, so with a budget another choice may be the best.

@@ -31,7 +31,7 @@ CONFIG = {
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((2, {}), id="two ranks"),
+        pytest.param((2, {}), id="two ranks", marks=pytest.mark.slow),
         pytest.param((2, ALL_CASES), id="two ranks, all cases", marks=pytest.mark.slow),
         pytest.param((4, ALL_CASES), id="four ranks", marks=pytest.mark.thorough),
     ],

@@ -411,6 +411,7 @@ def test_stages_that_share_layers_lose_no_step_either(sharing: RunDir, tmp_path:
     assert losses(run) == losses(sharing)
 
 
+@pytest.mark.slow
 def test_stages_that_share_layers_resume_bit_for_bit(sharing: RunDir, tmp_path: Path) -> None:
     run = without(sharing, tmp_path, 5)
     assert set(start(run, staged(tensor=2), ranks=4).codes.values()) == {0}
