@@ -20,6 +20,7 @@ from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
 from launcher.memory.host import host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
+from launcher.memory.profile import Profile
 from launcher.memory.states import states_of
 from launcher.memory.trace import Affine, Moment, Work
 from launcher.planning.batches import with_micro_batch
@@ -71,14 +72,8 @@ class Evaluator:
     def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         key = (recipe, args_key(args))
         if key not in self._answers:
-            estimate = self._worst(
-                recipe,
-                args,
-                (
-                    assess(of.model(recipe, args), of.profile(recipe, args), recipe, of.ranks, self.around)
-                    for of in self.stages
-                ),
-            )
+            found = (self._assessed(of, recipe, args, of.profile(recipe, args)) for of in self.stages)
+            estimate = self._worst(recipe, args, found)
             self._answers[key] = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         return self._answers[key]
 
@@ -116,26 +111,35 @@ class Evaluator:
 
         Later calls for this recipe return this answer.
         """
-        estimate = self._worst(recipe, args, (self._replayed(of, recipe, args) for of in self.stages))
+        estimate = self._worst(recipe, args, (self._assessed(of, recipe, args) for of in self.stages))
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._answers[recipe, args_key(args)] = candidate
         self._certain.add((recipe, args_key(args)))
         return candidate
 
-    def _replayed(self, of: Traces, recipe: Recipe, args: Args | None) -> Estimate:
-        """Estimate one stage from a complete trace. The answer is kept, because it is all that is needed."""
+    def _assessed(
+        self, of: Traces, recipe: Recipe, args: Args | None, profile: Profile | None = None
+    ) -> Estimate:
+        """Return the estimate of one stage, which is kept in the source's store.
 
-        def replayed() -> Estimate:
-            model, profile = of.model(recipe, args), of.complete(recipe, args)
-            return assess(model, profile, recipe, of.ranks, self.around, replayed=True)
+        Without `profile` it is computed from a complete trace, if it is not there yet, and the allocator's
+        model.
+        """
+        replayed = profile is None
+
+        def computed() -> Estimate:
+            model = of.model(recipe, args)
+            of_step = of.complete(recipe, args) if profile is None else profile
+            return assess(model, of_step, recipe, of.ranks, self.around, replayed=replayed)
 
         def make() -> dict[str, Any]:
-            estimate = replayed()
+            estimate = computed()
             return estimate.model_dump() if of.untraced is None and of.uncompiled is None else {}
 
         where = [asdict(of.ranks), self.around, error_band()]
-        kept = remembered(self.source, ["replayed", recipe.model_dump(), args, where], make, dict)
-        return Estimate.model_validate(kept) if kept else replayed()
+        what = "replayed" if replayed else "assessed"
+        kept = remembered(self.source, [what, recipe.model_dump(), args, where], make, dict)
+        return Estimate.model_validate(kept) if kept else computed()
 
     def failure(self, recipe: Recipe) -> Failure | None:
         """Return where the recipe runs out of GPU memory, or None if it fits."""

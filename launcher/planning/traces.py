@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from launcher.memory.formulas import formula_trace
@@ -12,6 +12,7 @@ from launcher.memory.profile import Kept, Profile, kept_of, profile_of, stages_a
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
+from launcher.planning.cached import remembered
 from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
@@ -146,11 +147,15 @@ class Traces:
         The bound is everything outside of the blocks, which includes the logits.
         """
         model, ranks = self.model(recipe, args), replace(self.ranks, on_gpu=True)
-        of_all, of_blocks = (
-            max(peak.allocated for peak in peaks_of(model, profile, recipe, ranks))
-            for profile in (whole, whole.of_blocks)
-        )
-        return 1 - of_blocks / of_all
+
+        def make() -> float:
+            of_all, of_blocks = (
+                max(peak.allocated for peak in peaks_of(model, profile, recipe, ranks))
+                for profile in (whole, whole.of_blocks)
+            )
+            return 1 - of_blocks / of_all
+
+        return remembered(self.source, ["most saved", recipe.model_dump(), args, asdict(ranks)], make, float)
 
     def _trace(self, recipe: Recipe, args: Args | None) -> tuple[Trace, ...]:
         """Return the trace of each stage that the rank has; without a pipeline, that of the model."""
