@@ -54,6 +54,7 @@ def test_a_downgrade_stops_at_a_micro_batch_of_two(lab: Lab, probe: str) -> None
         assert "no micro-batch fits" in verdict["then"]
 
 
+@pytest.mark.slow
 def test_a_micro_batch_of_one_is_refused_before_the_first_step_with_the_remedy(lab: Lab) -> None:
     lab.script(TASK, "normed.py")
     job = lab.job(task="normed:Normed", steps=2, recipe={"sharding": "ddp", "micro_batch_size": 1})

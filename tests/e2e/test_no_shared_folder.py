@@ -166,6 +166,7 @@ def final(lab: Lab, *nodes: RunDir) -> dict[str, torch.Tensor]:
     return dict(_flat(whole))
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_costs_no_step_on_hosts_that_share_no_folder(
     lab: Lab, pair: Callable[[str], Pair]
 ) -> None:

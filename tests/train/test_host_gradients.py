@@ -24,7 +24,7 @@ SUPERVISED = {variables.SUPERVISED: "1"}
 @pytest.mark.parametrize(
     ("cases", "ranks", "per_node"),
     [
-        ("short", 2, 2),
+        pytest.param("short", 2, 2, marks=pytest.mark.slow),
         pytest.param("one", 1, 1, marks=pytest.mark.slow),
         pytest.param("two", 2, 2, marks=pytest.mark.slow),
         pytest.param("four", 4, 2, marks=pytest.mark.thorough),

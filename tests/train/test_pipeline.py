@@ -366,6 +366,7 @@ def _restarts_after(
     assert resumed is None or found == (resumed, "shared-memory")
 
 
+@pytest.mark.slow
 def test_interleaved_stages_lose_no_step_and_their_checkpoint_is_read_on_other_meshes(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", gpt(args={"layers": 4}, train=SAVING))
     _restarts_after(run, staged(**INTERLEAVED), 2, "rank=1,step=3,phase=backward", 1)
