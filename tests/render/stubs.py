@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Records argv and environment as NUL-separated bytes. In mode `wait` it is a supervisor ended by a signal.
+# Records argv and environment as NUL-separated bytes. In mode `wait` it is a supervisor that a signal or its
+# stop file ends, in mode `wait-for-signal` one that a signal ends.
 _PYTHON = f"""#!{sys.executable} -ES
 import os, signal, sys, time
 if sys.argv[1:2] == ["-c"] and "torch.distributed.run" not in sys.argv[2]:
@@ -25,7 +26,9 @@ os.rename(out + ".new", out)
 if mode.startswith("wait"):
     deadline = time.monotonic() + 240
     stop_file = sys.argv[sys.argv.index("--stop-file") + 1] if "--stop-file" in sys.argv else "/nowhere"
-    while not caught and not os.path.exists(stop_file) and time.monotonic() < deadline:
+    while not caught and time.monotonic() < deadline:
+        if mode != "wait-for-signal" and os.path.exists(stop_file):
+            break
         time.sleep(0.02)
     if os.path.exists(stop_file):
         caught.append("told: " + open(stop_file).read().strip())

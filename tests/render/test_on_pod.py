@@ -371,7 +371,7 @@ def test_a_pod_that_was_told_to_stop_is_told_again_after_a_restart(pod: Pod) -> 
 
 
 def test_term_to_the_pod_reaches_the_supervisor(pod: Pod) -> None:
-    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait", STUB_EXIT="5")
+    pod.start(Api(("DELETE", 204, "")), pod.target(), STUB_MODE="wait-for-signal", STUB_EXIT="5")
     wait_for(pod.stub.out.exists, "a supervisor")
     assert pod.process is not None
     pod.process.send_signal(signal.SIGTERM)
