@@ -56,7 +56,7 @@ ODD = (
 @pytest.mark.parametrize(
     ("task", "gpus", "fixed"),
     [
-        ("launcher.tasks.llama:LanguageModel", 2, FSDP),
+        pytest.param("launcher.tasks.llama:LanguageModel", 2, FSDP, marks=pytest.mark.slow),
         *ODD,
         (
             "tests.planning.odd:Differences",

@@ -57,6 +57,7 @@ def test_a_fixed_mesh_stays_on_every_rung(mesh: dict[str, int]) -> None:
     assert found.parameters == 4 * layer + 2 * 32_000 * 512 + 512  # of the whole model
 
 
+@pytest.mark.slow
 def test_a_layer_is_split_where_links_decide_and_the_plan_says_why() -> None:
     """The autoencoder in tiny, over PCIe: to gather its matrices takes most of a step."""
     fixed = {"precision": "bf16-mixed", "activations": "keep", "optimizer": "adamw", "offload": "none"}

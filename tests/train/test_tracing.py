@@ -198,9 +198,8 @@ def test_five_blocks_are_traced_where_four_are_too_few_and_from_then_on(
     assert numbers == [4, 5, 5]
 
 
-@pytest.mark.parametrize(
-    ("fields", "blocks"), [STAGES[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in STAGES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("fields", "blocks"), STAGES)
 def test_equal_stages_of_a_pipeline_share_a_recording(
     fields: dict[str, Any], blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
