@@ -7,7 +7,7 @@ ranks, so that ranks with unequal parts would send each other messages of differ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -139,9 +139,15 @@ def _before_layer(
         parts.check_input(name, layout, x)
         return None
     shape = torch.Size((*x.shape[:-1], layer.in_features))
+    return _whole(x, parts.mesh, [layout], shape), *rest
+
+
+def _whole(
+    part: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size
+) -> DTensor:
+    """Return the contiguous DTensor of this shape of which this rank has a contiguous part."""
     stride = torch.empty(shape, device="meta").stride()
-    whole = DTensor.from_local(x, parts.mesh, [layout], run_check=False, shape=shape, stride=stride)
-    return whole, *rest
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def _lay_out_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -156,12 +162,10 @@ def _lay_out_gradient(_: nn.Module, __: Any, result: Any) -> None:
 
 
 def laid_out(x: Any) -> Any:
-    """Return x, without the gaps in memory that a DTensor's part may have."""
+    """Return x, without the gaps in memory that a DTensor's part may have. It is then contiguous."""
     if not isinstance(x, DTensor) or (part := x.to_local(grad_placements=x.placements)).is_contiguous():
         return x
-    return DTensor.from_local(
-        part.contiguous(), x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
-    )
+    return _whole(part.contiguous(), x.device_mesh, x.placements, x.shape)
 
 
 def _after_layer(parts: _Parts, name: str, layout: Placement, _: nn.Module, __: Any, result: DTensor) -> None:

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
+from launcher.train.tracing.tracer import fake_ranks
+from launcher.train.unequal_parts import laid_out
 from tests.train.runs import measure
 from tests.train.test_tensor import ALONE, BOTH, COMPILES, LOSS, MOVED, NORM, TENSOR, far, run
 
@@ -127,6 +132,19 @@ def test_what_cannot_be_cut_ends_each_rank_with_the_reason(fields: Any, tmp_path
     for found in run("told", tmp_path / "told", 2, cases, env={"JOBS": json.dumps(jobs)}):
         for how, words in REFUSED.items():
             assert words in found[how]
+
+
+def test_a_part_that_is_laid_out_anew_belongs_to_a_contiguous_whole() -> None:
+    with fake_ranks(2):
+        mesh = init_device_mesh("cpu", (2,))
+        part = torch.arange(6.0).view(2, 3).t()
+        x = DTensor.from_local(
+            part, mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(1, 5)
+        )
+        found = laid_out(x)
+        assert found.to_local().is_contiguous() and found.to_local().equal(part)
+        assert (found.shape, found.stride()) == ((5, 2), (2, 1))
+        assert laid_out(found) is found
 
 
 def test_ranks_draw_different_numbers_for_their_parts_of_a_tensor_and_equal_ones_for_whole_tensors(
