@@ -393,29 +393,36 @@ def test_a_parameter_that_model_does_not_make_is_refused(lazy: bool, message: st
     assert failure["failure"] == "user-error" and message in failure["exception"]
 
 
-def centering(path: Path, *, over_ranks: bool, **fields: Any) -> tuple[RunDir, dict[int, int]]:
-    """A run whose model changes a frozen parameter from its samples, and its exit codes."""
-    asked = job(
-        task="traps:Centering", steps=4, args={"over_ranks": over_ranks},
-        model={"batch_norm": True, "couples_samples": True},
-    )  # fmt: skip
-    run = prepare(path, asked)
-    return run, start(run, recipe(**fields)).codes
+def changing(
+    path: Path, sharding: str, nodes: int = 1, *, task: str = "Centering", **args: Any
+) -> tuple[RunDir, dict[int, int]]:
+    """A run of two ranks per node that changes a frozen parameter from samples, and its exit codes."""
+    alike = {"batch_norm": True, "couples_samples": True}
+    run = prepare(path, job(task=f"traps:{task}", steps=4, args=args, model=alike))
+    chosen = recipe(sharding, micro=4 // nodes)
+    return run, start(run, chosen, ranks=2 * nodes, env={"LOCAL_WORLD_SIZE": "2"}).codes
 
 
-@pytest.mark.parametrize("sharding", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("center", {"sharding": "ddp", "over_ranks": False}),
+        pytest.param("center", {"sharding": "zero1", "over_ranks": False}, marks=pytest.mark.slow),
+        pytest.param("shift", {"sharding": "hybrid", "nodes": 2, "task": "Shifted"}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_parameter_that_each_rank_changes_from_its_own_samples_is_refused(
-    sharding: str, tmp_path: Path
+    name: str, how: dict[str, Any], tmp_path: Path
 ) -> None:
-    run, codes = centering(tmp_path, over_ranks=False, sharding=sharding)
+    run, codes = changing(tmp_path, **how)
     failure = any_error(run.attempt(0))
     assert 0 not in codes.values() and (failure["failure"], failure["step"]) == ("user-error", 2)
-    assert failure["exception"].startswith("TaskError: center of the model differs between the ranks")
+    assert failure["exception"].startswith(f"TaskError: {name} of the model differs between the ranks")
 
 
 @pytest.mark.slow
 def test_one_that_all_ranks_change_alike_is_trained_with(tmp_path: Path) -> None:
-    run, codes = centering(tmp_path, over_ranks=True, sharding="ddp")
+    run, codes = changing(tmp_path, "ddp", over_ranks=True)
     assert codes == {0: 0, 1: 0} and len(losses(run)) == 4
 
 

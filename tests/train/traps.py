@@ -314,6 +314,20 @@ class Centering(Normed):
         yield model.linear
 
 
+class Shifted(Normed):
+    """Adds the mean of its rank's samples to a frozen parameter, which FSDP shards."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.shift = nn.Parameter(torch.zeros(8), requires_grad=False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        with torch.no_grad():
+            model.shift.to_local().add_(batch[0].mean())
+        return super().loss(model, batch)
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 
