@@ -157,12 +157,15 @@ class Rank(Place):
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
         """Return the sum of each value over all ranks, in fp64, with one collective."""
-        sums = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float64, device=self.device).detach() for value in values]
-        )
+        known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
+        sums = torch.tensor(known, dtype=torch.float64, device=self.device)  # one copy to a GPU for all
+        for place, value in enumerate(values):
+            if isinstance(value, torch.Tensor):
+                sums[place] = value.detach()
         if self.world > 1:
             dist.all_reduce(sums)
-        return [float(value) for value in sums.tolist()]
+        found: list[float] = sums.tolist()
+        return found
 
 
 def this_place() -> Place:
