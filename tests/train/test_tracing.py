@@ -109,7 +109,7 @@ def test_what_fsdp_allocates_on_streams_of_its_own_is_told_apart() -> None:
         (LLAMA, {"sharding": "fsdp-keep", "grad_accum": 2, "grad_sync": "last"}, 8),
     ],
 )
-def test_five_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int) -> None:
+def test_a_few_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int) -> None:
     traced, chosen, ranks = tracer(*of), recipe(**fields), Ranks(world, world, on_gpu=True)
     folded = traced.record(chosen, ranks)
     assert [run.extra for run in folded.runs] == [of[1].get("layers", 8) - 5]
