@@ -1,8 +1,9 @@
 """Extend the trace of a few equal blocks to the whole model by repeating the middle block.
 
-For example, a model of 80 equal blocks is traced with 4 or 5 of them. A traced step is a sequence of segments: the
-forward and backward pass of each block, and the parts between them. A storage is allocated in one segment and
-freed in another one. In each copy of the repeated block, it is freed as many blocks later as in the trace.
+For example, a model of 80 equal blocks is traced with 4 or 5 of them. A traced step is a sequence of
+segments: the forward and backward pass of each block, and the parts between them. A storage is allocated in
+one segment and freed in another one. In each copy of the repeated block, it is freed as many blocks later as
+in the trace.
 """
 
 from __future__ import annotations
