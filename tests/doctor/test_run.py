@@ -76,7 +76,9 @@ def test_nodes_are_examined_before_a_run_starts_again(lab: Lab, trains: bool) ->
     profile = {"name": "small", "scheduler": "local", "setup": ["ulimit -n 256"]}
     (lab.folder / "clusters/small.yaml").write_text(json.dumps(profile))
     lab.script(
-        "import os, sys\nif os.environ['LAUNCHER_ATTEMPT'] == '0':\n"
+        "import os, signal, sys\nif os.environ['LAUNCHER_ATTEMPT'] == '0':\n"
+        # Only rank 0 writes metrics: had rank 1 failed first, it could be ended before that.
+        "    if os.environ['RANK'] == '1': signal.pause()\n"
         + ("    import launcher; launcher.log(1, loss=2.0)\n" if trains else "")
         + "    sys.exit('GPU has fallen off the bus')\n"
     )
