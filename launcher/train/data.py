@@ -99,12 +99,11 @@ class TrainingData:
 
     @property
     def dataset(self) -> Any:
-        return self._loader.samples.data
+        return self._loader.data
 
     def samples(self, step: int, index: int) -> list[Any]:
         """Return the samples of micro-batch `index` of a step, not collated; both count from 1."""
-        tickets = next(itertools.islice(self._tickets(step), index - 1, None))
-        return [self._loader.samples[ticket] for ticket in tickets]
+        return self._loader.samples(next(itertools.islice(self._tickets(step), index - 1, None)))
 
     def _tickets(self, step: int) -> Iterator[list[Ticket]]:
         for step_ in itertools.count(step):

@@ -14,14 +14,14 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from launcher.train.rng import numpy
 from launcher.train.seeds import derive_seed
+from launcher.train.task import Task
 
 PR_SET_PDEATHSIG = 1
 "Option of prctl(2), from <linux/prctl.h>: the signal that a process gets when its parent ends."
@@ -39,13 +39,16 @@ class Loader:
     """
 
     def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
-        self.samples = _Samples(data, seed)
+        self._numbers = _HostNumbers()
+        self.data, self._seed = data, seed
+        self._samples = _Samples(data, seed, self._numbers)
         self._collate, self._workers = collate, workers
+        self._collates_by_default = getattr(collate, "__func__", collate) in (Task.collate, default_collate)
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
         """Return an iterator with one batch per list, in order. Each worker fetches two batches ahead."""
         loader = DataLoader(
-            self.samples,
+            self._samples,
             batch_sampler=batches,
             collate_fn=self._collated,
             num_workers=self._workers,
@@ -54,18 +57,42 @@ class Loader:
             generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
         if not self._workers:
-            return _with_kept_random_state(iter(loader))
+            return self._in_this_process(iter(loader))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by the workers
         try:
             return iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def samples(self, tickets: list[Ticket]) -> list[Any]:
+        """Return samples, not collated, without a change of this process's random state."""
+        try:
+            return self._samples.__getitems__(tickets)[1]
+        finally:
+            self._numbers.put_back()
+
     def _collated(self, fetched: Any) -> Any:
         """Collate what `_Samples.__getitems__` returned."""
         place, samples = fetched
-        _seed_host(derive_seed("batch", self.samples.seed, place))
+        if not (self._collates_by_default and _draws_nothing(samples)):
+            self._numbers.seed(derive_seed("batch", self._seed, place))
         return self._collate(samples)
+
+    def _in_this_process(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches made in this process, without a change of its random state.
+
+        A suspended generator would keep its last batch alive, so the list gives up its reference before
+        `yield`.
+        """
+        held = []
+        while True:
+            try:
+                held.append(next(batches))
+            except StopIteration:
+                return
+            finally:
+                self._numbers.put_back()
+            yield held.pop()
 
 
 def _initialise_worker(_: int) -> None:
@@ -87,8 +114,8 @@ def _end_on_sigterm_of_rank() -> None:
 
 
 class _Samples(Dataset[Any]):
-    def __init__(self, data: Any, seed: int) -> None:
-        self.data, self.seed = data, seed
+    def __init__(self, data: Any, seed: int, numbers: _HostNumbers) -> None:
+        self.data, self.seed, self._numbers = data, seed, numbers
         # Indexing these types draws no random numbers, and seeding 16 samples takes 0.2 ms. Their subclasses
         # may draw.
         self.draws = type(data) not in (list, tuple, torch.Tensor)
@@ -96,7 +123,7 @@ class _Samples(Dataset[Any]):
     def __getitem__(self, ticket: Ticket) -> Any:
         place, index = ticket
         if self.draws:
-            _seed_host(derive_seed("sample", self.seed, place))
+            self._numbers.seed(derive_seed("sample", self.seed, place))
         return self.data[index]
 
     def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]]:
@@ -104,37 +131,38 @@ class _Samples(Dataset[Any]):
         return tickets[0][0], [self[ticket] for ticket in tickets]
 
 
-def _seed_host(seed: int) -> None:
-    """Seed the CPU generators. torch.manual_seed would also queue a CUDA call for every sample."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+class _HostNumbers:
+    """The CPU's random numbers while samples are fetched. Training's own are put back: dropout uses them."""
 
+    def __init__(self) -> None:
+        self._of_training: tuple[Any, ...] | None = None
 
-def _with_kept_random_state(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches made in this process, without changing its random state, which dropout uses.
-
-    A suspended generator would keep its last batch alive, so the list gives up its reference before `yield`.
-    """
-    held = []
-    while True:
-        with _kept_random_state():
-            try:
-                held.append(next(batches))
-            except StopIteration:
-                return
-        yield held.pop()
-
-
-@contextmanager
-def _kept_random_state() -> Iterator[None]:
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
+    def seed(self, seed: int) -> None:
+        """Seed all generators. torch.manual_seed would also queue a CUDA call for every sample."""
+        if self._of_training is None:
+            of_numpy = numpy.random.get_state() if numpy is not None else None
+            self._of_training = torch.get_rng_state(), random.getstate(), of_numpy
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
         if numpy is not None:
-            numpy.random.set_state(numpy_state)
+            numpy.random.seed(seed % 2**32)
+
+    def put_back(self) -> None:
+        """Put the numbers back as they were before the first `seed`."""
+        if self._of_training is not None:
+            of_torch, of_python, of_numpy = self._of_training
+            self._of_training = None
+            torch.set_rng_state(of_torch)
+            random.setstate(of_python)
+            if numpy is not None:
+                numpy.random.set_state(of_numpy)
+
+
+def _draws_nothing(value: Any) -> bool:
+    """Return whether `default_collate` of such samples draws no random numbers. Those of other types may."""
+    kind = type(value)
+    if kind is dict:
+        return all(map(_draws_nothing, value.values()))
+    return kind in (torch.Tensor, int, float, str) or (
+        kind in (list, tuple) and all(map(_draws_nothing, value))
+    )

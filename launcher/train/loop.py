@@ -8,11 +8,12 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from launcher.rundir.made_with import other_data
 from launcher.spec.events import (
@@ -60,6 +61,7 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
 from launcher.train.recovery.collectives import kind_of
+from launcher.train.recovery.containers import Containers
 from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.recovery.grace_period import GracePeriod
 from launcher.train.recovery.handover import Handover
@@ -115,7 +117,8 @@ class Trainer:
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
         # Under FSDP the shards, as after each pass.
         self._parameters = [*without_ddp(self.model).named_parameters()]
-        self._known = {id(p) for _, p in self._parameters}
+        self._modules = _modules_of(self.model)
+        "The modules and parameters of each module when no parameter was unknown to the optimizer."
         self._frozen = [(name, p) for name, p in self._parameters if not p.requires_grad]
         self.optimizer = build_optimizer(self.model, rank, budget, mesh.data)
         self.replicas: Replicas | None = None
@@ -310,7 +313,7 @@ class Trainer:
             loss, lost = _mean(total_loss, total_weight), began - started
             means = self.logged.means(logged)
             result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost, means)
-            with self.progress.updating(step, asdict(result), began):
+            with self.progress.updating(step, dict(vars(result)), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
                     self._leave_out(step, reason)
                 else:
@@ -358,7 +361,7 @@ class Trainer:
         self.recorder.before_update((), self.current.recipe)
         means, mean_loss = self.logged.means(logged), _mean(total_loss, total_weight)
         result = StepResult(mean_loss, total_weight, 0.0, lr, stop > 0, began - started, means)
-        record = asdict(result)
+        record = dict(vars(result))
         with self.progress.updating(step, record, began):
             if reason := self.guard.refuses(total_loss, total_weight, grad_norm=0.0):
                 del loss
@@ -493,15 +496,15 @@ class Trainer:
 
     def _check_parameters(self) -> None:
         """Raise TaskError for parameters that no optimizer knows: new ones, frozen ones with a gradient."""
-        known = self._known
-        if any(
-            id(p) not in known for m in self.model.modules() for p in m._parameters.values() if p is not None
-        ):
+        if not self._modules.hold_the_same():
+            known = {id(p) for _, p in self._parameters}
             new = [name for name, p in without_ddp(self.model).named_parameters() if id(p) not in known]
-            raise TaskError(
-                f"{listed(new)} of the model was made or replaced during training, and no optimizer knows "
-                "it: let model() make all parameters, and change their values in place"
-            )
+            if new:
+                raise TaskError(
+                    f"{listed(new)} of the model was made or replaced during training, and no optimizer "
+                    "knows it: let model() make all parameters, and change their values in place"
+                )
+            self._modules = _modules_of(self.model)
         if late := [name for name, p in self._frozen if p.grad is not None]:
             raise TaskError(
                 f"{listed(late)} of the model had requires_grad=False when training began, and now got a "
@@ -671,6 +674,15 @@ class Trainer:
     def _evaluates_after(self, step: int) -> bool:
         every = self.rank.job.train.eval_every
         return every is not None and (step == self.steps or step % every == 0)
+
+
+def _modules_of(model: nn.Module) -> Containers:
+    """Return what each module holds, to see cheaply whether parameters were made or replaced."""
+    found = Containers()
+    for module in model.modules():
+        found.add(module._modules)
+        found.add(module._parameters)
+    return found
 
 
 def _limited(budget: Budget) -> bool:

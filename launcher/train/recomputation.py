@@ -185,7 +185,7 @@ class ForwardPass:
                 self.copies[number] = one.tensor.detach().clone()
             elif self.state.passes < WATCHED and one.tensor.nbytes <= MOST_DATA:
                 self._prints[number] = _print(one.tensor)
-        self.numbers = [numbers.state() for numbers in GLOBAL_NUMBERS]
+        self.numbers = [numbers.state() for numbers in GLOBAL_NUMBERS.values()]
 
     def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what a place keeps of a tensor."""
@@ -263,7 +263,7 @@ class ForwardPass:
         self.generators = [one for one in self.generators if one.changed()]
         self.numbers = [
             None if numbers.state() == before else before
-            for numbers, before in zip(GLOBAL_NUMBERS, self.numbers, strict=True)
+            for numbers, before in zip(GLOBAL_NUMBERS.values(), self.numbers, strict=True)
         ]
         state = self.state
         compares = state.passes < WATCHED
@@ -386,7 +386,7 @@ class Recomputation:
             generator.restore()
         self._numbers = [
             None if then is None else numbers.state()
-            for numbers, then in zip(GLOBAL_NUMBERS, forward.numbers, strict=True)
+            for numbers, then in zip(GLOBAL_NUMBERS.values(), forward.numbers, strict=True)
         ]
         _set_numbers(forward.numbers)
         same = forward.kernels == _attention_kernels()
@@ -418,7 +418,7 @@ _ALLOWED: dict[SDPBackend, Callable[[], bool]] = {
 
 
 def _set_numbers(states: list[Any]) -> None:
-    for numbers, state in zip(GLOBAL_NUMBERS, states, strict=False):
+    for numbers, state in zip(GLOBAL_NUMBERS.values(), states, strict=False):
         if state is not None:
             numbers.set_state(state)
 

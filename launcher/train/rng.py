@@ -26,9 +26,8 @@ def seed_all(seed: int) -> None:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the states of all generators, as they are in memory."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if numpy is not None:
-        state["numpy"] = numpy.random.get_state()
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    state |= {name: numbers.state() for name, numbers in GLOBAL_NUMBERS.items()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
@@ -43,18 +42,25 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
     if numpy is None:
         return state
     name, keys, *rest = state["numpy"]
-    return {**state, "numpy": (name, torch.tensor(numpy.asarray(keys, dtype="int64")), *rest)}
+    return {**state, "numpy": (name, torch.tensor(_words(keys).astype("int64")), *rest)}
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Restore a state from `random_state` or `rng_state`."""
     torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    if numpy is not None and "numpy" in state:
-        name, keys, *rest = state["numpy"]
-        numpy.random.set_state((name, numpy.asarray(keys, dtype="uint32"), *rest))
+    for name, numbers in GLOBAL_NUMBERS.items():
+        if name in state:
+            numbers.set_state(state[name])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _words(keys: Any) -> Any:
+    """Return numpy's key, which `NumpyNumbers` keeps as bytes and a checkpoint as a tensor of int64."""
+    assert numpy is not None
+    if isinstance(keys, bytes):
+        return numpy.frombuffer(keys, dtype="uint32")
+    return numpy.asarray(keys, dtype="uint32")
 
 
 class GlobalNumbers(Protocol):
@@ -91,14 +97,19 @@ class NumpyNumbers:
         content = self._read()
         # A number kept for the next call of randn is elsewhere.
         if content is None or content != self._content or self._last[3]:
-            name, keys, *rest = numpy.random.get_state()
+            found = numpy.random.get_state()
+            if isinstance(found, dict):  # that of another generator than MT19937
+                return found
+            name, keys, *rest = found
             self._content, self._last = content, (name, keys.tobytes(), *rest)
         return self._last
 
     def set_state(self, state: Any) -> None:
         assert numpy is not None
-        name, keys, *rest = state
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype="uint32"), *rest))
+        if not isinstance(state, dict):
+            name, keys, *rest = state
+            state = (name, _words(keys), *rest)
+        numpy.random.set_state(state)
 
     def _read(self) -> bytes | None:
         assert numpy is not None
@@ -108,4 +119,6 @@ class NumpyNumbers:
         return ctypes.string_at(generator.ctypes.state_address, self.SIZE)
 
 
-GLOBAL_NUMBERS: list[GlobalNumbers] = [PythonNumbers(), *([] if numpy is None else [NumpyNumbers()])]
+GLOBAL_NUMBERS: dict[str, GlobalNumbers] = {"python": PythonNumbers()}
+if numpy is not None:
+    GLOBAL_NUMBERS["numpy"] = NumpyNumbers()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from launcher.spec.verdict import Phase
@@ -28,10 +26,22 @@ class Where:
     traceback: tuple[str, ...] = ()
     "Lines of the traceback that ends the attempt, if the exception was caught first and lost its frames."
 
-    @contextmanager
-    def during(self, phase: Phase, *, users: bool = False) -> Iterator[None]:
+    def during(self, phase: Phase, *, users: bool = False) -> During:
         """Set the phase during a block. After an exception the phase stays, for the error report."""
-        before = self.phase, self.users
-        self.phase, self.users = phase, users
-        yield
-        self.phase, self.users = before
+        return During(self, phase, users)
+
+
+class During:
+    """The context of `Where.during`. A class, because a step enters fourteen of them."""
+
+    def __init__(self, where: Where, phase: Phase, users: bool) -> None:
+        self._where, self._inside = where, (phase, users)
+        self._before = where.phase, where.users
+
+    def __enter__(self) -> None:
+        self._before = self._where.phase, self._where.users
+        self._where.phase, self._where.users = self._inside
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._where.phase, self._where.users = self._before

@@ -9,10 +9,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.utils.data import Dataset, default_collate
 
 from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data import EvaluationData, Order, TrainingData
 from launcher.train.rank import SetupError
+from launcher.train.rng import seed_all
 from tests.train.runs import job, recipe
 
 
@@ -78,6 +80,43 @@ def test_a_subclass_of_list_that_augments_is_seeded_by_sample() -> None:
 
 def _masked(_: list[Any]) -> tuple[float, ...]:
     return float(torch.rand(())), random.random(), float(numpy.random.rand())
+
+
+class Noisy(dict[str, torch.Tensor]):
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return super().__getitem__(key) + torch.rand(()) + random.random() + float(numpy.random.rand())
+
+
+class Draws(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return Noisy(x=torch.tensor(index))["x"]
+
+
+NOISY = [Noisy(x=torch.tensor(index)) for index in range(50)]
+PLAIN = [{"x": torch.tensor(index), "name": ("sample", index)} for index in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("data", "collate"),
+    [(Draws(), default_collate), (NOISY, default_collate), (PLAIN, default_collate), (PLAIN, _masked)],
+    ids=["dataset", "samples that draw when read", "plain samples", "collate"],
+)
+def test_fetching_neither_follows_nor_changes_the_random_numbers_of_training(data: Any, collate: Any) -> None:
+    def fetched() -> str:
+        feed = TrainingData(data, collate, job(), recipe(micro=4, accumulation=2), 0, 1)
+        return str([*feed.micro_batches(2), feed.samples(2, 1)])
+
+    def state() -> Any:
+        return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
+
+    seed_all(1)
+    before, first = state(), fetched()
+    assert state() == before
+    seed_all(2)
+    assert fetched() == first
 
 
 @pytest.mark.parametrize("samples", [1, 5, 7, 12, 13])

@@ -266,7 +266,8 @@ def _found(found: FoundState) -> Any:
     tensors = [(name, id(tensor)) for name, tensor in found.tensors.values()]
     states = [str(generator._kept) for generator in found.generators]
     names = [place.name for place in found.places]
-    return names, entries, others, tensors, states, found.switches, found.of_model
+    switches = found.training, found.requires_grad
+    return names, entries, others, tensors, states, switches, found.of_model
 
 
 def _identity(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ def _placed(
         made = make(groups, wide)
         step_mesh_by_mesh(made)
         if recipe.offload == "cpu":  # the step creates the states
-            made.step = budget.host_side()(made.step)  # type: ignore[method-assign]
+            made.step = partial(_on_host, budget, made.step)  # type: ignore[method-assign]
         return made
     keep: Keep = in_host_memory
     if recipe.offload == "nvme-optimizer":
@@ -69,6 +69,11 @@ def _placed(
     on_host = HostOptimizer(groups, wide, make, keep, budget.host_side, gradients)
     rank.say(f"offload: {recipe.offload}: on each rank {_host_cost(on_host, keep)}")
     return on_host
+
+
+def _on_host(budget: Budget, step: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    with budget.host_side():
+        return step(*args, **keywords)
 
 
 def builder(name: str, lr: float) -> Make:

@@ -16,7 +16,7 @@ import random
 import sys
 import sysconfig
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from launcher.train.pipeline.parts import CHUNKS
+from launcher.train.recovery.containers import Containers
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
 
@@ -223,8 +224,7 @@ class Search:
         self._objects: list[Any] = []
         "Keeps the objects alive, so that no id is reused."
         self._kinds: list[type] = []
-        self._containers: list[tuple[Any, list[Any], list[Any]]] = []
-        "Each with its keys and values, or with its elements twice."
+        self._containers = Containers()
         self._large: list[Any] = []
         self._activations = False
 
@@ -234,10 +234,8 @@ class Search:
             self._kinds.append(type(value))
 
     def reads(self, home: Any) -> None:
-        if self._activations:
-            return
-        keys = [*home]
-        self._containers.append((home, keys, [*home.values()] if isinstance(home, Mapping) else keys))
+        if not self._activations:
+            self._containers.add(home)
 
     def skips(self, large: Any) -> None:
         """Note a container that is too large to be searched."""
@@ -247,24 +245,40 @@ class Search:
         """Note a tensor with a graph, or a container of such tensors. They differ from pass to pass, and
         nothing may keep them alive."""
         self._activations = True
-        for kept in (self._objects, self._kinds, self._containers, self._large):
+        for kept in (self._objects, self._kinds, self._large):
             kept.clear()
+        self._containers.clear()
 
     def is_current(self) -> bool:
-        """Return whether every container still holds the same objects. A number that was replaced by an equal
-        one may count as a change."""
+        """Return whether a search would visit the same objects again."""
         return (
             not self._activations
             and [*map(type, self._objects)] == self._kinds
             and all(len(one) > MOST_ITEMS for one in self._large)
-            and all(_holds(*container) for container in self._containers)
+            and self._containers.hold_the_same()
         )
 
 
-def _holds(home: Any, keys: list[Any], values: list[Any]) -> bool:
-    if len(home) != len(keys) or not all(map(operator.is_, home, keys)):
-        return False
-    return keys is values or all(map(operator.is_, home.values(), values))
+@dataclass
+class Switches:
+    """An attribute of several objects that is either on or off."""
+
+    name: str
+    owners: list[Any] = field(default_factory=list)
+    on: list[bool] = field(default_factory=list)
+
+    def add(self, owner: Any) -> None:
+        self.owners.append(owner)
+        self.on.append(getattr(owner, self.name))
+
+    def again(self) -> Switches:
+        """Return the switches as they are now."""
+        return Switches(self.name, self.owners, [*map(operator.attrgetter(self.name), self.owners)])
+
+    def restore(self) -> None:
+        for owner, on in zip(self.owners, self.on, strict=True):
+            if getattr(owner, self.name) != on:
+                setattr(owner, self.name, on)
 
 
 @dataclass
@@ -282,8 +296,10 @@ class FoundState:
     "Ids of tensors that are buffers or parameters of the model."
     trained: set[int] = field(default_factory=set)
     "Ids of parameters that the optimizer changes."
-    switches: list[tuple[Any, bool]] = field(default_factory=list)
-    "Modules with their `training`, and parameters with their `requires_grad`."
+    training: Switches = field(default_factory=partial(Switches, "training"))
+    "Of the modules."
+    requires_grad: Switches = field(default_factory=partial(Switches, "requires_grad"))
+    "Of the parameters."
     of_model: set[int] = field(default_factory=set)
     "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
     search: Search = field(default_factory=Search)
@@ -299,12 +315,9 @@ class FoundState:
             self,
             places=[place.again() if isinstance(place, State) else place for place in self.places],
             generators=[generator.again() for generator in self.generators],
-            switches=[(owner, _switch(owner)) for owner, _ in self.switches],
+            training=self.training.again(),
+            requires_grad=self.requires_grad.again(),
         )
-
-
-def _switch(owner: Any) -> bool:
-    return bool(owner.training if isinstance(owner, nn.Module) else owner.requires_grad)
 
 
 class StateFinder:
@@ -340,12 +353,12 @@ class StateFinder:
         seen: set[int] = set()
         for name, p in self._named:
             found.tensors[id(p)] = name, p
-            found.switches.append((p, p.requires_grad))
+            found.requires_grad.add(p)
         found.trained = self._trained
         for prefix, module, classes in self._modules:
             found.buffers[prefix] = Entries(prefix, module._buffers)
             found.search.reads(module._buffers)
-            found.switches.append((module, module.training))
+            found.training.add(module)
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     found.tensors[id(buffer)] = f"{prefix}{key}", buffer
@@ -632,19 +645,21 @@ def _generator_state(name: str, value: Any) -> State:
     return State(name, value.get_state, value.set_state)
 
 
-def _wraps_others(tensor: Any) -> bool:
-    return is_traceable_wrapper_subclass(tensor)
+_NOT_WRAPPED = (torch.Tensor, nn.Parameter)
+"Types that need no slow check for a tensor that consists of others."
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return this rank's part as a plain tensor; None if its content cannot be copied and restored."""
     if not tensor.is_leaf:
         return None
-    plain: Any = tensor.detach() if isinstance(tensor, DTensor) else tensor
-    plain = plain.to_local() if isinstance(plain, DTensor) else plain
+    plain: Any = tensor
+    if isinstance(tensor, DTensor):
+        plain = tensor.detach()
+        plain = plain.to_local()
     if plain.is_meta or plain.layout is not torch.strided:
         return None
-    if _wraps_others(plain):
+    if type(plain) not in _NOT_WRAPPED and is_traceable_wrapper_subclass(plain):
         return None
     freed = plain.numel() > 0 and plain.untyped_storage().nbytes() == 0
     return None if freed else plain

@@ -55,6 +55,8 @@ class Undo:
         self._finder, self._device = StateFinder(without_ddp(model), others), device
         self._task = task if task is not None and type(task).state is not Task.state else None
         self._slots: dict[int, Slot] = {}
+        self._secured: list[Slot] = []
+        "Those of which `secure` made a copy."
         self._lock = threading.Lock()
         self._taken = FoundState()
         self._rng: dict[str, Any] = {}
@@ -70,15 +72,21 @@ class Undo:
         with self._lock:
             found = self._finder()
             known, slots = {} if anew else self._slots, {}
+            by_version = self._watched == WATCHED
+            contents: list[tuple[Slot, torch.Tensor]] = []
             for key, (name, tensor) in found.tensors.items():
-                if content(tensor) is not None:
-                    by_content, trained = key in found.of_model, key in found.trained
-                    slots[key] = known.get(key) or Slot(name, tensor, by_content=by_content, trained=trained)
-            for slot in slots.values():
-                slot.by_content &= not (slot.trained and self._watched >= WATCHED)
-            _find_changes(slots.values())
+                if (now := content(tensor)) is not None:
+                    slot = known.get(key)
+                    if slot is None:
+                        by_content, trained = key in found.of_model, key in found.trained
+                        slot = Slot(name, tensor, now.nbytes, by_content=by_content, trained=trained)
+                    if by_version and slot.trained:
+                        slot.by_content = False
+                    slots[key] = slot
+                    contents.append((slot, now))
+            _find_changes(contents)
             # Allocate all before copying any: after an OOM here the old copies are still valid.
-            copies = [copy for slot in slots.values() if (copy := slot.due()) is not None]
+            copies = [slot.due(now) for slot, now in contents if slot.follows]
             state = self._state_of_task()
             self._slots, self._taken = slots, found
             _copy(copies)
@@ -104,6 +112,7 @@ class Undo:
                 size_of_trained = sum(slot.tensor.nbytes for slot in trained)
                 if size_of_trained <= min(MOST_TRAINED, share * free_on_host() - needed):
                     slots += trained
+            self._secured += slots
             for slot in slots:
                 slot.secure()
             return None
@@ -124,8 +133,9 @@ class Undo:
     def release(self) -> None:
         """Drop the copies made by `secure`."""
         with self._lock:
-            for slot in self._slots.values():
+            for slot in self._secured:
                 slot.release()
+            self._secured = []
 
     @torch.no_grad()
     def restore(self, *, tensors_alone: bool = False) -> Restored:
@@ -140,11 +150,8 @@ class Undo:
                     place.restore()
                 elif isinstance(place, Entries):
                     place.restore_tensors()
-            for owner, on in self._taken.switches:
-                if isinstance(owner, nn.Module):
-                    owner.training = on
-                elif owner.requires_grad != on:
-                    owner.requires_grad_(on)
+            self._taken.training.restore()
+            self._taken.requires_grad.restore()
             before = [slot.follows for slot in self._slots.values()]
             lost = tuple(slot.name for slot in self._slots.values() if not slot.restore())
             followed = before != [slot.follows for slot in self._slots.values()]
@@ -236,8 +243,10 @@ class Copy(NamedTuple):
 class Slot:
     """The content of one tensor at the last `take`. Keeps the tensor alive, so that it can be restored."""
 
-    def __init__(self, name: str, holder: torch.Tensor, *, by_content: bool, trained: bool) -> None:
-        """`trained`: the optimizer changes the tensor between two takes.
+    def __init__(
+        self, name: str, holder: torch.Tensor, size: int, *, by_content: bool, trained: bool
+    ) -> None:
+        """`size`: bytes of the content. `trained`: the optimizer changes the tensor between two takes.
 
         `by_content`: compare the content of a large tensor. Otherwise compare torch's version counter, which
         misses writes through `.data`: a data set is too large to be read at each step.
@@ -247,7 +256,7 @@ class Slot:
         "Copy of the content: on the tensor's device if made by `take`, on the host if made by `secure`."
         self.print: Mark | None = None
         "`mark` of the content if `take` makes no copy."
-        self.follows = self.tensor.nbytes <= SMALL and not trained
+        self.follows = size <= SMALL and not trained
         "Each `take` makes a copy."
 
     @property
@@ -256,9 +265,8 @@ class Slot:
         assert found is not None
         return found
 
-    def mark(self) -> Mark:
-        """Return a value that changes with the content."""
-        now = self.tensor
+    def mark(self, now: torch.Tensor) -> Mark:
+        """Return a value that changes with the content `now`."""
         if self.by_content:
             return fingerprint(now)
         return (-1 if now.is_inference() else now._version, now.data_ptr(), *now.shape)
@@ -268,11 +276,8 @@ class Slot:
         small = self.by_content or self.tensor.nbytes <= MOST_DATA
         return self.values is None and small and not self.trained
 
-    def due(self) -> Copy | None:
-        """Return the copy to make in this `take`, or None."""
-        if not self.follows:
-            return None
-        now = self.tensor
+    def due(self, now: torch.Tensor) -> Copy:
+        """Return the copy of the content `now` to make in this `take`."""
         fits = self.values is not None and _alike(self.values, now)
         return Copy(self, now, self.values if fits else torch.empty_like(now, requires_grad=False))  # type: ignore[arg-type]
 
@@ -290,7 +295,7 @@ class Slot:
         if (now := content(self.holder)) is None:
             return False
         if self.values is None:
-            return self.print is None or not _same(self.print, self.mark())
+            return self.print is None or not _same(self.print, self.mark(now))
         same = now.shape == self.values.shape and now.dtype == self.values.dtype
         return not same or not torch.equal(_bits(now.to(self.values.device)), _bits(self.values))
 
@@ -309,16 +314,20 @@ class Slot:
         return True
 
 
-def _find_changes(slots: Iterable[Slot]) -> None:
-    """Let `take` copy the tensors that have changed since the last time; update the marks of the others."""
-    unfollowed = [slot for slot in slots if not slot.follows]
-    hashed = [slot for slot in unfollowed if slot.by_content and slot.tensor.device.type == "cpu"]
+def _find_changes(contents: Iterable[tuple[Slot, torch.Tensor]]) -> None:
+    """Let `take` copy the tensors that have changed since the last time; update the marks of the others.
+
+    `contents`: each slot with its content.
+    """
+    unfollowed = [(slot, now) for slot, now in contents if not slot.follows]
+    hashed = [(slot, now) for slot, now in unfollowed if slot.by_content and now.device.type == "cpu"]
     marks: dict[int, Mark] = {}
     if hashed:
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
-            marks = dict(zip(map(id, hashed), pool.map(Slot.mark, hashed), strict=True))
-    for slot in unfollowed:
-        new = marks[id(slot)] if id(slot) in marks else slot.mark()
+            found = pool.map(Slot.mark, *zip(*hashed, strict=True))
+            marks = {id(slot): mark for (slot, _), mark in zip(hashed, found, strict=True)}
+    for slot, now in unfollowed:
+        new = marks[id(slot)] if id(slot) in marks else slot.mark(now)
         if slot.trained or slot.print is None or _same(slot.print, new):
             slot.print = new
         else:
