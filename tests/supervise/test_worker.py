@@ -65,6 +65,30 @@ def test_a_rank_that_is_ended_before_it_has_begun_leaves_its_record(tmp_path: Pa
     assert record["exit_code"] == -signal.SIGTERM and record["stopping"]
 
 
+TOLD_BY_ITS_RANK = """
+import signal, subprocess, sys, time
+from launcher.supervise import worker
+class Rank(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        while signal.SIGTERM not in signal.sigpending():
+            time.sleep(0.001)
+subprocess.Popen = Rank
+rank = "import os, signal, sys; os.kill(os.getppid(), signal.SIGTERM); sys.exit(7)"
+sys.argv[1:] = [sys.executable, "-c", rank]
+worker.main()
+"""
+
+
+def test_a_rank_that_signals_its_worker_at_once_was_not_asked_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
+    env = {**os.environ, **place, "LAUNCHER_SUPERVISED": str(os.getpid())}
+    done = subprocess.run([sys.executable, "-c", TOLD_BY_ITS_RANK], env=env, timeout=240)
+    assert done.returncode == 7
+    assert not json.loads((tmp_path / "attempts/000/exits/rank-000.json").read_text())["stopping"]
+
+
 RAISES = """
 from torch.distributed.elastic.multiprocessing.errors import record
 import os
