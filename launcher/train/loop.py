@@ -209,7 +209,6 @@ class Trainer:
                 return True
             stop = result.stop
             if self._saves_after(step) and not stop:
-                self._check_replicas()
                 self._save(step, leaving=False)
                 # If a stop request arrived during the save, skip the next step and a second checkpoint.
                 stop = self.rank.add_up(self.rank.stop_requested())[0] > 0
@@ -647,7 +646,10 @@ class Trainer:
         return step
 
     def _save(self, step: int, *, leaving: bool) -> None:
-        """Save a checkpoint. With `leaving`, wait until it is complete; do not save a step twice."""
+        """Save a checkpoint. With `leaving`, wait until it is complete; do not save a step twice. Raises
+        TaskError if replicas differ, so that no checkpoint holds the values of any rank."""
+        if self.checkpoints.saved != step:
+            self._check_replicas()
         with self.where.during("checkpoint"):
             self._zero()  # an allocation for a fire drill: the rest is in host memory and is not counted
             with self.budget.host_side():

@@ -19,7 +19,7 @@ from launcher.train.recovery.state_finder import content
 from launcher.train.task import TaskError
 
 COMPARED = 2
-"""The step of an attempt after which ranks compare their parameters. Later they do before each checkpoint.
+"""The step of an attempt after which ranks compare their parameters. They also do before each checkpoint.
 Not after the first step: if a parameter has no gradient, DDP averages none and says so in the next step."""
 ROUNDING = 1e-4
 """Difference of two ranks' values, relative to the largest one, that may be rounding: some kernels of a GPU

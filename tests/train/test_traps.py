@@ -394,11 +394,11 @@ def test_a_parameter_that_model_does_not_make_is_refused(lazy: bool, message: st
 
 
 def changing(
-    path: Path, sharding: str, nodes: int = 1, *, task: str = "Centering", **args: Any
+    path: Path, sharding: str, nodes: int = 1, *, steps: int = 4, task: str = "Centering", **args: Any
 ) -> tuple[RunDir, dict[int, int]]:
     """A run of two ranks per node that changes a frozen parameter from samples, and its exit codes."""
     alike = {"batch_norm": True, "couples_samples": True}
-    run = prepare(path, job(task=f"traps:{task}", steps=4, args=args, model=alike))
+    run = prepare(path, job(task=f"traps:{task}", steps=steps, args=args, model=alike))
     chosen = recipe(sharding, micro=4 // nodes)
     return run, start(run, chosen, ranks=2 * nodes, env={"LOCAL_WORLD_SIZE": "2"}).codes
 
@@ -418,6 +418,13 @@ def test_a_parameter_that_each_rank_changes_from_its_own_samples_is_refused(
     failure = any_error(run.attempt(0))
     assert 0 not in codes.values() and (failure["failure"], failure["step"]) == ("user-error", 2)
     assert failure["exception"].startswith(f"TaskError: {name} of the model differs between the ranks")
+
+
+@pytest.mark.slow
+def test_it_is_in_no_checkpoint_of_a_run_that_ends_before_its_second_step(tmp_path: Path) -> None:
+    run, codes = changing(tmp_path, "ddp", steps=1, over_ranks=False)
+    assert 0 not in codes.values() and any_error(run.attempt(0))["failure"] == "user-error"
+    assert not [*run.checkpoints.glob("step-*")]
 
 
 @pytest.mark.slow
