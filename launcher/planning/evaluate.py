@@ -94,10 +94,7 @@ class Evaluator:
         return {**estimate.host, "activations": round(self.ranks.per_node * (1 + waiting) * offloaded)}
 
     def _offloaded(self, of: Traces, recipe: Recipe, args: Args | None) -> float:
-        """Return the bytes of activations that a rank moves to the host for one micro-batch.
-
-        A tensor that several operators save counts once, although each makes a copy.
-        """
+        """Return the bytes of activations that a rank moves to the host for one micro-batch."""
         if recipe.activations != "offload":
             return 0.0
         kept = of.kept_under(keeping(recipe), args)

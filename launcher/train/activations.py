@@ -19,6 +19,7 @@ from launcher.spec.recipe import Recipe
 from launcher.train import selective
 from launcher.train.budget import Budget
 from launcher.train.compression import Compressor, storage_of
+from launcher.train.copied_once import CopiedOnce
 from launcher.train.local_parts import check_no_transform, local_part, saved_parts
 from launcher.train.rank import SetupError
 from launcher.train.recomputation import BlockState, Contexts
@@ -51,10 +52,10 @@ def apply_activations(
             f"activations: {recipe.activations} works block by block, but blocks() of the task returns none; "
             "use activations: keep"
         )
-    compressed = Compressor()
+    compressed, offloaded = Compressor(), Offloader(budget, pin=device.type == "cuda")
     for block in evenly(outer, recipe.checkpoint_ratio):
         if recipe.activations == "offload":
-            block.forward = offloaded(block, budget, pin=device.type == "cuda")
+            block.forward = around(offloaded, block.forward, block)
         elif recipe.activations == "compress":
             block.forward = around(compressed, block.forward, block)
         elif any(isinstance(module, torch.jit.ScriptModule) for module in block.modules()):
@@ -128,31 +129,40 @@ def around(function: Callable[..., Any], forward: Forward, *args: Any) -> Forwar
     return functools.update_wrapper(functools.partial(function, forward, *args), forward)
 
 
-def offloaded(block: nn.Module, budget: Budget, *, pin: bool) -> Forward:
-    """Return a forward whose tensors saved for backward wait in host memory, pinned with `pin`.
+class Offloader:
+    """Lets the tensors that blocks save for backward wait in host memory, pinned with `pin`.
 
-    torch.autograd.graph.save_on_cpu would move weights, too. They are left alone here, because they stay on
-    the GPU anyway or FSDP gathers them again. Autocast's bf16 copies of weights are moved like activations.
+    torch.autograd.graph.save_on_cpu would move weights, too, and a tensor as often as operators save it.
+    Weights are left alone here, because they stay on the GPU anyway or FSDP gathers them again. Autocast's
+    bf16 copies of weights are moved like activations.
     """
-    return around(_with_offload, block.forward, block, budget, pin)
 
+    def __init__(self, budget: Budget, *, pin: bool) -> None:
+        self._budget, self._pin, self._once = budget, pin, CopiedOnce()
 
-def _with_offload(
-    forward: Forward, block: nn.Module, budget: Budget, pin: bool, /, *args: Any, **kwargs: Any
-) -> Any:
-    # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
-    stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
+    def __deepcopy__(self, _: object) -> Offloader:
+        return self  # a copied block offloads with it, too
 
-    def pack(_: torch.Tensor, part: torch.Tensor) -> tuple[torch.device, torch.Tensor] | None:
-        if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
-            return None
-        with record_function(ON_HOST), budget.host_side():
-            on_host = torch.empty_like(part, device="cpu", pin_memory=pin)
+    def __call__(self, forward: Forward, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
+        stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
+
+        def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device, torch.Tensor] | None:
+            if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
+                return None
+            if part.layout == torch.jagged or torch.compiler.is_compiling():
+                return part.device, self._on_host(part)
+            place = (part.shape, part.stride(), tensor._version, part._version)
+            return part.device, self._once(part, place, lambda: self._on_host(part))
+
+        with saved_parts(pack, functools.partial(_unpack, pin=self._pin)):
+            return forward(*args, **kwargs)
+
+    def _on_host(self, part: torch.Tensor) -> torch.Tensor:
+        with record_function(ON_HOST), self._budget.host_side():
+            on_host = torch.empty_like(part, device="cpu", pin_memory=self._pin)
             on_host.copy_(part)
-        return part.device, on_host
-
-    with saved_parts(pack, functools.partial(_unpack, pin=pin)):
-        return forward(*args, **kwargs)
+        return on_host
 
 
 def _unpack(packed: tuple[torch.device, torch.Tensor], *, pin: bool) -> torch.Tensor:

@@ -11,7 +11,6 @@ with a scale per group is four times closer than float8_e4m3: 0.65 % of normally
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from launcher.train.copied_once import CopiedOnce
 from launcher.train.local_parts import check_no_transform, local_part, saved_parts
 
 GROUP = 128
@@ -78,14 +78,10 @@ class Packed(NamedTuple):
 
 
 class Compressor:
-    """Compresses the activations of all blocks of a model. A tensor that several operators save, also in
-    several blocks, is compressed once."""
+    """Compresses the activations of all blocks of a model, each tensor once."""
 
     def __init__(self) -> None:
-        # The codes live as long as autograd keeps them, and the keys as long as the activations.
-        self._known: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Codes]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._once = CopiedOnce()
 
     def __deepcopy__(self, _: object) -> Compressor:
         return self  # a copied block compresses with it, too
@@ -108,12 +104,7 @@ class Compressor:
             for size, packed, stride in zip(layout.shape, layout.strides, tensor.stride(), strict=True)
         )
         place = layout.numel if dense else (layout.shape, tensor.stride())
-        key = (place, tensor.storage_offset(), tensor.dtype, tensor.is_neg(), versions)
-        known = self._known.setdefault(tensor.untyped_storage(), {})
-        codes = known[key]() if key in known else None
-        if codes is None:
-            codes = Codes(tensor, layout)
-            known[key] = weakref.ref(codes)
+        codes = self._once(tensor, (place, versions), lambda: Codes(tensor, layout))
         return Packed(codes, tensor.shape, layout.strides)
 
 

@@ -18,7 +18,14 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.mesh import mesh_of
 from launcher.spec.recipe import Recipe
 from launcher.train import selective
-from launcher.train.activations import apply_activations, evenly, offloaded, outermost, recomputed
+from launcher.train.activations import (
+    Offloader,
+    apply_activations,
+    around,
+    evenly,
+    outermost,
+    recomputed,
+)
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling import apply_compile, missing_compiler
 from launcher.train.float8 import to_float8
@@ -327,7 +334,7 @@ def test_a_sparse_tensor_stays_with_offload() -> None:
         torch.manual_seed(0)
         block = Graph(4, 4)
         if offloads:
-            block.forward = offloaded(block, Unlimited(), pin=False)  # type: ignore[method-assign]
+            block.forward = around(Offloader(Unlimited(), pin=False), block.forward, block)  # type: ignore[method-assign]
         block(torch.ones(2, 4)).sum().backward()
         gradients.append(block.weight.grad)
     assert torch.equal(*gradients)
@@ -347,7 +354,7 @@ def test_offload_copies_activations_and_leaves_weights(monkeypatch: pytest.Monke
     block(x).sum().backward()
     expected = x.grad
     forward = block.forward
-    block.forward = offloaded(block, Unlimited(), pin=False)
+    block.forward = around(Offloader(Unlimited(), pin=False), block.forward, block)
     with MemoryBudget(MIB) as budget:
         budget.track([x, *block.parameters()])
         before = budget.live
@@ -355,7 +362,7 @@ def test_offload_copies_activations_and_leaves_weights(monkeypatch: pytest.Monke
         assert budget.live - before == 3 * out.nbytes, "the result itself, and two copies for autograd"
     block.forward = forward
     with MemoryBudget(MIB) as budget:
-        block.forward = offloaded(block, budget, pin=False)
+        block.forward = around(Offloader(budget, pin=False), block.forward, block)
         budget.track([x, *block.parameters()])
         before = budget.live
         out = block(x.detach().requires_grad_())
@@ -363,6 +370,53 @@ def test_offload_copies_activations_and_leaves_weights(monkeypatch: pytest.Monke
     x.grad = None
     block(x).sum().backward()
     assert expected is not None and x.grad is not None and torch.equal(expected, x.grad)
+
+
+def test_offload_copies_a_tensor_once_that_several_operators_and_blocks_save() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.one(x) + self.other(x)
+
+    torch.manual_seed(0)
+    blocks = [Twice(), Twice()]
+    plain = copy.deepcopy(blocks)
+    apply_activations(blocks, recipe("none", activations="offload"), CPU, Unlimited())
+    x = torch.randn(4, 8)
+    with MemoryBudget(MIB) as budget:
+        budget.track([x, *(p for block in blocks for p in block.parameters())])
+        before, out = budget.live, x
+        for block in blocks:
+            out = block(out)
+        on_host = budget.live - before - out.nbytes
+    assert on_host == 2 * x.nbytes, "the inputs of both blocks, each read by two layers"
+    out.sum().backward()
+    plain[1](plain[0](x)).sum().backward()
+    for block, same in zip(blocks, plain, strict=True):
+        assert [p.grad.tolist() for p in block.parameters() if p.grad is not None] == [
+            p.grad.tolist() for p in same.parameters() if p.grad is not None
+        ]
+
+
+def test_offload_copies_a_tensor_again_that_has_changed() -> None:
+    class Squares(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = super().forward(x)
+            before = hidden.square()
+            return before + hidden.add_(1).square()
+
+    torch.manual_seed(0)
+    block = Squares(8, 8)
+    hidden = nn.functional.linear(x := torch.randn(4, 8), block.weight, block.bias)
+    (hidden.square() + (hidden + 1).square()).sum().backward()
+    expected, block.weight.grad = block.weight.grad, None
+    apply_activations([block], recipe("none", activations="offload"), CPU, Unlimited())
+    block(x).sum().backward()
+    assert expected is not None and block.weight.grad is not None
+    assert torch.equal(block.weight.grad, expected)
 
 
 def _forget(run: RunDir, *steps: int) -> None:
@@ -474,7 +528,7 @@ def test_attention_with_dropout_draws_in_the_recomputation_what_it_drew_before(
 
 def test_a_weight_that_changes_before_the_backward_pass_is_refused_with_offload_as_without() -> None:
     block = nn.Linear(4, 4)
-    block.forward = offloaded(block, Unlimited(), pin=False)  # type: ignore[method-assign]
+    apply_activations([block], recipe("none", activations="offload"), CPU, Unlimited())
     loss = block(torch.ones(2, 4, requires_grad=True)).sum()
     with torch.no_grad():
         block.weight.mul_(2)
