@@ -150,7 +150,7 @@ class Offloader:
         def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device, torch.Tensor] | None:
             if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
                 return None
-            if part.layout == torch.jagged or torch.compiler.is_compiling():
+            if part.layout == torch.jagged:
                 return part.device, self._on_host(part)
             place = (part.shape, part.stride(), tensor._version, part._version)
             return part.device, self._once(part, place, lambda: self._on_host(part))
