@@ -147,25 +147,42 @@ class Offloader:
         # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
         stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
 
-        def pack(tensor: torch.Tensor, part: torch.Tensor) -> tuple[torch.device, torch.Tensor] | None:
+        def pack(tensor: torch.Tensor, part: torch.Tensor) -> _OnHost | None:
             if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
                 return None
             if part.layout == torch.jagged:
-                return part.device, self._on_host(part)
+                return self._moved(part)
             place = (part.shape, part.stride(), tensor._version, part._version)
-            return part.device, self._once(part, place, lambda: self._on_host(part))
+            moved = self._once(part, place, lambda: self._moved(part))
+            moved.awaited += 1
+            return moved
 
-        with saved_parts(pack, functools.partial(_unpack, pin=self._pin)):
+        with saved_parts(pack, _OnHost.back):
             return forward(*args, **kwargs)
 
-    def _on_host(self, part: torch.Tensor) -> torch.Tensor:
+    def _moved(self, part: torch.Tensor) -> _OnHost:
         with record_function(ON_HOST), self._budget.host_side():
             on_host = torch.empty_like(part, device="cpu", pin_memory=self._pin)
             on_host.copy_(part)
-        return on_host
+        return _OnHost(on_host, part.device, pin=self._pin)
 
 
-def _unpack(packed: tuple[torch.device, torch.Tensor], *, pin: bool) -> torch.Tensor:
-    device, tensor = packed
-    # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
-    return tensor.to(device, non_blocking=pin, copy=True)
+class _OnHost:
+    """A tensor in host memory. The operators that saved it share the copy that comes back."""
+
+    __slots__ = ("__weakref__", "_back", "_device", "_pin", "_tensor", "awaited")
+
+    def __init__(self, tensor: torch.Tensor, device: torch.device, *, pin: bool) -> None:
+        self._tensor, self._device, self._pin = tensor, device, pin
+        self._back: torch.Tensor | None = None
+        self.awaited = 0
+        "How many operators have not got it back."
+
+    def back(self) -> torch.Tensor:
+        self.awaited -= 1
+        found = self._back
+        if found is None:
+            # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
+            found = self._tensor.to(self._device, non_blocking=self._pin, copy=True)
+        self._back = found if self.awaited > 0 else None
+        return found

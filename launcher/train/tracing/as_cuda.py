@@ -17,8 +17,6 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from launcher.train import activations
-
 aten = torch.ops.aten
 LARGEST_HEAD = 256
 "Largest head dimension with flash attention: ATen/native/transformers/cuda/sdp_utils.cpp."
@@ -27,7 +25,7 @@ LARGEST_HEAD = 256
 @contextmanager
 def as_cuda() -> Iterator[None]:
     """Save the tensors that CUDA kernels save."""
-    with patch.multiple(functional, **_REPLACED), patch.object(activations, "_unpack", _copied_back):
+    with patch.multiple(functional, **_REPLACED):
         yield
 
 
@@ -108,12 +106,6 @@ def _attention(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
         )[0]
 
     return attention
-
-
-def _copied_back(packed: tuple[torch.device | None, torch.Tensor], *, pin: bool) -> torch.Tensor:
-    """Return an offloaded activation as a new tensor, as on a GPU; the CPU would not copy it."""
-    device, tensor = packed
-    return tensor if device is None else tensor.clone()
 
 
 _NATIVE_RMS_NORM = functional.rms_norm
