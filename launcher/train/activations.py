@@ -146,18 +146,21 @@ class Offloader:
     def __call__(self, forward: Forward, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
         stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
+        saved: dict[_OnHost, _Saved] = {}
 
-        def pack(tensor: torch.Tensor, part: torch.Tensor) -> _OnHost | None:
+        def pack(tensor: torch.Tensor, part: torch.Tensor) -> _Saved | None:
             if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
                 return None
-            if part.layout == torch.jagged:
-                return self._moved(part)
+            if part.is_nested:
+                return _Saved(self._moved(part))
             place = (part.shape, part.stride(), tensor._version, part._version)
             moved = self._once(part, place, lambda: self._moved(part))
-            moved.awaited += 1
-            return moved
+            if (found := saved.get(moved)) is None:
+                found = saved[moved] = _Saved(moved)
+            found.awaited += 1
+            return found
 
-        with saved_parts(pack, _OnHost.back):
+        with saved_parts(pack, _Saved.back):
             return forward(*args, **kwargs)
 
     def _moved(self, part: torch.Tensor) -> _OnHost:
@@ -168,21 +171,44 @@ class Offloader:
 
 
 class _OnHost:
-    """A tensor in host memory. The operators that saved it share the copy that comes back."""
+    """A tensor in host memory."""
 
-    __slots__ = ("__weakref__", "_back", "_device", "_pin", "_tensor", "awaited")
+    __slots__ = ("__weakref__", "_pin", "_tensor", "device")
 
     def __init__(self, tensor: torch.Tensor, device: torch.device, *, pin: bool) -> None:
-        self._tensor, self._device, self._pin = tensor, device, pin
+        self._tensor, self.device, self._pin = tensor, device, pin
+
+    def copied_back(self) -> torch.Tensor:
+        # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
+        return self._tensor.to(self.device, non_blocking=self._pin, copy=True)
+
+
+class _Saved:
+    """A tensor in host memory that operators of one pass of a block saved. They share the copy that comes
+    back. Other blocks get their own: a copy that waits for them would take the memory that was to be freed.
+    """
+
+    __slots__ = ("_back", "_moved", "_stream", "_version", "awaited")
+
+    def __init__(self, moved: _OnHost) -> None:
+        self._moved = moved
         self._back: torch.Tensor | None = None
+        self._version, self._stream = 0, None
         self.awaited = 0
         "How many operators have not got it back."
 
     def back(self) -> torch.Tensor:
         self.awaited -= 1
-        found = self._back
-        if found is None:
-            # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
-            found = self._tensor.to(self._device, non_blocking=self._pin, copy=True)
-        self._back = found if self.awaited > 0 else None
+        found, self._back = self._back, None
+        stream = _current_stream(self._moved.device)
+        # An operator may have changed its copy. Another stream does not wait for the copy to be complete.
+        if found is None or found._version != self._version or stream != self._stream:
+            found = self._moved.copied_back()
+            self._version, self._stream = found._version, stream
+        if self.awaited > 0:
+            self._back = found
         return found
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else torch.cpu.current_stream()

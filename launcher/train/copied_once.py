@@ -18,7 +18,7 @@ class CopiedOnce:
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, dict[Hashable, weakref.ref[Any]]] = (
+        self._known: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Hashable, Any]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -28,9 +28,9 @@ class CopiedOnce:
         `place`: which part of the tensor's memory it is, in which order, and torch's version counter.
         """
         place = (place, tensor.storage_offset(), tensor.dtype, tensor.is_neg(), tensor.is_conj())
-        known = self._known.setdefault(tensor.untyped_storage(), {})
-        found = known[place]() if place in known else None
-        if found is None:
-            found = make()
-            known[place] = weakref.ref(found)
+        storage = tensor.untyped_storage()
+        if (known := self._known.get(storage)) is None:
+            known = self._known[storage] = weakref.WeakValueDictionary()
+        if (found := known.get(place)) is None:
+            found = known[place] = make()
         return found

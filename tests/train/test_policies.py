@@ -419,6 +419,131 @@ def test_offload_copies_a_tensor_again_that_has_changed() -> None:
     assert torch.equal(block.weight.grad, expected)
 
 
+class Doubled(torch.autograd.Function):
+    """The square, whose backward pass writes its result over the saved tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return x.mul_(2).mul_(gradient)  # type: ignore[no-any-return]
+
+
+def test_offload_copies_a_tensor_back_again_that_a_backward_pass_has_changed() -> None:
+    class Squares(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = super().forward(x)
+            return hidden.square() + Doubled.apply(hidden)  # type: ignore[no-any-return, no-untyped-call]
+
+    block = Squares(8, 8)
+    hidden = nn.functional.linear(x := torch.randn(4, 8), block.weight, block.bias)
+    (hidden.square() * 2).sum().backward()
+    expected, block.weight.grad = block.weight.grad, None
+    apply_activations([block], recipe("none", activations="offload"), CPU, Unlimited())
+    block(x).sum().backward()
+    assert expected is not None and block.weight.grad is not None
+    torch.testing.assert_close(block.weight.grad, expected)
+
+
+def test_operators_on_two_streams_do_not_share_the_copy_that_comes_back() -> None:
+    found: list[tuple[int, float]] = []
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, stream: Any) -> torch.Tensor:
+            ctx.stream = stream
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            with torch.cpu.stream(ctx.stream):
+                (x,) = ctx.saved_tensors
+            kept.append(x)
+            found.append((x.data_ptr(), float(x.sum())))
+            return gradient, None
+
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum((Reads.apply(x, stream) for stream in streams), x)  # type: ignore[no-any-return, no-untyped-call]
+
+    kept: list[torch.Tensor] = []
+    one, other = torch.cpu.Stream(), torch.cpu.Stream()
+    streams, block = [one, one, other], Block()
+    apply_activations([block], recipe("none", activations="offload"), CPU, Unlimited())
+    block(torch.ones(4, requires_grad=True)).sum().backward()
+    (first, _), (second, _), (third, _) = found  # in the order of the backward pass
+    assert first != second == third and {total for _, total in found} == {4.0}
+
+
+def test_offload_keeps_no_copy_on_the_device_for_blocks_that_come_later() -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries, self.keys = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor, feature: torch.Tensor) -> torch.Tensor:
+            return self.queries(x) * self.keys(feature)
+
+    peaks = []
+    for pairs in (2, 6):
+        encoder = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(pairs)]
+        decoder = [Decoder() for _ in range(pairs)]
+        with MemoryBudget(None) as budget:
+            budget.track([p for block in (*encoder, *decoder) for p in block.parameters()])
+            apply_activations([*encoder, *decoder], recipe("none", activations="offload"), CPU, budget)
+            x, features = torch.randn(256, 64), []
+            for block in encoder:
+                x = block(x)
+                features.append(x)
+            for block in decoder:
+                x = block(x, features.pop())
+            before, loss = budget.live, x.sum()
+            del x, block
+            budget.take_peak()
+            loss.backward()
+            gradients = sum(p.nbytes for block in (*encoder, *decoder) for p in block.parameters())
+            # Each skipped connection also has a gradient.
+            peaks.append(budget.take_peak() - before - gradients - pairs * 256 * 64 * 4)
+    assert peaks[1] - peaks[0] < 256 * 64 * 4, "of the features of four more pairs"
+
+
+def test_offload_forgets_copies_of_a_buffer_that_changes_in_each_step() -> None:
+    class Average(nn.Module):
+        average: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("average", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.average.mul_(0.9)
+            return x * self.average
+
+    block = Average()
+    block.forward = around(offloader := Offloader(Unlimited(), pin=False), block.forward, block)  # type: ignore[method-assign]
+    for _ in range(3):
+        block(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert [len(known) for known in offloader._once._known.values()] == [0]
+
+
+def test_a_nested_tensor_without_a_layout_of_its_own_is_offloaded() -> None:
+    block = nn.Linear(4, 4)
+    x = [torch.randn(2, 4), torch.randn(3, 4)]
+    block(torch.cat(x)).square().sum().backward()
+    expected, block.weight.grad = block.weight.grad, None
+    apply_activations([block], recipe("none", activations="offload"), CPU, Unlimited())
+    out = torch.nested.to_padded_tensor(block(torch.nested.nested_tensor(x)), 0.0)
+    out.square().sum().backward()
+    assert expected is not None and block.weight.grad is not None
+    torch.testing.assert_close(block.weight.grad, expected)
+
+
 def _forget(run: RunDir, *steps: int) -> None:
     for step in steps:
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
