@@ -110,6 +110,7 @@ class NumpyNumbers:
             name, keys, *rest = state
             state = (name, _words(keys), *rest)
         numpy.random.set_state(state)
+        self._content = None  # the state may differ in the number kept for randn alone
 
     def _read(self) -> bytes | None:
         assert numpy is not None
