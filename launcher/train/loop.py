@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import operator
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -680,11 +681,29 @@ class Trainer:
 
 def _modules_of(model: nn.Module) -> Containers:
     """Return what each module holds, to see cheaply whether parameters were made or replaced."""
-    found = Containers()
-    for module in model.modules():
+    found, modules = Containers(), [*model.modules()]
+    found.add(_Homes(modules))
+    for module in modules:
         found.add(module._modules)
         found.add(module._parameters)
     return found
+
+
+class _Homes(Collection[Any]):
+    """The dictionaries in which modules have their modules and parameters. Code may replace a dictionary."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+
+    def __len__(self) -> int:
+        return 2 * len(self._modules)
+
+    def __iter__(self) -> Iterator[Any]:
+        homes = map(operator.attrgetter("_modules", "_parameters"), self._modules)
+        return itertools.chain.from_iterable(homes)
+
+    def __contains__(self, home: object) -> bool:
+        return any(home is one for one in self)
 
 
 def _limited(budget: Budget) -> bool:

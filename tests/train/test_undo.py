@@ -15,10 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.train.loop import _modules_of
 from launcher.train.recovery import undo as undo_module
 from launcher.train.recovery.fingerprint import row_sums
 from launcher.train.recovery.state_finder import Detached, FoundState, StateFinder
 from launcher.train.recovery.undo import Undo
+from launcher.train.rng import rng_state
 from launcher.train.task import Task
 from tests.train.changing import Changing
 
@@ -440,3 +442,59 @@ def test_undo_tells_of_a_state_in_a_tuple_such_as_an_lstms() -> None:
     undo.take()
     model.carried = (torch.ones(2), torch.ones(2))
     assert undo.changed() == ["carried"]
+
+
+class Sorted(dict):  # type: ignore[type-arg]
+    def keys(self) -> Any:
+        return sorted(super().keys())
+
+    def values(self) -> Any:
+        return [self[key] for key in self.keys()]
+
+
+class Generated(Sorted):
+    def values(self) -> Any:
+        return (self[key] for key in self.keys())
+
+
+@pytest.mark.parametrize("kind", [Sorted, Generated])
+def test_undo_finds_what_is_new_in_a_dictionary_whose_values_are_a_copy(kind: type[dict[str, Any]]) -> None:
+    model = KeepingModel()
+    model.helper = kind(a=torch.zeros(2))  # type: ignore[assignment]
+    undo = Undo(model, torch.device("cpu"))
+    model.helper["b"] = torch.ones(2)  # type: ignore[index]
+    undo.take()
+    model.helper["b"].add_(1)  # type: ignore[index]
+    undo.restore()
+    assert model.helper["b"].tolist() == [1, 1]  # type: ignore[index]
+
+
+def test_undo_puts_back_the_buffers_of_a_torchscript_module() -> None:
+    model = nn.Sequential(torch.jit.script(nn.BatchNorm1d(3)))
+    undo = Undo(model, torch.device("cpu"))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.rand(3, 3))
+    undo.restore()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert _modules_of(model).hold_the_same()
+
+
+def test_numpys_number_kept_for_randn_is_put_back_after_it_was_used() -> None:
+    numpy.random.seed(0)
+    numpy.random.randn()
+    undo = Undo(nn.Linear(1, 1), torch.device("cpu"))
+    expected = numpy.random.randn()
+    rng_state(torch.device("cpu"))
+    undo.restore()
+    undo.take()
+    numpy.random.randn()
+    undo.restore()
+    assert numpy.random.randn() == expected
+
+
+def test_a_parameter_in_a_new_dictionary_of_a_module_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    known = _modules_of(model)
+    assert known.hold_the_same()
+    model[0]._parameters = {**model[0]._parameters, "new": nn.Parameter(torch.ones(1))}
+    assert not known.hold_the_same()

@@ -153,6 +153,28 @@ class Slotted(MutableMapping[str, Any]):
         (delattr if isinstance(self.owner, type) else object.__delattr__)(self.owner, name)
 
 
+class Scripted(MutableMapping[str, Any]):
+    """The buffers of a TorchScript module, which torch keeps in an object that is no mapping."""
+
+    def __init__(self, home: Any) -> None:
+        self._home = home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home.keys())
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._home[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._home[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        raise RuntimeError(f"TorchScript deletes no buffer: {name}")
+
+
 class Items:
     """The elements of a list, a set or a deque."""
 
@@ -356,7 +378,9 @@ class StateFinder:
             found.requires_grad.add(p)
         found.trained = self._trained
         for prefix, module, classes in self._modules:
-            found.buffers[prefix] = Entries(prefix, module._buffers)
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            buffers = Scripted(module._buffers) if scripted else module._buffers
+            found.buffers[prefix] = Entries(prefix, buffers)
             found.search.reads(module._buffers)
             found.training.add(module)
             for key, buffer in module._buffers.items():
