@@ -33,7 +33,7 @@ class _Values(Collection[Any]):
 class Containers:
     """Containers, and the objects that they held when they were added.
 
-    A comparison takes a microsecond for a hundred objects, so each step can afford it.
+    A comparison takes two microseconds for a hundred objects, so each step can afford it.
     """
 
     def __init__(self) -> None:

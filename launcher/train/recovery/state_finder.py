@@ -319,9 +319,9 @@ class FoundState:
     trained: set[int] = field(default_factory=set)
     "Ids of parameters that the optimizer changes."
     training: Switches = field(default_factory=partial(Switches, "training"))
-    "Of the modules."
+    "Whether each module is in training mode."
     requires_grad: Switches = field(default_factory=partial(Switches, "requires_grad"))
-    "Of the parameters."
+    "Whether each parameter gets a gradient."
     of_model: set[int] = field(default_factory=set)
     "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
     search: Search = field(default_factory=Search)
