@@ -32,11 +32,10 @@ class Where:
 
 
 class During:
-    """The context of `Where.during`. A class, because a step enters fourteen of them."""
+    """The context of `Where.during`. A class, because a step enters seven of them."""
 
     def __init__(self, where: Where, phase: Phase, users: bool) -> None:
         self._where, self._inside = where, (phase, users)
-        self._before = where.phase, where.users
 
     def __enter__(self) -> None:
         self._before = self._where.phase, self._where.users
