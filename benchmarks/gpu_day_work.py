@@ -34,6 +34,8 @@ from tests.train.loss_curves import distance
 from tests.train.runs import job, one_rank, prepare, recipe
 
 GIGA = 1e9
+WARM_UP = 5
+"Steps whose time does not count: kernels are loaded, chosen and compiled in them."
 Fields = dict[str, Any]
 TESTED = re.compile(r"\[gw\d+\].* (PASSED|FAILED|ERROR|SKIPPED) (\S+)")
 "A line of pytest-xdist with -v."
@@ -69,10 +71,12 @@ def step(asked: Fields, place: Place) -> Fields:
     found = measure(place.rank(), asked)
     alone = asked["ranks"] == 1
     allocated = {"allocated": peak(found["peaks"])} if found["failed"] is None else {}
-    seconds = {"step_seconds": statistics.median(found["seconds"][1:])} if len(found["seconds"]) > 1 else {}
+    warm = found["seconds"][WARM_UP:]
+    seconds = {"step_seconds": statistics.median(warm)} if warm else {}
     return {
         **allocated,
         "reserved": found["reserved"],
+        **_outside(place),
         "phases": found["peaks"],
         "fits": found["failed"] is None,
         "failed_in": found["failed"],
@@ -81,6 +85,17 @@ def step(asked: Fields, place: Place) -> Fields:
         **(seconds if alone else {}),
         **({"losses": [found["losses"][0], found["losses"][-1]]} if alone and found["losses"] else {}),
     }
+
+
+def _outside(place: Place) -> Fields:
+    """Bytes of this process on the GPU that its allocator does not count: the CUDA context, with kernels."""
+    if not place.on_gpu:
+        return {}
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    used = dict(re.findall(r"(\d+), (\d+)", said)).get(str(os.getpid()))
+    held = torch.cuda.memory_reserved(place.device)
+    return {} if used is None else {"outside_allocator": int(used) * 2**20 - held}
 
 
 def oom(asked: Fields, place: Place) -> Fields:
@@ -271,7 +286,9 @@ def nccl(asked: Fields, place: Place) -> Fields:
         for rank in range(2)
     ]  # fmt: skip
     said = [one.communicate()[0] for one in pair]
-    words = [text.strip().splitlines()[-1][:300] for text in said if text.strip()]
+    words = [
+        line[:300] for text in said for line in text.splitlines() if re.match(r"\S*Error|Duplicate", line)
+    ]
     return {"joined": not any(one.returncode for one in pair), "said": words}
 
 

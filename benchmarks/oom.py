@@ -288,7 +288,8 @@ def timed(command: list[str], folder: str, arguments: int | None = None, **env: 
     if arguments is not None:
         asked = {**MODEL, "batch": arguments, "steps": STEPS, "lr": LR, "out": f"{folder}/out.json"}
         (Path(folder) / "arguments.json").write_text(json.dumps(asked))
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder, "OMP_NUM_THREADS": "1", **env}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": folder, "OMP_NUM_THREADS": "1", **env}
     began = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,16 +21,21 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import ConcatDataset
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Phase
+from launcher.train import feed
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints import checkpoints
 from launcher.train.checkpoints.checkpoints import load as read
+from launcher.train.data import TrainingData
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local
@@ -172,6 +178,7 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
     """Allocated bytes by phase, seconds and loss of each step, and the phase in which memory ran out."""
     done: list[tuple[float, float]] = []
     failed, alone = None, case["ranks"] == 1
+    case = {**case, "job": {**case["job"], "retries": {"lower": 0}}}  # a smaller micro-batch is another case
     one = pretended(rank, case["ranks"])
     with apart(one):
         try:
@@ -179,6 +186,8 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
             if not alone:
                 trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
                 trainer.copies.check_loss = lambda *_: None
+                if isinstance(trainer.model, DistributedDataParallel):
+                    trainer.model.register_comm_hook(None, noop_hook)  # the pretended sum is no tensor
             run(trainer, where, case.get("steps", len(MOMENTS)), done)
         except torch.OutOfMemoryError:
             failed = where.phase
@@ -212,11 +221,19 @@ class OneOfMany(Rank):
 
 def trainer_of(rank: Rank, case: dict[str, Any], where: Where, budget: Budget) -> Trainer:
     job, recipe = Job.model_validate(case["job"]), Recipe.model_validate(case["recipe"])
-    trainer = Trainer(type(rank)(**{**vars(rank), "job": job, "recipe": recipe}), where, budget)
+    rank = type(rank)(**{**vars(rank), "job": job, "recipe": recipe})
+    with patch.object(feed, "TrainingData", partial(enough, job.batch.global_)):
+        trainer = Trainer(rank, where, budget)
     held_out = trainer.held_out
     assert held_out is not None
     held_out.samples = min(held_out.samples, EVALUATED * recipe.micro_batch_size * rank.world)
     return trainer
+
+
+def enough(samples: int, data: Any, *arguments: Any) -> TrainingData:
+    """Training data of at least `samples` samples: pretended ranks may ask for more than there are."""
+    times = math.ceil(samples / len(data))
+    return TrainingData(ConcatDataset([data] * times) if times > 1 else data, *arguments)
 
 
 def run(

@@ -36,9 +36,17 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
     yield guarded("clock", node, lambda: clock_offset(run))
     yield guarded("encoding", node, lambda: locale.getpreferredencoding(False))
     yield guarded("python", node, platform.python_version)
-    yield guarded("launcher", node, lambda: importlib.metadata.version("launcher"))
+    yield guarded("launcher", node, launcher_version)
     yield guarded("torch", node, torch_version)
     yield guarded("bitsandbytes", node, bitsandbytes_version)
+
+
+def launcher_version() -> str:
+    """Return the installed version, or "source" for a launcher that is only on PYTHONPATH."""
+    try:
+        return importlib.metadata.version("launcher")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
 
 
 def memlock() -> dict[str, Any]:
