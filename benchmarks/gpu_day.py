@@ -66,7 +66,13 @@ def main() -> int:
     stages = [options.stage] if options.stage else list(STAGES)
     places = {RESULTS, options.results} if machine.on_gpu else {options.results}
     code = code_of(ROOT / "launcher")
-    about = {**machine._asdict(), "code": code, "commit": _commit(), "python": platform.python_version()}
+    about = {
+        **machine._asdict(),
+        "shared": options.shared,
+        "code": code,
+        "commit": _commit(),
+        "python": platform.python_version(),
+    }
     deadline = time.monotonic() + options.seconds
     failed = 0
     for stage in stages:
@@ -92,6 +98,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has this text")
     parser.add_argument("--results", type=Path, help="folder for new results; benchmarks/results if left out")
     parser.add_argument("--rehearsal", action="store_true", help="tiny cases on the CPU")
+    parser.add_argument("--shared", action="store_true", help="others use the GPU: times do not count")
     parser.add_argument("--retry", action="store_true", help="cases that failed or took too long, too")
     parser.add_argument("--any-code", action="store_true", help="results of other code count as well")
     parser.add_argument("--again", action="store_true", help="all cases, whether they have a result or not")

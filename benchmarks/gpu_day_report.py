@@ -1,8 +1,9 @@
 """What a day on a GPU has shown: predicted and measured values, and what differs by more than the band.
 
-`--save` writes benchmarks/results/gpu_day.md, and the errors of the memory estimate, from which its band
-follows. `--collect FOLDER` first takes over results that a command wrote elsewhere. `--predict-again` takes
-the predictions of today's gpu_day.jsonl in place of those of the day, to judge a corrected estimate.
+`--save` writes benchmarks/results/gpu_day.md, `--save-band` the errors of the memory estimate, from which
+its band follows. Times of a `shared` row do not count: other cases ran on the GPU beside it. `--collect
+FOLDER` first takes over results that a command wrote elsewhere. `--predict-again` takes the predictions of
+today's gpu_day.jsonl in place of those of the day, to judge a corrected estimate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from launcher.spec.base import GIB  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 SPEED_BAND = 0.2
 "Relative. Published throughputs are met within it: docs/speed.md."
-BYTES = ("allocated", "reserved")
+BYTES = ("allocated", "reserved", "outside_allocator")
 RATES = {
     "to_device": "PCIE_REACHED",
     "to_host": "PCIE_REACHED",
@@ -77,7 +78,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--collect", type=Path, metavar="FOLDER", help="take over the results of this folder")
     parser.add_argument("--predict-again", action="store_true", help="use the predictions of gpu_day.jsonl")
-    parser.add_argument("--save", action="store_true", help="write gpu_day.md and the band of the estimate")
+    parser.add_argument("--save", action="store_true", help="write gpu_day.md")
+    parser.add_argument("--save-band", action="store_true", help="write the errors of the memory estimate")
     options = parser.parse_args()
     if options.collect:
         print(f"{collect(options.collect, options.results)} new results")
@@ -88,8 +90,8 @@ def main() -> int:
     print(text)
     if options.save:
         (options.results / "gpu_day.md").write_text(f"# A day on a GPU\n\n{text}\n")
-        if errors := memory_errors(rows):
-            accuracy.save("launcher", errors)
+    if options.save_band and (errors := memory_errors(rows)):
+        accuracy.save("launcher", errors)
     return 0
 
 
@@ -171,6 +173,8 @@ def _told(row: Row, rows: Sequence[Row], card: Card | None) -> dict[str, str]:
     columns = {"case": row["case"]}
     beside = {one.name: one for one in compared(row, card)}
     for name, value in {**row["measured"], **_ratio(row, rows)}.items():
+        if row.get("shared") and name.endswith("seconds"):
+            continue
         if name in beside:
             columns[name] = str(beside[name])
         elif isinstance(value, int | float):
@@ -201,7 +205,10 @@ def compared(row: Row, card: Card | None) -> Iterator[Comparison]:
     said, was = row["predicted"], row["measured"]
     here = said.get("on", {}).get(card.label, {}) if card is not None else {}
     band = said.get("band", 0.0)
-    for name, value in {**said, **here}.items():
+    ran_out = was.get("fits") is False  # how much it would have taken is not known
+    for name, value in {**said, **({} if row.get("shared") else here)}.items():
+        if ran_out and name in BYTES:
+            continue
         if isinstance(value, int | float) and isinstance(was.get(name), int | float):
             yield Comparison(name, value, was[name], SPEED_BAND if name in here else band)
     for moment, phases in said.get("phases", {}).items() if was.get("fits") else ():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,16 @@ def test_what_is_installed_here_fits_together() -> None:
     torch, bitsandbytes = versions(Path("/nonexistent"))
     assert torch["misfits"] == [] and finding("torch", torch).verdict == "good"
     assert finding("bitsandbytes", bitsandbytes).verdict == "good"
+
+
+def test_a_launcher_without_package_metadata_is_source() -> None:
+    ask = "from launcher.doctor.measure.host import launcher_version; print(launcher_version())"
+    with_metadata = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert with_metadata.stdout.strip() == version("launcher")
+    hidden = (
+        "import importlib.metadata as m\n"
+        "def absent(name): raise m.PackageNotFoundError(name)\n"
+        f"m.version = absent\n{ask}"
+    )
+    without = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=True)
+    assert without.stdout.strip() == "source"

@@ -115,7 +115,7 @@ def compiled(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     with apart(rank):
         trainer = trainer_of(rank, case, Where(), Unlimited())
         if isinstance(rank, OneOfMany):
-            trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
+            trainer.guard.refuses = lambda *_, **__: None  # the values are nobody's: see pretended()
             trainer.copies.check_loss = lambda *_: None
         return {"peaks": {MOMENTS[1]: {"step": profiled(trainer)[MOMENTS[1]]}}}
 
@@ -184,7 +184,7 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
         try:
             trainer = trainer_of(one, case, where, budget)
             if not alone:
-                trainer.guard.refuses = lambda *_: None  # the values are nobody's: see pretended()
+                trainer.guard.refuses = lambda *_, **__: None  # the values are nobody's: see pretended()
                 trainer.copies.check_loss = lambda *_: None
                 if isinstance(trainer.model, DistributedDataParallel):
                     trainer.model.register_comm_hook(None, noop_hook)  # the pretended sum is no tensor
