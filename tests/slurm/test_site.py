@@ -283,7 +283,11 @@ def test_a_qos_may_lift_what_its_partition_allows() -> None:
     assert not list(request(lifting, asked, time="20m", gpus_per_node=1).refusals())
 
 
-def test_what_sbatch_says_to_a_test_is_told_without_its_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sbatch_says_to_a_test_is_told_without_its_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     said = "sbatch: unrecognized option '--nix'\nTry \"sbatch --help\" for more information\n"
     told = answers("22.05.8-site") | {"test": Answer(1, "", said), "paths": Answer(0, "dw\n", "")}
     monkeypatch.setattr(checks, "ask", lambda login, questions: told)
