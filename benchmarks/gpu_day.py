@@ -183,7 +183,8 @@ class Worker:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         if status in ("failed", "timed out"):
-            row["output"] = (self.folder / "output").read_text(errors="replace")[-3000:]
+            said = (self.folder / "output").read_text(errors="replace")[-3000:]
+            row["output"] = said.replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "")
         return row
 
     def end(self) -> None:
