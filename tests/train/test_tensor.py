@@ -25,7 +25,7 @@ CONFIG = {
     "max_position_embeddings": 64,
 }
 
-LOSS, NORM, MOVED = 6e-7, 3e-6, 1e-4
+LOSS, NORM, MOVED = 3e-7, 2e-6, 6e-5
 """Largest relative differences of a loss, a norm and the sum of all updates in 5 steps. Two ranks of FSDP,
 which only add gradients in another order, differ from one process by up to 1.3e-7, 4e-7 and 1.5e-5. Another
 processor has other kernels: on one, FSDP alone and with tensor parallelism differ by 1.1e-6 and 4.6e-5."""
@@ -130,7 +130,7 @@ def test_other_orders_of_sums_alone_are_as_far_apart(alone: dict[str, Any], fold
     models = [name for name in MODELS if name != "brain"]  # BatchNorm is of a rank's samples
     run("trained", folder / "reordered", 2, {name: (name, FSDP) for name in models})
     distances = {name: far(folder / "alone", folder / "reordered", name)[1] for name in models}
-    assert MOVED / 20 < max(distances.values()) < MOVED, distances
+    assert MOVED / 10 < max(distances.values()) < MOVED, distances
 
 
 @pytest.mark.parametrize(
