@@ -255,9 +255,8 @@ def constants(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
     fitted[known] = np.linalg.lstsq(matrix[:, known], np.array(seconds), rcond=None)[0]
     off = float(np.median(np.abs(matrix @ fitted - np.array(seconds))))
     plain, eight, eager, compiled = fitted
-    reached = speed.REACHED[card.architecture]
     for name, now, fit, used in (
-        (f"REACHED[{card.architecture!r}]", reached, reached / plain, known[0]),
+        (_reached(card), speed.reached(card), speed.reached(card) / plain, known[0]),
         ("FLOAT8_GAIN", speed.FLOAT8_GAIN, speed.FLOAT8_GAIN * plain / eight, known[0] and known[1]),
         ("MEMORY_REACHED", speed.MEMORY_REACHED, speed.MEMORY_REACHED / eager, known[2]),
         ("COMPILED", speed.COMPILED, speed.COMPILED * compiled / eager, known[2] and known[3]),
@@ -265,6 +264,11 @@ def constants(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
         if used:
             yield {"constant": name, "now": f"{now:.3g}", "measured": f"{fit:.3g}",
                    "from": f"{len(steps)} steps, {off:.1%} off in the median"}  # fmt: skip
+
+
+def _reached(card: Card) -> str:
+    key = card.label if card.label in speed.REACHED else card.architecture
+    return f"REACHED[{key!r}]"
 
 
 def _parts(row: Row, card: Card) -> dict[str, float] | None:
@@ -294,8 +298,7 @@ def of_rates(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
             fit = value / whole[constant] if constant in whole else value * GIGA
             yield {"constant": constant, "now": f"{now:.3g}", "measured": f"{fit:.3g}", "from": rate}
         product = row["measured"]["matmul"] / card.half
-        reached = speed.REACHED[card.architecture]
-        yield {"constant": f"REACHED[{card.architecture!r}]", "now": f"{reached:.3g}",
+        yield {"constant": _reached(card), "now": f"{speed.reached(card):.3g}",
                "measured": f"{product:.3g}", "from": "one large product: at most this"}  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from launcher.memory import accuracy  # noqa: E402
 from launcher.memory.estimate import Estimate  # noqa: E402
 from launcher.memory.states import Ranks, states_of  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
+from launcher.spec.cluster import Gpu  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
 from launcher.spec.mesh import Part  # noqa: E402
 from launcher.spec.recipe import Recipe  # noqa: E402
@@ -128,7 +129,7 @@ def _estimate(entry: dict[str, Any], job: Job, recipe: Recipe, ranks: Ranks) -> 
         in_root if entry.get("units_in_root") else nullcontext(),
         fused if entry.get("compiled_loss") else nullcontext(),
     ):
-        return predicted(job, recipe, ranks.world, "cuda")
+        return predicted(job, recipe, ranks.world, "cuda", Gpu(type=entry["gpu"], count=8, memory=80 * GIB))
 
 
 def _case(entry: dict[str, Any], data: dict[str, Any]) -> tuple[Job, Recipe, Ranks]:

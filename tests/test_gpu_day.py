@@ -151,7 +151,7 @@ def test_constants_are_found_again_from_steps_that_were_made_with_them() -> None
     ]
     found = {one["constant"]: float(one["measured"]) for one in constants(rows, H200)}
     assert found == {
-        "REACHED['Hopper']": pytest.approx(speed.REACHED["Hopper"] / slower, rel=5e-3),
+        "REACHED['H200']": pytest.approx(speed.REACHED["H200"] / slower, rel=5e-3),
         "FLOAT8_GAIN": pytest.approx(speed.FLOAT8_GAIN / 0.9, rel=5e-3),
         "MEMORY_REACHED": pytest.approx(speed.MEMORY_REACHED / thicker, rel=5e-3),
         "COMPILED": pytest.approx(speed.COMPILED * 0.5, rel=5e-3),

@@ -24,6 +24,8 @@ from launcher.spec.recipe import Recipe
 
 UNCOMPILED = "torch.compile: fused kernels keep less than the traced step"
 FLOAT8 = "float8: copies of inputs and weights in 8 bit; traced as bf16-mixed"
+CUBLAS = "cuBLAS workspaces"
+"Category of what launcher.memory.overheads.cublas_workspaces returns."
 ROUNDING = 0.02
 "Share that the allocator adds to the bytes of tensors, used if its model is not run."
 
@@ -57,10 +59,13 @@ def assess(
     """Estimate the memory of a recipe.
 
     `replayed`: compute the reserved bytes by the allocator's model, in a fraction of a second. Otherwise they
-    are the bytes of tensors plus ROUNDING. Without GPUs, tensors count as host memory and nothing is added.
+    are the bytes of tensors and of cuBLAS's workspaces plus ROUNDING. Without GPUs, tensors count as host
+    memory and nothing is added.
     """
     device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
+    if ranks.on_gpu:
+        peaks = tuple(peak.with_part(CUBLAS, sum(_workspaces(around))) for peak in peaks)
     highest, pools = max(peak.allocated for peak in peaks), dict[str, int]()
     if not ranks.on_gpu:
         reserved = highest
@@ -146,18 +151,17 @@ def _replayed(
     highest: int,
 ) -> tuple[int, dict[str, int]]:
     """Return the bytes that the allocator's model reserves, and each stream's share of them. `highest`: the
-    most bytes of tensors at any peak."""
+    most allocated bytes at any peak."""
     line = timeline(model, profile.trace, recipe, ranks)
-    workspaces = _workspaces(around)
     found = replay(
         line.sizes,
         line.events,
-        before=workspaces,
+        before=_workspaces(around),
         expandable=recipe.expandable_segments,
         streams=line.streams,
     )
     pools = dict(found.pools)
-    more = max(0, highest + sum(workspaces) - found.reserved)  # a resume is not in the timeline
+    more = max(0, highest - found.reserved)  # a resume is not in the timeline
     pools[COMPUTE] = pools.get(COMPUTE, 0) + more
     return found.reserved + more, pools
 

@@ -10,7 +10,7 @@ When = Literal["first step", "steady state", "resume", "evaluation", "checkpoint
 
 
 class Peak(Value):
-    """The most bytes that tensors hold on one GPU in one phase."""
+    """The most bytes allocated on one GPU in one phase, as `torch.cuda.max_memory_allocated` counts."""
 
     when: When
     phase: str
@@ -20,6 +20,11 @@ class Peak(Value):
     allocated: int
     parts: dict[str, int]
     "Category -> bytes; `allocated` is their sum."
+
+    def with_part(self, category: str, size: int) -> Peak:
+        """Return this peak with `size` more bytes, as a category of its own."""
+        parts = {**self.parts, category: size}
+        return self.model_copy(update={"allocated": self.allocated + size, "parts": parts})
 
 
 class Estimate(Value):

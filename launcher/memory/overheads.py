@@ -5,9 +5,8 @@ its counters. `node.gpu.overhead` in a cluster's profile replaces them.
 
 `cublas_workspaces`: cuBLAS takes them from the allocator, but no traced operator shows them.
 
-Each figure is what its source reports for its own machine. Measured on one H200 (torch 2.11, CUDA 13.0):
-828 MiB outside of the allocator with the kernels of a training step, and two workspaces of 32 MiB.
-Not included: cuDNN's workspaces, scratch memory inside fused kernels, other processes on the same GPU.
+Each figure is what its source reports for its own machine. Not included: cuDNN's workspaces, scratch memory
+inside fused kernels, other processes on the same GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from launcher.spec.recipe import Recipe
 
 MIB = 2**20
 
-CONTEXT = 600 * MIB
-"""The CUDA context with the code of loaded kernels. Without kernels 426 MiB on an RTX 6000 Ada
-(unslothai/unsloth-zoo#1053: torch 2.10, CUDA 13.0), "around 400 MB" (pytorch/pytorch#109888). The rest is for
-the kernels of a training step, which CUDA loads at their first use (pytorch/pytorch#86509)."""
+CONTEXT = 828 * MIB
+"""The CUDA context with the code of the kernels of a training step, which CUDA loads at their first use
+(pytorch/pytorch#86509). Measured on an H200 with torch 2.11 and CUDA 13.0: 756 MiB after a forward pass.
+Without kernels 426 MiB on an RTX 6000 Ada (unslothai/unsloth-zoo#1053: torch 2.10, CUDA 13.0)."""
 
 PAIR = 544 * MIB
 "An NCCL communicator of two ranks on one node: 4 x A100 with NVLink, all-reduce (NVIDIA/nccl#964)."
@@ -38,9 +37,10 @@ Grows with the network cards in use (NVIDIA/nccl#818), but not with more than tw
 WORKSPACE = (2 * 4096 + 8 * 16) * 1024
 """Bytes of one cuBLAS workspace: CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8 in
 aten/src/ATen/cuda/CublasHandlePool.cpp."""
-WORKSPACE_HOPPER = 32 * MIB
-"Bytes of one cuBLAS workspace on compute capability 9.0."
-HOPPER = re.compile(r"\bG?H(20|100|200|800)\b", re.IGNORECASE)
+LARGE_WORKSPACE = 32 * MIB
+"""Bytes of one cuBLAS workspace on Hopper and, in newer versions of torch, on Blackwell: from that source.
+Measured on an H200."""
+HAS_LARGE_WORKSPACE = re.compile(r"\bG?[HB](20|100|200|300|800)\b|\bRTX 50\d0|Blackwell", re.IGNORECASE)
 
 
 def overheads(gpu: Gpu | None, recipe: Recipe, ranks: Ranks) -> dict[str, int]:
@@ -82,4 +82,4 @@ def cublas_workspaces(gpu_type: str) -> tuple[int, ...]:
     PyTorch takes a workspace from its caching allocator at a thread's first matrix product and keeps it. The
     forward pass and the backward pass have one thread each. `gpu_type`: the name that nvidia-smi shows.
     """
-    return (WORKSPACE_HOPPER if HOPPER.search(gpu_type) else WORKSPACE,) * 2
+    return (LARGE_WORKSPACE if HAS_LARGE_WORKSPACE.search(gpu_type) else WORKSPACE,) * 2

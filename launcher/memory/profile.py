@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +12,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Ranks, updated_by
+from launcher.memory.states import BF16, FP32, Ranks, updated_by
 from launcher.memory.trace import (
     ACTIVATIONS,
+    ALL_GATHER,
     BATCH,
     COMPLETE,
     COMPUTE,
@@ -68,10 +70,10 @@ class Profile:
         return [None if one is None or self._left_out(one) else one for one in self._whole._counted]
 
     @staticmethod
-    def kind(recipe: Recipe) -> tuple[bool, bool, str | None]:
+    def kind(recipe: Recipe) -> tuple[bool, bool, bool, str | None]:
         """Return a key: recipes with the same key and the same trace share one profile."""
         updates = recipe.optimizer if recipe.optimizer_step == "backward" else None
-        return adds_to_buckets(recipe), leave_the_gpu(recipe), updates
+        return adds_to_buckets(recipe), leave_the_gpu(recipe), recipe.offload == "cpu", updates
 
     @cached_property
     def highest(self) -> dict[str, tuple[Moment, ...]]:
@@ -168,6 +170,8 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
     moments = held_beside(recipe, ranks.stage)
     if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
         moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
+    if recipe.offload == "cpu":
+        traces = [with_shards_from_host(trace, model, recipe, ranks) for trace in traces]
     trace = in_schedule(traces, moments)
     if recipe.optimizer_step == "backward":
         return Profile(with_updates(trace, model, recipe, ranks), model, recipe)
@@ -338,6 +342,34 @@ def with_updates(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks)
         for storage in trace.storages
     )
     return dataclasses.replace(trace, storages=tuple(storages))
+
+
+def with_shards_from_host(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Trace:
+    """Return the trace in which each all-gather begins with copies of its shards from the host.
+
+    FSDP2 casts each copy to the dtype of the computation, and holds them until they are in the all-gather's
+    buffer: FSDPParam.all_gather_inputs in torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
+    """
+    computed_in, shards = FP32 if recipe.precision == "fp32" else BF16, ranks.shards(recipe)
+
+    @functools.cache
+    def copied(module: str) -> float:
+        """Return the bytes of a rank's copies / those of its shards as they are gathered."""
+        of_unit = [p for p in model.parameters if p.name.startswith(f"{module}.")] or model.parameters
+        gathered = sum(p.numel * min(p.itemsize, computed_in) for p in of_unit)
+        return 1 + max((p.nbytes for p in of_unit if p.itemsize > computed_in), default=0) / gathered
+
+    storages, events, phases = list(trace.storages), list[int](), list[tuple[str, int]]()
+    for phase, start, end in trace.spans():
+        phases.append((phase, len(events)))
+        for event in trace.events[start:end]:
+            storage = trace.storages[event]
+            if event < 0 or storage.category != GATHERED or storage.stream != ALL_GATHER:
+                events.append(event)
+                continue
+            events += [len(storages), event, ~len(storages)]
+            storages.append(storage._replace(fixed=round(storage.fixed / shards * copied(storage.module))))
+    return dataclasses.replace(trace, storages=tuple(storages), events=tuple(events), phases=tuple(phases))
 
 
 def leaving_late(trace: Trace) -> Trace:

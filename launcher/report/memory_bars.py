@@ -32,6 +32,7 @@ CATEGORIES: dict[str, Category] = {
     "temporaries": Category("T", "red", "#e45756"),
     "communication": Category("C", "bright_magenta", "#ff9da6"),
     "batch": Category("B", "bright_green", "#88d27a"),
+    "cuBLAS workspaces": Category("w", "bright_cyan", "#d6a5c9"),
     ALLOCATOR: Category("r", "bright_black", "#9d9d9d"),
     OUTSIDE: Category("x", "white", "#6b6b6b"),
 }
@@ -46,9 +47,9 @@ class Bar(NamedTuple):
     phase: str
     module: str
     parts: dict[str, int]
-    "Bytes of PyTorch's tensors, then of everything else."
+    "Bytes that are allocated, then of everything else."
     allocated: int | None
-    "Bytes of the tensors only; None in the bar of the total."
+    "Allocated bytes only; None in the bar of the total."
 
     @property
     def total(self) -> int:

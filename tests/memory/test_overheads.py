@@ -64,6 +64,8 @@ def test_the_profile_knows_better():
         ("NVIDIA H100 80GB HBM3", 32 * 2**20),
         ("NVIDIA H200", 32 * 2**20),
         ("NVIDIA GH200 480GB", 32 * 2**20),
+        ("NVIDIA B200", 32 * 2**20),
+        ("NVIDIA GeForce RTX 5090", 32 * 2**20),
     ],
 )
 def test_cublas_takes_one_workspace_for_forward_and_one_for_backward(gpu, size):

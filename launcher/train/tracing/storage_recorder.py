@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import graph
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +42,9 @@ from launcher.train.tracing.kernels import KERNELS
 LOSS = "loss"
 "Module name for operators outside all modules."
 _DEVICE = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add.Tensor
+_WRAPPERS = ("torch._dynamo.eval_frame", "torch._compile")
+"Modules of the functions that torch wraps around a mode's __torch_dispatch__."
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 # FSDP2's labels for the profiler. The first match counts.
 _LABELS = (
@@ -70,6 +76,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     `names` has the names of the modules in the whole model, and `units` its blocks. `blocks` has (index of
     the run, index of the kept block) for blocks whose passes are separate segments.
+
+    `sums_in_place`: record the sum of a tensor's gradients as autograd computes it where no mode is on: into
+    the first of them, if nothing else refers to it (can_accumulate_inplace in
+    torch/csrc/autograd/input_buffer.cpp). With a mode on, each sum is a new tensor.
     """
 
     def __init__(
@@ -78,8 +88,13 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         units: Collection[nn.Module],
         blocks: Mapping[nn.Module, tuple[int, int]],
         runs: tuple[Run, ...],
+        *,
+        sums_in_place: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._sums_in_place = sums_in_place
+        self._sum: tuple[int, int] | None = None
+        "Addresses of the last sum's first gradient and of the sum, until the next allocation or free."
         self.recorded = Recorded([], [], [], [], [], runs)
         self._names, self._units, self._blocks = names, units, blocks
         self._numbers: dict[int, int | None] = {}
@@ -167,6 +182,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 new |= self._see(leaf)
+        if self._sums_in_place and func is _ADD and not args[0]._is_view() and _called_by_autograd():
+            self._sum = args[0].untyped_storage()._cdata, out.untyped_storage()._cdata
         if new or func._schema.is_mutable:
             segment = self.recorded.segments[-1]
             segment.traffic += sum(
@@ -246,9 +263,25 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _die(self, address: int) -> None:
         number = self._numbers.pop(address)
+        if self._sum is not None:
+            (first, total), self._sum = self._sum, None
+            if address == first and number is not None and self._forget(total):
+                self._numbers[total] = number
+                return
         if number is not None and number in self._alive:
             self._alive.remove(number)
             self.recorded.segments[-1].events.append(~number)
+
+    def _forget(self, address: int) -> bool:
+        """Take back the last event, if it is the allocation of this storage. Return whether it is."""
+        recorded, number = self.recorded, self._numbers.get(address)
+        events = recorded.segments[-1].events
+        if number is None or not events or events[-1] != number:
+            return False
+        for fields in (recorded.sizes, recorded.categories, recorded.modules, recorded.streams, events):
+            fields.pop()
+        self._alive.remove(number)
+        return True
 
     def _releaser(self, address: int) -> Callable[[Any], None]:
         def release(_: Any) -> None:
@@ -321,3 +354,11 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _mark(self, module: nn.Module, *, backward: bool) -> None:
         run, block = self._blocks[module]
         self.recorded.segments.append(Segment(self.phase, run, block, backward))
+
+
+def _called_by_autograd() -> bool:
+    """Return whether autograd's engine, which is not written in Python, called the operator itself."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is graph._engine_run_backward.__code__

@@ -206,7 +206,7 @@ class Tracer:
                 # The task may name blocks that were removed.
                 raise NotUniformError(f"the model cannot have fewer blocks: {error}") from error
             before = partial(form.empty, rank.device, mesh.tensor) if form is not None else None
-            recorder = StorageRecorder(names, units, blocks, runs)
+            recorder = StorageRecorder(names, units, blocks, runs, sums_in_place=self.like == "cuda")
             recorder.streams_of(model)
             recorder.follow_gradients(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
