@@ -20,7 +20,8 @@ def test_published_peaks_are_met_within_the_band(monkeypatch: pytest.MonkeyPatch
     from memory_published import errors
 
     found = errors()
-    assert found == pytest.approx({one.run: one.error for one in known_errors()}, abs=0.002), (
+    known = {one.run: one.error for one in known_errors() if one.measured_by == "others"}
+    assert found == pytest.approx(known, abs=0.002), (
         "the band is that of another estimate: run benchmarks/memory_published.py --save"
     )
     assert len(found) >= 7
@@ -32,18 +33,25 @@ def test_published_peaks_are_met_within_the_band(monkeypatch: pytest.MonkeyPatch
 def test_the_band_follows_from_the_errors_that_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published = len(known_errors())
+    number = len(known_errors())
     kept = tmp_path / "accuracy.json"
     kept.write_text((Path(__file__).parents[2] / "launcher" / "memory" / "accuracy.json").read_text())
     monkeypatch.setattr("launcher.memory.accuracy.FILE", kept)
     try:
+        save("launcher", {})
         assert not validated_on_gpu()
         save("others", {"a": 0.03, "b": -0.04})
-        assert error_band() == pytest.approx(2 * (0.0025 / 2) ** 0.5)
+        published = 2 * (0.0025 / 2) ** 0.5
+        assert error_band() == pytest.approx(published)
         save("launcher", {"c": 0.01})
-        assert validated_on_gpu() and len(known_errors()) == 3 and error_band() < 0.06
+        assert validated_on_gpu() and len(known_errors()) == 3
+        assert error_band() == pytest.approx(
+            published
+        )  # one kind does not hide the other
+        save("launcher", {"c": 0.01, "d": 0.09})
+        assert error_band() == pytest.approx(2 * (0.0082 / 2) ** 0.5)
     finally:
         known_errors.cache_clear()
         error_band.cache_clear()
     monkeypatch.undo()
-    assert len(known_errors()) == published
+    assert len(known_errors()) == number

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.train.budget import MemoryBudget
 from launcher.train.loop import _modules_of
 from launcher.train.recovery import undo as undo_module
-from launcher.train.recovery.fingerprint import row_sums
+from launcher.train.recovery.fingerprint import CHUNK, row_sums
 from launcher.train.recovery.state_finder import Detached, FoundState, StateFinder
 from launcher.train.recovery.undo import Undo
 from launcher.train.rng import rng_state
@@ -498,3 +499,10 @@ def test_a_parameter_in_a_new_dictionary_of_a_module_is_noticed() -> None:
     assert known.hold_the_same()
     model[0]._parameters = {**model[0]._parameters, "new": nn.Parameter(torch.ones(1))}
     assert not known.hold_the_same()
+
+
+def test_a_fingerprint_on_a_gpu_takes_32_mib_however_large_the_tensor_is():
+    data = torch.zeros(3 * CHUNK, dtype=torch.int32)
+    with MemoryBudget(None) as budget:
+        row_sums(data)
+    assert budget.peak - data.nbytes == pytest.approx(8 * CHUNK, rel=0.01)

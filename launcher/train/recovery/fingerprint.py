@@ -48,6 +48,7 @@ def row_sums(data: torch.Tensor) -> torch.Tensor:
         wide = chunk.to(torch.int64)
         parts.append(wide[:in_rows].view(-1, ROW).mul_(factors).sum(1))
         parts.append((wide[in_rows:] * factors[: chunk.numel() - in_rows]).sum(0, keepdim=True))
+        del wide  # before the next chunk is converted
     return torch.cat(parts)
 
 
