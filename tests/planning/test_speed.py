@@ -21,7 +21,6 @@ from launcher.spec.recipe import Recipe
 from tests.planning.anchors import ANCHORS, llama, table, work
 
 PAGE = Path(__file__).parents[2] / "benchmarks/results/speed-published.md"
-OUTLIER = "KempnerForge benchmarks"
 PARAMETERS = 1_000_000
 MODEL = ModelShapes((Parameter("weight", (1000, 1000), 4),), 0)
 NOTHING = Work(*[Affine(0, 0)] * 4)
@@ -31,10 +30,7 @@ NOTHING = Work(*[Affine(0, 0)] * 4)
     "anchor", ANCHORS, ids=lambda one: f"{one.model}-{one.gpus}x{one.card.label}-{one.published}"
 )
 def test_a_published_throughput_is_predicted_within_its_tolerance(anchor):
-    if anchor.source == OUTLIER:  # the page says why
-        assert -0.35 < anchor.error < 0
-    else:
-        assert abs(anchor.error) < (0.07 if anchor.fitted else 0.20)
+    assert abs(anchor.error) < (0.07 if anchor.fitted else 0.20)
 
 
 def test_half_of_the_rows_that_were_not_fitted_are_within_nine_percent():
