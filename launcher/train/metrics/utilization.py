@@ -7,31 +7,32 @@ import time
 import torch
 
 SECONDS = 1.0
-"Time between two questions to NVML, which averages over up to a second."
+"Least time between two measurements. NVML averages over up to a second, and each asks the kernel."
 
 
 class Utilization:
-    """Measures between two readings, in percent."""
+    """Measures about once a second, in percent."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._asks_nvml = device.type == "cuda"
-        self._gpu: dict[str, int] = {}
-        self._asked = float("-inf")
+        self._last: dict[str, int] = {}
         self._before = time.monotonic(), time.process_time()
 
     def read(self) -> dict[str, int]:
-        """Return `cpu`, 100 for one core that this process used all the time since the last reading, and
-        `utilization`, the share of the time in which the GPU worked, if NVML tells it."""
-        now = time.monotonic(), time.process_time()
-        wall, busy = (after - before for after, before in zip(now, self._before, strict=True))
-        self._before = now
-        if self._asks_nvml and now[0] - self._asked >= SECONDS:
-            self._asked = now[0]
-            self._gpu = self._ask()
-        return {**({"cpu": round(100 * busy / wall)} if wall > 0 else {}), **self._gpu}
+        """Return the last measurement: `cpu`, 100 for one core that this process used all the time since the
+        one before, and `utilization`, the share of the time in which the GPU worked, if NVML tells it."""
+        wall = time.monotonic() - self._before[0]
+        if wall > 0 and (wall >= SECONDS or not self._last):
+            now = time.monotonic(), time.process_time()
+            wall, busy = (after - before for after, before in zip(now, self._before, strict=True))
+            self._before = now
+            self._last = {"cpu": round(100 * busy / wall), **self._gpu()}
+        return self._last
 
-    def _ask(self) -> dict[str, int]:
+    def _gpu(self) -> dict[str, int]:
+        if not self._asks_nvml:
+            return {}
         try:
             return {"utilization": torch.cuda.utilization(self._device)}
         except Exception:  # nvidia-ml-py is not installed, or NVML does not tell it for this GPU
