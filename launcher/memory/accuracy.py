@@ -43,11 +43,6 @@ def error_band() -> float:
     return max(2 * math.sqrt(sum(error**2 for error in errors) / len(errors)) for errors in by_kind.values())
 
 
-def validated_on_gpu() -> bool:
-    """Return whether a run of launcher on a GPU is among them."""
-    return any(one.measured_by == "launcher" for one in known_errors())
-
-
 def save(measured_by: Literal["others", "launcher"], errors: dict[str, float]) -> None:
     """Replace the known errors of one kind by `errors`, a map from run to error."""
     others = [one for one in known_errors() if one.measured_by != measured_by]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.memory.accuracy import validated_on_gpu
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
 from launcher.planning.questions import Comparison
@@ -15,9 +14,6 @@ from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.rules import changes_line
-
-NOT_VALIDATED = "not yet validated on a GPU"
-
 
 LAUNCH_BOUND = 0.01
 "Seconds. The time of a shorter step is dominated by launching thousands of kernels, a few microseconds each."
@@ -73,8 +69,7 @@ def _fits(decision: Decision) -> str:
     if decision.room.is_unknown_for(decision.chosen.recipe):
         on_host = format_bytes(decision.chosen.estimate.host_per_node)
         condition = f", if each node has at least {on_host} of host memory"
-    validated = "" if validated_on_gpu() else f"; {NOT_VALIDATED}"
-    return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare{validated}"
+    return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare"
 
 
 def _host(decision: Decision) -> str:
@@ -104,8 +99,8 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
         return [("needed", f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}")]
     streams = ", ".join(f"{stream} {format_bytes(size)}" for stream, size in estimate.pools.items())
     rows = [
-        ("allocated", f"{format_bytes(estimate.allocated)} by tensors at the worst peak"),
-        ("reserved", f"{format_bytes(estimate.reserved)} by PyTorch's allocator: tensors, workspaces, gaps"),
+        ("allocated", f"{format_bytes(estimate.allocated)} at the worst peak: tensors, cuBLAS's workspaces"),
+        ("reserved", f"{format_bytes(estimate.reserved)} by PyTorch's allocator: the same and its gaps"),
         *([("  per CUDA stream", streams)] if len(estimate.pools) > 1 else []),
         *([("measured before", f"x {estimate.correction:.3f}")] if estimate.correction != 1 else []),
         *((name, format_bytes(size)) for name, size in estimate.overhead.items()),
@@ -246,5 +241,5 @@ def zero_lines(page: Page) -> list[str]:
 def notes(page: Page) -> list[str]:
     decision = page.decision
     if decision is None:
-        return [] if validated_on_gpu() else [f"the figures are {NOT_VALIDATED}"]
+        return []
     return [*decision.plan.warnings, *decision.notes]

@@ -140,7 +140,7 @@ def test_json_has_every_peak_in_bytes_and_what_the_model_prints_goes_to_stderr(l
     assert len(needed) > 2 and needed == sorted(needed, reverse=True)
 
 
-def test_the_page_in_a_terminal_is_80_characters_wide_and_says_that_nothing_was_measured(lab: Lab) -> None:
+def test_the_page_in_a_terminal_is_80_characters_wide(lab: Lab) -> None:
     done = plan(lab, "-c", "two.yaml", "--explain")
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and max(map(len, lines)) <= 80
@@ -149,7 +149,6 @@ def test_the_page_in_a_terminal_is_80_characters_wide_and_says_that_nothing_was_
     text = " ".join(done.stdout.split())
     assert f"{PARAMETERS:,} parameters" in text and "GPU capacity 23.6 GiB" in text
     assert "CHANGE NEEDED SAVED SPEED LOST" in text and "not modelled" in text
-    assert "not yet validated on a GPU" in " ".join(text.split())
     assert "- optimizer: " in text and "- optimizer: " not in " ".join(
         plan(lab, "-c", "two.yaml").stdout.split()
     )
@@ -332,7 +331,7 @@ def test_the_html_page_has_the_same_figures_and_reaches_nothing_outside(lab: Lab
     assert page.widths == pytest.approx(shares, abs=0.01)
     for rung in said["rungs"]:
         assert rung["words"].split("; saves")[0] in page.text
-    assert "optimizer=adamw-8bit" in page.text and "not yet validated on a GPU" in " ".join(page.text.split())
+    assert "optimizer=adamw-8bit" in page.text
 
 
 def test_a_cpu_is_planned_by_its_host_memory_alone_and_the_run_is_compared_with_it(lab: Lab) -> None:

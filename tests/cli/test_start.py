@@ -41,17 +41,23 @@ def test_no_verb_imports_torch(arguments, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(tmp_path):
-    """Processor time, so that a busy machine does not fail it; benchmarks/cli.py measures the clock."""
+def processor_time(*arguments: str, cwd: Path) -> float:
+    """Seconds, the best of three."""
     best = 9.9
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "launcher", "--help"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL
-        )
+        subprocess.run([sys.executable, *arguments], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert best < 0.3
+    return best
+
+
+def test_help_takes_no_more_time_than_a_start_that_imports_little(tmp_path):
+    """Beside imports of the standard library, so that neither a busy nor a slow machine fails it: it takes
+    about twice as long. benchmarks/cli.py measures the clock."""
+    yardstick = "import asyncio, unittest.mock, http.server, xmlrpc.client, logging.config, doctest"
+    help_ = processor_time("-m", "launcher", "--help", cwd=tmp_path)
+    assert help_ < 3.5 * processor_time("-c", yardstick, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
