@@ -3,7 +3,8 @@
 The rules are those of torch 2.13 with default settings, with or without expandable_segments. Docstrings name
 the matching function of c10/cuda/CUDACachingAllocator.cpp. Each CUDA stream has pools of its own: memory that
 was allocated on one stream is never reused on another one. Not modelled: CUDA graphs; the end of an
-expandable segment's addresses at 9/8 of the GPU's memory. The model has not been compared with a GPU yet.
+expandable segment's addresses at 9/8 of the GPU's memory. docs/accuracy.md
+compares it with an H200.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from launcher.memory.trace import COMPUTE
 class OutOfMemoryError(Exception):
     """The capacity does not suffice, even after every cached segment was released."""
 
-    def __init__(self, requested: int, reserved: int, capacity: int, event: int | None = None) -> None:
+    def __init__(self, requested: int, reserved: int, capacity: int, event: int = 0) -> None:
         self.requested, self.reserved, self.capacity = requested, reserved, capacity
         self.event = event
-        "Index of the event that failed; None while the tensors of `before` were allocated."
+        "Index of the event that failed."
         super().__init__(f"{requested} bytes requested, {reserved} of {capacity} reserved")
 
 
@@ -50,14 +51,12 @@ def replay(
     *,
     capacity: int | None = None,
     expandable: bool = True,
-    before: Iterable[int] = (),
     streams: Sequence[str] | None = None,
 ) -> Replayed:
     """Replay a sequence of allocations and return its peaks.
 
     `events`: i >= 0 allocates `sizes[i]` bytes on the stream `streams[i]`, ~i frees them; without `streams`
-    there is one stream. `before`: sizes of tensors that are allocated first and never freed. `capacity`: the
-    most bytes that can be reserved.
+    there is one stream. `capacity`: the most bytes that can be reserved.
 
     Raises:
         OutOfMemoryError: The capacity does not suffice.
@@ -65,11 +64,8 @@ def replay(
     allocator = CachingAllocator(capacity, expandable=expandable)
     allocate, free = allocator.allocate, allocator.free
     live: dict[int, Block | None] = {}
-    index: int | None = None
+    peak = index = 0
     try:
-        for size in before:
-            allocate(size)
-        peak = allocator.allocated
         for index, event in enumerate(events):  # noqa: B007 - read in the except clause
             if event < 0:
                 free(live.pop(~event))

@@ -17,15 +17,13 @@ from launcher.memory.peaks import at_least, peaks_of
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, states_of
-from launcher.memory.timeline import timeline
+from launcher.memory.timeline import CUBLAS, timeline
 from launcher.memory.trace import COMPUTE, GRADIENTS, REDUCE_SCATTER
 from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
 UNCOMPILED = "torch.compile: fused kernels keep less than the traced step"
 FLOAT8 = "float8: copies of inputs and weights in 8 bit; traced as bf16-mixed"
-CUBLAS = "cuBLAS workspaces"
-"Category of what launcher.memory.overheads.cublas_workspaces returns."
 ROUNDING = 0.02
 "Share that the allocator adds to the bytes of tensors, used if its model is not run."
 
@@ -65,7 +63,7 @@ def assess(
     device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
     if ranks.on_gpu:
-        peaks = tuple(peak.with_part(CUBLAS, sum(_workspaces(around))) for peak in peaks)
+        peaks = tuple(peak.with_part(CUBLAS, sum(_workspaces(around).values())) for peak in peaks)
     highest, pools = max(peak.allocated for peak in peaks), dict[str, int]()
     if not ranks.on_gpu:
         reserved = highest
@@ -139,7 +137,7 @@ def _sum_of_pools(
     }
     gradients = others.get(REDUCE_SCATTER, 0)
     compute = max(one.allocated - min(one.parts.get(GRADIENTS, 0), gradients) for one in peaks)
-    return round((compute + sum(others.values()) + sum(_workspaces(around))) * (1 + ROUNDING))
+    return round((compute + sum(others.values()) + sum(_workspaces(around).values())) * (1 + ROUNDING))
 
 
 def _replayed(
@@ -152,11 +150,10 @@ def _replayed(
 ) -> tuple[int, dict[str, int]]:
     """Return the bytes that the allocator's model reserves, and each stream's share of them. `highest`: the
     most allocated bytes at any peak."""
-    line = timeline(model, profile.trace, recipe, ranks)
+    line = timeline(model, profile.trace, recipe, ranks, _workspaces(around))
     found = replay(
         line.sizes,
         line.events,
-        before=_workspaces(around),
         expandable=recipe.expandable_segments,
         streams=line.streams,
     )
@@ -166,7 +163,7 @@ def _replayed(
     return found.reserved + more, pools
 
 
-def _workspaces(around: Surroundings) -> tuple[int, ...]:
+def _workspaces(around: Surroundings) -> dict[str, int]:
     return cublas_workspaces(around.gpu.type if around.gpu is not None else "")
 
 
@@ -175,9 +172,8 @@ def failure_of(
 ) -> Failure | None:
     """Return where the recipe runs out of memory on this GPU, or None. `profile`: of a complete trace."""
     return first_failure(
-        timeline(model, profile.trace, recipe, ranks),
+        timeline(model, profile.trace, recipe, ranks, cublas_workspaces(gpu.type)),
         gpu.memory - sum(overheads(gpu, recipe, ranks).values()),
-        cublas_workspaces(gpu.type),
         expandable=recipe.expandable_segments,
     )
 

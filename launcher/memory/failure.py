@@ -35,9 +35,7 @@ class Failure(Value):
         )
 
 
-def first_failure(
-    line: Timeline, capacity: int, workspaces: tuple[int, ...], *, expandable: bool
-) -> Failure | None:
+def first_failure(line: Timeline, capacity: int, *, expandable: bool) -> Failure | None:
     """Return the first allocation that exceeds the capacity, or None if everything fits.
 
     `capacity`: bytes that PyTorch's allocator can reserve.
@@ -47,12 +45,11 @@ def first_failure(
             line.sizes,
             line.events,
             capacity=capacity,
-            before=workspaces,
             expandable=expandable,
             streams=line.streams,
         )
     except OutOfMemoryError as error:
-        event = error.event or 0
+        event = error.event
         when, phase = line.at(event)
         tensor = line.names[line.events[event]]
         return Failure(

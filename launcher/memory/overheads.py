@@ -76,10 +76,11 @@ def _buffers(members: int, across: bool) -> int:
     return PAIR if members == 2 else NODE
 
 
-def cublas_workspaces(gpu_type: str) -> tuple[int, ...]:
-    """Return the bytes of each cuBLAS workspace, for the argument `before` of allocator.replay.
+def cublas_workspaces(gpu_type: str) -> dict[str, int]:
+    """Return the pass that takes a cuBLAS workspace -> bytes.
 
     PyTorch takes a workspace from its caching allocator at a thread's first matrix product and keeps it. The
     forward pass and the backward pass have one thread each. `gpu_type`: the name that nvidia-smi shows.
     """
-    return (LARGE_WORKSPACE if HAS_LARGE_WORKSPACE.search(gpu_type) else WORKSPACE,) * 2
+    size = LARGE_WORKSPACE if HAS_LARGE_WORKSPACE.search(gpu_type) else WORKSPACE
+    return {"forward": size, "backward": size}

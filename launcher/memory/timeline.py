@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes, updated_by
-from launcher.memory.trace import COMPUTE, Trace
+from launcher.memory.trace import COMPUTE, PRODUCT, Trace
 from launcher.spec.mesh import in_buckets
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import Recipe
+
+CUBLAS = "cuBLAS workspaces"
+"Name of what launcher.memory.overheads.cublas_workspaces returns."
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Timeline:
     "As in Trace.events."
     spans: list[tuple[int, When, str]] = field(default_factory=list)
     "(first event, when, phase)"
+    workspaces: dict[str, int] = field(default_factory=dict)
+    "Phase -> bytes of the workspace that its first matrix product will allocate."
 
     def begin(self, when: When, phase: str) -> None:
         self.spans.append((len(self.events), when, phase))
@@ -46,10 +51,18 @@ class Timeline:
                 self.streams.append(COMPUTE)
 
 
-def timeline(model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks) -> Timeline:
-    """Return the timeline of a recipe. `trace`: a Profile's complete trace."""
+def timeline(
+    model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks, workspaces: Mapping[str, int]
+) -> Timeline:
+    """Return the timeline of a recipe. `trace`: a Profile's complete trace. `workspaces`: those of cuBLAS, by
+    the phase that takes one. They are allocated at its first matrix product, in the midst of tensors that are
+    freed; at once if the trace does not say where products are."""
     line = Timeline()
     line.begin("first step", "init")
+    if any(storage.category == PRODUCT for storage in trace.storages):
+        line.workspaces = dict(workspaces)
+    else:
+        line.stays((CUBLAS, size) for size in workspaces.values())
     line.stays(_standing(model, recipe, ranks))
     states = [*_states(model, recipe, ranks)]
     if recipe.optimizer_step == "backward":  # they are created before the first step
@@ -103,6 +116,8 @@ def _follow(
                 line.events.append(~numbers.pop(~event))
             continue
         storage = trace.storages[event]
+        if storage.category == PRODUCT:
+            line.stays([(CUBLAS, line.workspaces.pop(line.spans[-1][2], 0))])
         size = storage.at(recipe.micro_batch_size)
         if not size:
             continue

@@ -16,6 +16,9 @@ TEMPORARIES, COMMUNICATION, BATCH = "temporaries", "communication", "batch"
 COMPLETE = "complete"
 """Category of a storage of 0 bytes, which is allocated and freed when the gradient of the parameter `module`
 is complete."""
+PRODUCT = "matrix product"
+"""Category of a storage of 0 bytes, which is allocated and freed after the first matrix product of a segment:
+cuBLAS takes its workspace there."""
 LATER = "backward weights"
 "Name of the phase in which those gradients of weights are computed that the backward pass has left."
 COMPUTE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "compute", "all-gather", "reduce-scatter", "all-reduce"

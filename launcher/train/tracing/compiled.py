@@ -138,6 +138,8 @@ class _Player:
         there: dict[str, Any] = dict(zip(schedule.inputs, args, strict=True))
         args.clear()
         recorder.recorded.segments[-1].flops += schedule.flops
+        if schedule.flops:
+            recorder.multiply()
         followed = recorder in _get_current_dispatch_mode_stack()
         with nullcontext() if followed else recorder:
             for kernel in schedule.kernels:

@@ -30,6 +30,7 @@ from launcher.memory.trace import (
     COMPUTE,
     GATHERED,
     GRADIENTS,
+    PRODUCT,
     REDUCE_SCATTER,
     TEMPORARIES,
 )
@@ -43,6 +44,9 @@ LOSS = "loss"
 "Module name for operators outside all modules."
 _DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
+_aten = torch.ops.aten
+_PRODUCTS = frozenset([_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._scaled_mm])
+"Operators that cuBLAS computes on a GPU."
 _WRAPPERS = ("torch._dynamo.eval_frame", "torch._compile")
 "Modules of the functions that torch wraps around a mode's __torch_dispatch__."
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
@@ -105,6 +109,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._labels: list[str] = []
         self._born_in_forward: list[int] = []
         self._alive: set[int] = set()
+        self._with_product: Segment | None = None
+        "The last segment that has a matrix product."
         self.phase = ""
         self._compute = torch.cpu.current_stream()
         self._communication: Any = None
@@ -145,7 +151,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if p not in completed:  # later ones are added to the first
                 completed.add(p)
                 self._are(GRADIENTS, [p.grad] if p.grad is not None else [])
-            self._mark_complete(name)
+            self._mark_moment(COMPLETE, name)
             p.grad = None
 
         for module in model.modules():
@@ -156,9 +162,15 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     hook = partial(complete, prefix + name)
                     p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _mark_complete(self, name: str) -> None:
-        number = self._new(0, COMPLETE, name)
+    def _mark_moment(self, category: str, name: str) -> None:
+        number = self._new(0, category, name)
         self.recorded.segments[-1].events.append(~number)
+
+    def multiply(self) -> None:
+        """Mark the first matrix product of a segment."""
+        if self._with_product is not self.recorded.segments[-1]:
+            self._with_product = self.recorded.segments[-1]
+            self._mark_moment(PRODUCT, self.module)
 
     def _are(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -193,6 +205,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             if (formula := flop_registry.get(func._overloadpacket)) is not None:
                 segment.flops += formula(*args, **kwargs, out_val=out)
+            if func._overloadpacket in _PRODUCTS:
+                self.multiply()
         return out
 
     def send(self, tensor: torch.Tensor | None) -> None:
