@@ -69,4 +69,4 @@ def test_the_profile_knows_better():
     ],
 )
 def test_cublas_takes_one_workspace_for_forward_and_one_for_backward(gpu, size):
-    assert cublas_workspaces(gpu) == (size, size)
+    assert cublas_workspaces(gpu) == {"forward": size, "backward": size}

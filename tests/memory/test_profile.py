@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.memory.allocator import replay
 from launcher.memory.profile import profile_of
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
-from launcher.memory.trace import ALL_GATHER, GATHERED, Affine, Storage, Trace, Work
+from launcher.memory.timeline import CUBLAS, timeline
+from launcher.memory.trace import ACTIVATIONS, ALL_GATHER, GATHERED, PRODUCT, Affine, Storage, Trace, Work
 from launcher.spec.recipe import Recipe
 
 SHARDS, LARGE, SMALL = 4, 300, 100
@@ -43,3 +45,28 @@ def test_an_all_gather_of_offloaded_parameters_begins_with_copies_of_its_shards(
     )
     assert [moment.fixed for moment in found.other_streams[ALL_GATHER]] == [GATHERED_BYTES + copies]
     assert found.trace.highest()["backward"] == ()
+
+
+MIB = 2**20
+NOTHING = Work(*[Affine(0, 0)] * 8)
+PLAIN = {"micro_batch_size": 1, "grad_accum": 1, "optimizer": "adamw", "sharding": "none"}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_cublas_takes_a_workspace_at_the_first_product_of_each_pass_and_keeps_it(marked: bool) -> None:
+    product = [Storage(0, 0, PRODUCT, "layer")] if marked else []
+    tensors = [Storage(60 * MIB, 0, ACTIVATIONS, "layer"), Storage(40 * MIB, 0, ACTIVATIONS, "layer")]
+    storages = [*tensors, *product, *product]
+    mark = [(2, ~2), (3, ~3)] if marked else [(), ()]
+    forward, backward = (0, *mark[0]), (1, ~0, *mark[1], ~1)
+    starts = (("forward", 0), ("backward", len(forward)), ("evaluation", len(forward) + len(backward)))
+    trace = Trace(tuple(storages), (*forward, *backward), starts, NOTHING)
+    model = ModelShapes((Parameter("layer.weight", (1, 1), 4),), 0)
+    recipe = Recipe.model_validate({**PLAIN, "precision": "fp32"})
+    workspaces = {"forward": 32 * MIB, "backward": 32 * MIB}
+    line = timeline(model, trace, recipe, Ranks(1, 1, on_gpu=True), workspaces)
+    at = [line.at(event) for event, one in enumerate(line.events) if one >= 0 and line.names[one] == CUBLAS]
+    first = ("first step", "forward"), ("first step", "backward")
+    assert at == [*(first if marked else [("first step", "init")] * 2)]
+    needed = replay(line.sizes, line.events, streams=line.streams).reserved
+    assert needed >= (100 + 64) * MIB

@@ -1,5 +1,8 @@
-"""Autograd adds a tensor's gradients up in place where nothing else needs the first one. A dispatch mode
-prevents this, so real steps run here without one, and torch's profiler measures them."""
+"""What a trace for GPUs knows of a backward pass: sums of gradients, and where cuBLAS takes its workspaces.
+
+Autograd adds a tensor's gradients up in place where nothing else needs the first one. A dispatch mode
+prevents this, so real steps run here without one, and torch's profiler measures them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import BATCH, alone
+from launcher.memory.trace import BATCH, PRODUCT, alone
 from launcher.train import Task
 from launcher.train.tracing.tracer import Tracer
 from tests.train.test_tracing import JOB, recipe
@@ -92,3 +95,13 @@ def test_a_trace_for_gpus_adds_gradients_up_as_autograd_does(parts: int, tied: b
 def test_on_the_cpu_a_memory_budget_is_a_mode_which_makes_each_sum_anew() -> None:
     task = Sums(2, tied=False)
     assert traced_peak(task, "cpu") == pytest.approx(traced_peak(task, "cuda") + WEIGHT, rel=0.02)
+
+
+def test_the_first_matrix_product_of_each_pass_is_marked_once_it_has_its_output() -> None:
+    task, chosen = Sums(2, tied=False), recipe(precision="fp32", sharding="none")
+    sample = Tracer(task, JOB, "cuda").sample(chosen, Ranks(1, 1, on_gpu=True), 2, whole=True)
+    output = 2 * TIME // 2 * WIDTH * 4  # of a block, and of its input's gradient
+    for _, start in sample.phases[:2]:
+        events = sample.events[start:]
+        at = next(i for i, event in enumerate(events) if sample.categories[max(event, 0)] == PRODUCT)
+        assert sample.sizes[events[at - 1]] == output
