@@ -170,7 +170,7 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
     moments = held_beside(recipe, ranks.stage)
     if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
         moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
-    if recipe.offload == "cpu":
+    if recipe.offload == "cpu" and ranks.on_gpu:
         traces = [with_shards_from_host(trace, model, recipe, ranks) for trace in traces]
     trace = in_schedule(traces, moments)
     if recipe.optimizer_step == "backward":

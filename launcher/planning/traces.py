@@ -90,7 +90,7 @@ class Traces:
         return self._adapted(self._ask(completely_traced_as(recipe), args, exact=True), recipe, args)
 
     def _adapted(self, traces: Sequence[Trace], recipe: Recipe, args: Args | None) -> Profile:
-        return profile_of(traces, self.model(recipe, args), recipe, replace(self.ranks, on_gpu=True))
+        return profile_of(traces, self.model(recipe, args), recipe, self.ranks)
 
     def work(self, recipe: Recipe, args: Args | None = None) -> Work:
         """Return a rank's FLOPs and memory traffic, which are the same for every sharding.

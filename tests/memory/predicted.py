@@ -31,15 +31,14 @@ def predicted(
 ) -> Estimate:
     """Of one rank, the first of a stage, as the plan has it for the recipe that it chooses."""
     source = TaskSource(job, Path(job.workdir), like)
-    # The CPU stands in for the device in peaks: what a GPU run keeps in host memory is not counted.
+    # The CPU stands in for the device in traces: what a GPU run keeps in host memory is not counted.
     place = Ranks(ranks, per_node or min(ranks, 8), on_gpu=True, stage=stage)
     alone = stages_alone(completely_traced_as(recipe), place)
     traces = [source.trace(one, where, exact=True) for one, where in alone]
     model, around = source.shapes(recipe.precision, None, Part.of(recipe, stage)), Surroundings(gpu)
+    place = replace(place, on_gpu=like == "cuda")
     profile = profile_of(traces, model, recipe, place)
-    return assess(
-        model, profile, recipe, replace(place, on_gpu=like == "cuda"), around, replayed=like == "cuda"
-    )
+    return assess(model, profile, recipe, place, around, replayed=like == "cuda")
 
 
 def peaks(*stages: Estimate) -> dict[str, dict[str, int]]:

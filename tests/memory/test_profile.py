@@ -17,39 +17,33 @@ SHARDS, LARGE, SMALL = 4, 300, 100
 GATHERED_BYTES = 2 * (LARGE + SMALL)
 
 
+MIB = 2**20
+NOTHING = Work(*[Affine(0, 0)] * 8)
+SIZES = {"micro_batch_size": 1, "grad_accum": 1, "optimizer": "adamw"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "itemsize", "copies"),
+    ("precision", "offload", "on_gpu", "copies"),
     [
-        ({"precision": "bf16", "offload": "none"}, 2, 0),
-        ({"precision": "bf16", "offload": "cpu"}, 2, GATHERED_BYTES / SHARDS),
+        ("bf16", "none", True, 0),
+        ("bf16", "cpu", False, 0),  # they are there
+        ("bf16", "cpu", True, GATHERED_BYTES / SHARDS),
         # in bf16 all, and beside them the largest in fp32 while it is cast
-        ({"precision": "bf16-mixed", "offload": "cpu"}, 4, (GATHERED_BYTES + 4 * LARGE) / SHARDS),
+        ("bf16-mixed", "cpu", True, (GATHERED_BYTES + 4 * LARGE) / SHARDS),
     ],
 )
 def test_an_all_gather_of_offloaded_parameters_begins_with_copies_of_its_shards(
-    fields: dict[str, str], itemsize: int, copies: float
+    precision: str, offload: str, on_gpu: bool, copies: float
 ) -> None:
-    trace = Trace(
-        (Storage(GATHERED_BYTES, 0, GATHERED, "block", ALL_GATHER),),
-        (0, ~0),
-        (("forward", 0), ("backward", 2), ("evaluation", 2)),
-        Work(*[Affine(0, 0)] * 8),
-    )
-    of_block = [
-        Parameter(f"block.{name}", (size, 1), itemsize) for name, size in (("a", LARGE), ("b", SMALL))
-    ]
-    model = ModelShapes((*of_block, Parameter("head", (9000, 1), itemsize)), 0)
-    sizes = {"micro_batch_size": 1, "grad_accum": 1, "optimizer": "adamw", "sharding": "fsdp"}
-    found = profile_of(
-        [trace], model, Recipe.model_validate({**sizes, **fields}), Ranks(SHARDS, SHARDS, True)
-    )
+    starts = (("forward", 0), ("backward", 2), ("evaluation", 2))
+    trace = Trace((Storage(GATHERED_BYTES, 0, GATHERED, "block", ALL_GATHER),), (0, ~0), starts, NOTHING)
+    elements, itemsize = {"block.a": LARGE, "block.b": SMALL, "head": 9000}, 2 if precision == "bf16" else 4
+    model = ModelShapes(tuple(Parameter(name, (size, 1), itemsize) for name, size in elements.items()), 0)
+    fields = {**SIZES, "sharding": "fsdp", "precision": precision, "offload": offload}
+    recipe = Recipe.model_validate(fields)
+    found = profile_of([trace], model, recipe, Ranks(SHARDS, SHARDS, on_gpu=on_gpu))
     assert [moment.fixed for moment in found.other_streams[ALL_GATHER]] == [GATHERED_BYTES + copies]
     assert found.trace.highest()["backward"] == ()
-
-
-MIB = 2**20
-NOTHING = Work(*[Affine(0, 0)] * 8)
-PLAIN = {"micro_batch_size": 1, "grad_accum": 1, "optimizer": "adamw", "sharding": "none"}
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -62,7 +56,7 @@ def test_cublas_takes_a_workspace_at_the_first_product_of_each_pass_and_keeps_it
     starts = (("forward", 0), ("backward", len(forward)), ("evaluation", len(forward) + len(backward)))
     trace = Trace(tuple(storages), (*forward, *backward), starts, NOTHING)
     model = ModelShapes((Parameter("layer.weight", (1, 1), 4),), 0)
-    recipe = Recipe.model_validate({**PLAIN, "precision": "fp32"})
+    recipe = Recipe.model_validate({**SIZES, "sharding": "none", "precision": "fp32"})
     workspaces = {"forward": 32 * MIB, "backward": 32 * MIB}
     line = timeline(model, trace, recipe, Ranks(1, 1, on_gpu=True), workspaces)
     at = [line.at(event) for event, one in enumerate(line.events) if one >= 0 and line.names[one] == CUBLAS]
