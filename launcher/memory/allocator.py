@@ -3,8 +3,8 @@
 The rules are those of torch 2.13 with default settings, with or without expandable_segments. Docstrings name
 the matching function of c10/cuda/CUDACachingAllocator.cpp. Each CUDA stream has pools of its own: memory that
 was allocated on one stream is never reused on another one. Not modelled: CUDA graphs; the end of an
-expandable segment's addresses at 9/8 of the GPU's memory. docs/accuracy.md
-compares it with an H200.
+expandable segment's addresses at 9/8 of the GPU's memory. docs/accuracy.md compares the model with an
+H200.
 """
 
 from __future__ import annotations
