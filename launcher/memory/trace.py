@@ -17,7 +17,7 @@ COMPLETE = "complete"
 """Category of a storage of 0 bytes, which is allocated and freed when the gradient of the parameter `module`
 is complete."""
 PRODUCT = "matrix product"
-"""Category of a storage of 0 bytes, which is allocated and freed after the first matrix product of a segment:
+"""Category of a storage of 0 bytes, which is allocated and freed after the first matrix product of a phase:
 cuBLAS takes its workspace there."""
 LATER = "backward weights"
 "Name of the phase in which those gradients of weights are computed that the backward pass has left."

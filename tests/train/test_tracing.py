@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -18,10 +17,8 @@ from launcher.memory.trace import (
     COMPUTE,
     GATHERED,
     GRADIENTS,
-    PRODUCT,
     REDUCE_SCATTER,
     NotAffineError,
-    Sample,
     Trace,
     combine,
 )
@@ -47,31 +44,6 @@ JOB = Job.model_validate({"name": "traced", "task": "a:B", "batch": {"global": 8
 
 def tracer(reference: str, args: dict[str, Any]) -> Tracer:
     return Tracer(load_task(reference, args, "."), JOB, "cuda")
-
-
-def with_first_marks(sample: Sample) -> Sample:
-    """The sample with the first mark of a matrix product in each pass, which alone counts: a folded model
-    has more segments than a whole one, and so more marks."""
-    ends = [at for _, at in sample.phases[1:]] + [len(sample.events)]
-    first = {
-        next((e for e in sample.events[at:end] if e >= 0 and sample.categories[e] == PRODUCT), None)
-        for (_, at), end in zip(sample.phases, ends, strict=True)
-    }
-    kept = [i for i, category in enumerate(sample.categories) if category != PRODUCT or i in first]
-    numbers = {old: new for new, old in enumerate(kept)}
-    events, phases = list[int](), list[tuple[str, int]]()
-    starts = {at: name for name, at in sample.phases}
-    for at, event in enumerate(sample.events):
-        if at in starts:
-            phases.append((starts[at], len(events)))
-        old = max(event, ~event)
-        if old in numbers:
-            events.append(numbers[old] if event >= 0 else ~numbers[old])
-    columns = {
-        name: tuple(getattr(sample, name)[i] for i in kept)
-        for name in ("sizes", "categories", "modules", "streams")
-    }
-    return dataclasses.replace(sample, **columns, events=tuple(events), phases=tuple(phases))
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -178,7 +150,7 @@ def test_a_pass_needs_four_blocks_where_the_last_one_is_like_the_others(
     chosen = recipe(activations="checkpoint")
     whole = traced.sample(chosen, ranks, 2, whole=True)
     numbers = traced_blocks(traced, monkeypatch)
-    assert with_first_marks(whole) == with_first_marks(traced.sample(chosen, ranks, 2)) and numbers == [4]
+    assert whole == traced.sample(chosen, ranks, 2) and numbers == [4]
 
 
 class Shared(Task):
@@ -222,8 +194,7 @@ def test_five_blocks_are_traced_where_four_are_too_few_and_from_then_on(
     chosen = recipe(precision="bf16-mixed")
     whole = traced.sample(chosen, ranks, 2, whole=True)
     numbers = traced_blocks(traced, monkeypatch)
-    first, second = traced.sample(chosen, ranks, 2), traced.sample(chosen, ranks, 2)
-    assert with_first_marks(whole) == with_first_marks(first) == with_first_marks(second)
+    assert whole == traced.sample(chosen, ranks, 2) == traced.sample(chosen, ranks, 2)
     assert numbers == [4, 5, 5]
 
 
@@ -247,8 +218,7 @@ def test_equal_stages_of_a_pipeline_share_a_recording(
         return record(tracer, recipe, *args, **kwargs)
 
     monkeypatch.setattr(Tracer, "_record", counted)
-    shared = [traced.sample(chosen, one, 2, complete=complete) for one in ranks]
-    assert [*map(with_first_marks, whole)] == [*map(with_first_marks, shared)]
+    assert whole == [traced.sample(chosen, one, 2, complete=complete) for one in ranks]
     assert len(recorded) == 3 and max(sum(blocks) for blocks in recorded) <= 7
 
 

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import LATER, Counted, Sample, Trace, combine
+from launcher.memory.trace import LATER, PRODUCT, Counted, Sample, Trace, combine
 from launcher.memory.unroll import NotUniformError, Recorded, Run, placed, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
@@ -357,6 +357,7 @@ def _arriving(batch: Any, recorder: StorageRecorder) -> Any:
 
 
 def _sample(recorded: Recorded, micro_batch: int) -> Sample:
+    recorded = _with_first_products(recorded)
     events: list[int] = []
     phases: list[tuple[str, int]] = []
     work = dict.fromkeys(Counted._fields, 0.0)
@@ -380,6 +381,26 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
         tuple(events),
         tuple(phases),
         Counted(**work),
+    )
+
+
+def _with_first_products(recorded: Recorded) -> Recorded:
+    """Return the step with the first matrix product of each phase alone, whichever segments had one."""
+    first: dict[str, int] = {}
+    for segment in recorded.segments:
+        for event in segment.events:
+            if event >= 0 and recorded.categories[event] == PRODUCT:
+                first.setdefault(segment.phase, event)
+    marks = set(first.values())
+    kept = [i for i, category in enumerate(recorded.categories) if category != PRODUCT or i in marks]
+    numbers = {old: new for new, old in enumerate(kept)}
+    numbers |= {~old: ~new for old, new in numbers.items()}
+    return Recorded(
+        [recorded.sizes[i] for i in kept],
+        [recorded.categories[i] for i in kept],
+        [recorded.modules[i] for i in kept],
+        [recorded.streams[i] for i in kept],
+        [replace(one, events=[numbers[i] for i in one.events if i in numbers]) for one in recorded.segments],
     )
 
 
