@@ -44,11 +44,12 @@ def test_each_rank_has_half_of_the_states(measured: Any) -> None:
             assert 2 * (mine - steps) <= ddp <= 2 * mine, name
 
 
-def test_adamw_on_a_cpu_differs_by_one_rounding_if_a_shard_ends_within_a_vector_register(
+def test_adamw_on_a_cpu_differs_by_roundings_if_a_shard_ends_within_a_vector_register(
     measured: Any,
 ) -> None:
-    """The fused kernel rounds the elements that do not fill a vector otherwise than the others."""
-    assert 0 <= measured["crossing"]["distance"] < 1e-7
+    """The fused kernel rounds the elements that do not fill a vector otherwise than the others. How
+    much that adds up to depends on the processor: 2.8e-7 with AVX-512."""
+    assert 0 <= measured["crossing"]["distance"] < 1e-6
 
 
 def test_a_giant_embedding_few_rows_and_other_memory_orders_train_as_under_ddp(measured: Any) -> None:
