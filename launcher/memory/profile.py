@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import BF16, FP32, Ranks, updated_by
+from launcher.memory.states import Ranks, updated_by
 from launcher.memory.trace import (
     ACTIVATIONS,
     ALL_GATHER,
@@ -171,7 +171,7 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
     if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
         moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
     if recipe.offload == "cpu" and ranks.on_gpu:
-        traces = [with_shards_from_host(trace, model, recipe, ranks) for trace in traces]
+        traces = [with_shards_from_host(trace, ranks.shards(recipe)) for trace in traces]
     trace = in_schedule(traces, moments)
     if recipe.optimizer_step == "backward":
         return Profile(with_updates(trace, model, recipe, ranks), model, recipe)
@@ -344,32 +344,33 @@ def with_updates(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks)
     return dataclasses.replace(trace, storages=tuple(storages))
 
 
-def with_shards_from_host(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Trace:
-    """Return the trace in which each all-gather begins with copies of its shards from the host.
+def with_shards_from_host(trace: Trace, shards: int) -> Trace:
+    """Return the trace in which each all-gather begins with copies of a rank's shards from the host.
 
-    FSDP2 casts each copy to the dtype of the computation, and holds them until they are in the all-gather's
-    buffer: FSDPParam.all_gather_inputs in torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
+    FSDP2 holds them until they are in the all-gather's buffer: FSDPParam.all_gather_inputs in
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py. If it casts parameters, the trace has copies already:
+    without offload, FSDP2 casts all shards into one tensor of that size. A copy from the host is freed once
+    it is cast, before the larger buffer is allocated, so it adds nothing to the peak.
     """
-    computed_in, shards = FP32 if recipe.precision == "fp32" else BF16, ranks.shards(recipe)
-
-    @functools.cache
-    def copied(module: str) -> float:
-        """Return the bytes of a rank's copies / those of its shards as they are gathered."""
-        of_unit = [p for p in model.parameters if p.name.startswith(f"{module}.")] or model.parameters
-        gathered = sum(p.numel * min(p.itemsize, computed_in) for p in of_unit)
-        return 1 + max((p.nbytes for p in of_unit if p.itemsize > computed_in), default=0) / gathered
-
     storages, events, phases = list(trace.storages), list[int](), list[tuple[str, int]]()
     for phase, start, end in trace.spans():
         phases.append((phase, len(events)))
+        made = [one for one in trace.events[start:end] if one >= 0 and _in_all_gather(storages[one])]
+        cast = [
+            pair for pair in pairwise(made) if storages[pair[0]].fixed * shards == storages[pair[1]].fixed
+        ]
+        uncopied = {*made}.difference(*cast)
         for event in trace.events[start:end]:
-            storage = trace.storages[event]
-            if event < 0 or storage.category != GATHERED or storage.stream != ALL_GATHER:
+            if event not in uncopied:
                 events.append(event)
                 continue
             events += [len(storages), event, ~len(storages)]
-            storages.append(storage._replace(fixed=round(storage.fixed / shards * copied(storage.module))))
+            storages.append(storages[event]._replace(fixed=round(storages[event].fixed / shards)))
     return dataclasses.replace(trace, storages=tuple(storages), events=tuple(events), phases=tuple(phases))
+
+
+def _in_all_gather(storage: Storage) -> bool:
+    return storage.category == GATHERED and storage.stream == ALL_GATHER
 
 
 def leaving_late(trace: Trace) -> Trace:

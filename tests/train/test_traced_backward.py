@@ -6,21 +6,27 @@ prevents this, so real steps run here without one, and torch's profiler measures
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import ProfilerActivity, profile
 
 from launcher.memory.states import Ranks
 from launcher.memory.trace import BATCH, PRODUCT, alone
 from launcher.train import Task
-from launcher.train.tracing.tracer import Tracer
+from launcher.train.tracing.storage_recorder import StorageRecorder
+from launcher.train.tracing.tracer import Tracer, fake_ranks
 from tests.train.test_tracing import JOB, recipe
 
 WORDS, WIDTH, TIME = 1000, 64, 12
 WEIGHT = WORDS * WIDTH * 4
+SIDE = 256
 SCALARS = 512
 "Bytes: autograd has some numbers that the trace leaves out."
 
@@ -69,13 +75,15 @@ def real_peak(task: Task) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss, _ = task.loss(model, batch)
         loss.backward()
-    held = peak = 0
+    return max(itertools.accumulate(changes_of(profiler)))
+
+
+def changes_of(profiler: profile) -> list[int]:
+    """Bytes that were allocated, or freed, in order."""
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = profiler.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes() if event.name() == "[memory]" else 0
-        peak = max(peak, held)
-    return peak
+    ordered = sorted(events, key=lambda event: event.start_ns())
+    return [event.nbytes() for event in ordered if event.name() == "[memory]"]
 
 
 def traced_peak(task: Task, like: Any) -> int:
@@ -105,3 +113,62 @@ def test_the_first_matrix_product_of_each_pass_is_marked_once_it_has_its_output(
         events = sample.events[start:]
         at = next(i for i, event in enumerate(events) if sample.categories[max(event, 0)] == PRODUCT)
         assert sample.sizes[events[at - 1]] == output
+
+
+class Scalar(torch.autograd.Function):
+    """A function of a square matrix whose backward pass makes a gradient of the same kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.like = x.detach()
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(ctx.like)
+
+
+def three_times(x: torch.Tensor) -> None:
+    (Scalar.apply(x) + Scalar.apply(x) + Scalar.apply(x)).backward()
+
+
+def recorded(x: torch.Tensor) -> None:
+    total = Scalar.apply(x) + Scalar.apply(x) + Scalar.apply(x)
+    torch.autograd.grad(total, x, create_graph=True)
+
+
+SUMS: dict[str, tuple[Callable[[torch.Tensor], None], int]] = {
+    "three gradients": (three_times, 2),
+    "three gradients, with a graph": (recorded, 3),
+    "one gradient twice": (lambda x: Scalar.apply(x + x).backward(), 3),
+    "one gradient and a view of it": (lambda x: Scalar.apply(x + x.t()).backward(), 3),
+}
+"Each with the most tensors that are there at once: gradients, and the sum of a forward pass."
+
+
+@pytest.mark.parametrize(
+    ("sums", "dtensor"), [*((name, False) for name in SUMS), ("three gradients", True)], ids=str
+)
+def test_a_sum_is_made_anew_where_autograd_cannot_use_the_first_gradient(sums: str, dtensor: bool) -> None:
+    backward, most = SUMS[sums]
+    most += dtensor  # never in place
+
+    def made() -> torch.Tensor:
+        x = torch.ones(SIDE, SIDE)
+        return (DTensor.from_local(x, mesh, [Shard(0)], run_check=False) if dtensor else x).requires_grad_()
+
+    with fake_ranks(2):
+        mesh = init_device_mesh("cpu", (2,))
+        backward(made())  # DTensor's rules are cached
+        recorder, x = StorageRecorder({}, [], {}, (), sums_in_place=True), made()
+        recorder.begin("backward")
+        recorder.leave_out([x])
+        with recorder.following():
+            backward(x)
+        found, x = recorder.recorded, made()
+        events = [event for segment in found.segments for event in segment.events]
+        traced = [found.sizes[event] if event >= 0 else -found.sizes[~event] for event in events]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            backward(x)
+    for changes in (traced, changes_of(profiler)):
+        assert max(itertools.accumulate(changes)) == pytest.approx(most * SIDE * SIDE * 4, abs=SCALARS)

@@ -82,8 +82,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     the run, index of the kept block) for blocks whose passes are separate segments.
 
     `sums_in_place`: record the sum of a tensor's gradients as autograd computes it where no mode is on: into
-    the first of them, if nothing else refers to it (can_accumulate_inplace in
-    torch/csrc/autograd/input_buffer.cpp). With a mode on, each sum is a new tensor.
+    the first of them, if nothing else refers to it, it is no DTensor, and the sum is not recorded
+    (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). With a mode on, each sum is new.
     """
 
     def __init__(
@@ -99,6 +99,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sums_in_place = sums_in_place
         self._sum: tuple[int, int] | None = None
         "Addresses of the last sum's first gradient and of the sum, until the next allocation or free."
+        self._adds_dtensors = False
+        "The next sum is that of two DTensors' shards."
         self.recorded = Recorded([], [], [], [], [], runs)
         self._names, self._units, self._blocks = names, units, blocks
         self._numbers: dict[int, int | None] = {}
@@ -180,6 +182,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
+            self._adds_dtensors = func is _ADD
             return NotImplemented  # DTensor then calls its operators on the local shard, which come here
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # as FakeTensorMode answers; half of all calls ask this
@@ -194,8 +197,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 new |= self._see(leaf)
-        if self._sums_in_place and func is _ADD and not args[0]._is_view() and _called_by_autograd():
-            self._sum = args[0].untyped_storage()._cdata, out.untyped_storage()._cdata
+        if self._sums_in_place and func is _ADD:
+            self._sum = self._sum_of_gradients(args[0], args[1], out)
         if new or func._schema.is_mutable:
             segment = self.recorded.segments[-1]
             segment.traffic += sum(
@@ -208,6 +211,16 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func._overloadpacket in _PRODUCTS:
                 self.multiply()
         return out
+
+    def _sum_of_gradients(
+        self, first: torch.Tensor, second: torch.Tensor, total: torch.Tensor
+    ) -> tuple[int, int] | None:
+        """Return the addresses of the first gradient and of the sum, if autograd may add them up in place."""
+        of_dtensors, self._adds_dtensors = self._adds_dtensors, False
+        if of_dtensors or torch.is_grad_enabled() or first._is_view() or not _called_by_autograd():
+            return None
+        addresses = [one.untyped_storage()._cdata for one in (first, second, total)]
+        return None if addresses[0] == addresses[1] else (addresses[0], addresses[2])
 
     def send(self, tensor: torch.Tensor | None) -> None:
         """Count a message to another stage."""
@@ -372,7 +385,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _called_by_autograd() -> bool:
     """Return whether autograd's engine, which is not written in Python, called the operator itself."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)  # that called __torch_dispatch__, which called the caller
     while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
         frame = frame.f_back
     return frame is not None and frame.f_code is graph._engine_run_backward.__code__

@@ -57,13 +57,19 @@ def arm(trainer: Trainer, fails: Fails) -> None:
     rank = trainer.rank
     if fails.rank == "last" and rank.number != rank.world - 1:
         return
-    due = False
-    micro_batch = trainer._micro_batch
+    first = due = False
+    gradients, micro_batch = trainer._gradients, trainer._micro_batch
 
-    def watched(batch: Any, *, first: bool, last: bool) -> Any:
-        nonlocal due
+    def begun(step: int) -> Any:
+        nonlocal first
+        first = True
+        return gradients(step)
+
+    def watched(batch: Any, *, last: bool) -> Any:
+        nonlocal first, due
         due = first if fails.step == 1 else last
-        return micro_batch(batch, first=first, last=last)
+        first = False
+        return micro_batch(batch, last=last)
 
     def strikes(phase: str) -> bool:
         large = trainer.current.recipe.micro_batch_size >= fails.micro_batch
@@ -78,6 +84,7 @@ def arm(trainer: Trainer, fails: Fails) -> None:
             return outputs
         return tree_map(lambda one: RunsOut.apply(one) if _differentiable(one) else one, outputs)
 
+    trainer._gradients = begun  # type: ignore[method-assign]
     trainer._micro_batch = watched  # type: ignore[method-assign]
     module = _module(trainer, fails.module)
     if fails.place == "backward":
