@@ -63,7 +63,7 @@ def assess(
     device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
     if ranks.on_gpu:
-        peaks = tuple(peak.with_part(CUBLAS, sum(_workspaces(around).values())) for peak in peaks)
+        peaks = tuple(peak.with_part(CUBLAS, _workspaces_at(peak, around)) for peak in peaks)
     highest, pools = max(peak.allocated for peak in peaks), dict[str, int]()
     if not ranks.on_gpu:
         reserved = highest
@@ -165,6 +165,14 @@ def _replayed(
 
 def _workspaces(around: Surroundings) -> dict[str, int]:
     return cublas_workspaces(around.gpu.type if around.gpu is not None else "")
+
+
+def _workspaces_at(peak: Peak, around: Surroundings) -> int:
+    """Return the bytes of the workspaces that there are at a peak: none before the first step."""
+    taken = _workspaces(around)
+    if peak.when == "resume":
+        return 0
+    return taken["forward"] if (peak.when, peak.phase) == ("first step", "forward") else sum(taken.values())
 
 
 def failure_of(

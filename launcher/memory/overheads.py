@@ -40,7 +40,9 @@ aten/src/ATen/cuda/CublasHandlePool.cpp."""
 LARGE_WORKSPACE = 32 * MIB
 """Bytes of one cuBLAS workspace on Hopper and, in newer versions of torch, on Blackwell: from that source.
 Measured on an H200."""
-HAS_LARGE_WORKSPACE = re.compile(r"\bG?[HB](20|100|200|300|800)\b|\bRTX 50\d0|Blackwell", re.IGNORECASE)
+HAS_LARGE_WORKSPACE = re.compile(
+    r"\bG?[HB](20|100|200|300|800)\b|\bGB10\b|\bThor\b|\bRTX 50[5-9]0\b|Blackwell", re.IGNORECASE
+)
 
 
 def overheads(gpu: Gpu | None, recipe: Recipe, ranks: Ranks) -> dict[str, int]:
@@ -82,5 +84,5 @@ def cublas_workspaces(gpu_type: str) -> dict[str, int]:
     PyTorch takes a workspace from its caching allocator at a thread's first matrix product and keeps it. The
     forward pass and the backward pass have one thread each. `gpu_type`: the name that nvidia-smi shows.
     """
-    size = LARGE_WORKSPACE if HAS_LARGE_WORKSPACE.search(gpu_type) else WORKSPACE
+    size = LARGE_WORKSPACE if HAS_LARGE_WORKSPACE.search(gpu_type.replace("_", " ")) else WORKSPACE
     return {"forward": size, "backward": size}

@@ -61,11 +61,15 @@ def test_the_profile_knows_better():
     [
         ("NVIDIA A100-SXM4-80GB", 8_519_680),
         ("NVIDIA RTX A6000", 8_519_680),
+        ("NVIDIA RTX 5000 Ada Generation", 8_519_680),
+        ("Quadro RTX 5000", 8_519_680),
         ("NVIDIA H100 80GB HBM3", 32 * 2**20),
         ("NVIDIA H200", 32 * 2**20),
         ("NVIDIA GH200 480GB", 32 * 2**20),
         ("NVIDIA B200", 32 * 2**20),
         ("NVIDIA GeForce RTX 5090", 32 * 2**20),
+        ("NVIDIA GB10", 32 * 2**20),
+        ("nvidia_h100_80gb_hbm3", 32 * 2**20),
     ],
 )
 def test_cublas_takes_one_workspace_for_forward_and_one_for_backward(gpu, size):

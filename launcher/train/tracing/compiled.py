@@ -138,8 +138,6 @@ class _Player:
         there: dict[str, Any] = dict(zip(schedule.inputs, args, strict=True))
         args.clear()
         recorder.recorded.segments[-1].flops += schedule.flops
-        if schedule.flops:
-            recorder.multiply()
         followed = recorder in _get_current_dispatch_mode_stack()
         with nullcontext() if followed else recorder:
             for kernel in schedule.kernels:
@@ -148,6 +146,8 @@ class _Player:
                         there[name] = there[base]
                 for name, one in kernel.new:
                     there[name] = torch.empty_strided(one.size, one.stride, dtype=one.dtype)
+                if kernel.multiplies:
+                    recorder.multiply()
                 for name in kernel.freed:
                     there.pop(name, None)
             return [_made(output, there) for output in schedule.outputs]

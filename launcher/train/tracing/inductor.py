@@ -32,6 +32,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from launcher.memory.peaks import Like
+from launcher.train.tracing.storage_recorder import PRODUCTS
+
+_PRODUCTS = {packet.__name__ for packet in PRODUCTS} | {"bias_addmm"}
 
 
 class Tensor(NamedTuple):
@@ -59,6 +62,8 @@ class Kernel:
     same: list[tuple[str, str]] = field(default_factory=list)
     "(buffer, the buffer whose storage it has): views, mutations and results written over an input."
     freed: list[str] = field(default_factory=list)
+    multiplies: bool = False
+    "It is a matrix product of a library: cuBLAS on a GPU."
 
 
 @dataclass
@@ -132,6 +137,12 @@ def _layout(node: Any) -> Tensor:
     )
 
 
+def _multiplies(node: BaseSchedulerNode) -> bool:
+    """Return whether a kernel is a matrix product of a library, such as `extern_kernels.mm`."""
+    name = getattr(node.node, "python_kernel_name", None) or ""
+    return node.is_extern() and not _PRODUCTS.isdisjoint(name.split("."))
+
+
 class _Reading:
     """Reads the kernels of a graph's scheduler, as code generation would call them."""
 
@@ -151,7 +162,7 @@ class _Reading:
             if alone and waiting:
                 yield Kernel(freed=waiting)
                 waiting = []
-            kernel = Kernel()
+            kernel = Kernel(multiplies=_multiplies(node))
             parts = node.get_nodes()
             names = OrderedSet(part.get_name() for part in parts)
             for part in parts:

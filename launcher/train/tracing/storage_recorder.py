@@ -45,7 +45,7 @@ LOSS = "loss"
 _DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _aten = torch.ops.aten
-_PRODUCTS = frozenset([_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._scaled_mm])
+PRODUCTS = frozenset([_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._scaled_mm])
 "Operators that cuBLAS computes on a GPU."
 _WRAPPERS = ("torch._dynamo.eval_frame", "torch._compile")
 "Modules of the functions that torch wraps around a mode's __torch_dispatch__."
@@ -208,7 +208,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             if (formula := flop_registry.get(func._overloadpacket)) is not None:
                 segment.flops += formula(*args, **kwargs, out_val=out)
-            if func._overloadpacket in _PRODUCTS:
+            if func._overloadpacket in PRODUCTS:
                 self.multiply()
         return out
 
