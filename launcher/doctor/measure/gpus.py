@@ -1,4 +1,4 @@
-"""Measure a node's GPUs through NVML. Not yet run on a GPU."""
+"""Measure a node's GPUs through NVML. It has run on one H200; links between GPUs have not been measured."""
 
 from __future__ import annotations
 
