@@ -77,7 +77,7 @@ from launcher.train.same_samples import APART, DIFFERENT, SameSamples
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
-from launcher.train.step_in_backward import StepInBackward, is_watched
+from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.where import Where
 
@@ -129,8 +129,9 @@ class Trainer:
         self.copies = Copies(mesh, self.task, rank, self.stages, self.model)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
+            watched = not rank.recipe.compile
             self.in_backward = StepInBackward(
-                self.model, self.optimizer, self.copies, rank.world, watched=is_watched(rank.recipe)
+                self.model, self.optimizer, self.copies, rank.world, watched=watched
             )
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)

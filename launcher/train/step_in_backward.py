@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.spec.recipe import Recipe
 from launcher.train.copies import Copies
 from launcher.train.gradient_norm import share_of_square
 from launcher.train.local_parts import memory_of
@@ -34,12 +33,6 @@ CHANGED = (
 )
 Update = Callable[[dict[str, Any], torch.Tensor], None]
 "(parameter group, parameter with its gradient) -> None."
-
-
-def is_watched(recipe: Recipe) -> bool:
-    """Return whether the first steps look for weights that are read after their update: with a dispatch mode
-    on, under which compiled code would not run compiled."""
-    return recipe.optimizer_step == "backward" and not recipe.compile
 
 
 class StepInBackward:

@@ -90,7 +90,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     for name, count, memory, price in (
         ("two", 2, "23.6GiB", 0.27),
         ("one", 1, "23.6GiB", 0.1),
-        ("small", 2, "3.5GiB", 0.1),
+        ("small", 2, "3.9GiB", 0.1),
         ("tiny", 1, "1.6GiB", 0.1),
     ):
         text = CLUSTER.format(name=name, count=count, memory=memory, price=price)
@@ -231,7 +231,7 @@ def test_the_stages_of_zero_are_shown_for_the_chosen_recipe(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_the_fewest_gpus_are_those_on_which_it_fits(lab: Lab) -> None:
-    """The states of 16 bytes a parameter are 3 GiB, a GPU has 3.5 with the CUDA context."""
+    """The states of 16 bytes a parameter are 3 GiB, a GPU has 3.9 with the CUDA context."""
     fixed = ("--set", "recipe.offload=none", "--set", "recipe.optimizer=adamw", "--min-gpus")
     asked = question(lab, "-c", "small.yaml", *fixed)
     alone, both = asked["answers"]

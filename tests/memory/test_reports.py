@@ -92,7 +92,7 @@ def test_two_a5000_train_13_billion_with_everything_on_the_host(plan: Plan) -> N
     decision = plan("llama-13b", "runpod-2xa5000.yaml").decide()
     estimate, time = decision.chosen.estimate, decision.chosen.time
     assert decision.parameters == 13_142_798_336 and decision.plan.recipe.offload == "cpu"
-    assert gib(estimate.needed) == pytest.approx(4.97, abs=0.3)
+    assert gib(estimate.needed) == pytest.approx(5.54, abs=0.3)
     assert gib(estimate.host_per_node) == pytest.approx(86.5, abs=1)
     assert time is not None and 100 < time.total < 300  # seconds for 32 samples of 2048 tokens: slow
     small = refusal(plan("llama-13b", "runpod-2xa5000.yaml", "resources.memory_per_node=62GiB"))
@@ -138,7 +138,7 @@ def test_the_video_model_needs_memory_by_its_frames(plan: Plan, frames: int, lea
 
 
 @pytest.mark.slow
-def test_seven_billion_are_decided_with_five_traces(plan: Plan) -> None:
+def test_seven_billion_are_decided_with_few_traces(plan: Plan) -> None:
     """Without them it takes milliseconds, with each one about a second."""
     decider = plan("llama-7b", "slurm-a100.yaml", "recipe=auto")
     asked: list[tuple[str, str, int, bool]] = []
@@ -159,6 +159,7 @@ def test_seven_billion_are_decided_with_five_traces(plan: Plan) -> None:
         ("fsdp", "keep", 1, True),
         ("fsdp", "offload", 1, False),
         ("fsdp", "selective", 1, False),
+        ("fsdp-keep", "checkpoint", 1, False),
     ]
 
 

@@ -86,8 +86,8 @@ def changes_of(profiler: profile) -> list[int]:
     return [event.nbytes() for event in ordered if event.name() == "[memory]"]
 
 
-def traced_peak(task: Task, like: Any, **fields: Any) -> int:
-    chosen = recipe(precision="fp32", sharding="none", **fields)
+def traced_peak(task: Task, like: Any) -> int:
+    chosen = recipe(precision="fp32", sharding="none")
     trace = alone(Tracer(task, JOB, like).sample(chosen, Ranks(1, 1, on_gpu=True), 2))
     counted = [None if one.category == BATCH else one for one in trace.storages]
     return max(moment.fixed for moments in trace.highest(counted).values() for moment in moments)
@@ -103,12 +103,6 @@ def test_a_trace_for_gpus_adds_gradients_up_as_autograd_does(parts: int, tied: b
 def test_on_the_cpu_a_memory_budget_is_a_mode_which_makes_each_sum_anew() -> None:
     task = Sums(2, tied=False)
     assert traced_peak(task, "cpu") == pytest.approx(traced_peak(task, "cuda") + WEIGHT, rel=0.02)
-
-
-def test_a_backward_pass_that_is_watched_has_a_mode_too() -> None:
-    task = Sums(2, tied=False)
-    watched = traced_peak(task, "cuda", optimizer_step="backward")
-    assert watched == pytest.approx(traced_peak(task, "cuda") + WEIGHT, rel=0.02)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

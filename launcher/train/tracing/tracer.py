@@ -35,7 +35,6 @@ from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages, chunk
 from launcher.train.pipeline.weights import LaterWeights
 from launcher.train.rank import Rank
 from launcher.train.sharding import accumulate, meets, reshard_units
-from launcher.train.step_in_backward import is_watched
 from launcher.train.task import Task
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cpu import as_cpu
@@ -207,9 +206,7 @@ class Tracer:
                 # The task may name blocks that were removed.
                 raise NotUniformError(f"the model cannot have fewer blocks: {error}") from error
             before = partial(form.empty, rank.device, mesh.tensor) if form is not None else None
-            # A dispatch mode is on in real steps on the CPU, for a budget, and in watched backward passes.
-            in_place = self.like == "cuda" and not is_watched(recipe)
-            recorder = StorageRecorder(names, units, blocks, runs, sums_in_place=in_place)
+            recorder = StorageRecorder(names, units, blocks, runs, sums_in_place=self.like == "cuda")
             recorder.streams_of(model)
             recorder.follow_gradients(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
