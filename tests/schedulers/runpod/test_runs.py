@@ -221,7 +221,7 @@ def test_a_run_whose_plan_is_damaged_is_rented_again_without_a_predicted_time(
     lab.until(run, "cancelled")
     run.plan.write_text('{"recipe": 1}')
     lab.scheduler.resume(run, None)
-    assert re.search(rf"^rents 1 x {A5000}, SECURE, .* USD/h; at most", capsys.readouterr().err)
+    assert re.search(rf"(?m)^rents 1 x {A5000}, SECURE, .* USD/h; at most", capsys.readouterr().err)
 
 
 def test_memory_that_the_job_asks_for_is_asked_of_runpod(lab: Lab) -> None:
@@ -243,7 +243,7 @@ def test_a_run_that_was_rented_on_demand_is_resumed_so_and_not_on_a_profile_that
     lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
     lab.until(run, "running")
     said = capsys.readouterr().err
-    assert re.search(rf"^rents 1 x {A5000}, .* USD/h; at most", said) and "of 3.00 USD of the budget" in said
+    assert re.search(rf"(?m)^rents 1 x {A5000}, .* USD/h; at most", said) and "of 3.00 USD of the budget" in said
 
 
 def test_a_pause_that_runpod_asks_for_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
