@@ -243,7 +243,8 @@ def test_a_run_that_was_rented_on_demand_is_resumed_so_and_not_on_a_profile_that
     lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
     lab.until(run, "running")
     said = capsys.readouterr().err
-    assert re.search(rf"(?m)^rents 1 x {A5000}, .* USD/h; at most", said) and "of 3.00 USD of the budget" in said
+    assert re.search(rf"(?m)^rents 1 x {A5000}, .* USD/h; at most", said)
+    assert "of 3.00 USD of the budget" in said
 
 
 def test_a_pause_that_runpod_asks_for_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
