@@ -115,8 +115,7 @@ def compiled(rank: Rank, case: dict[str, Any]) -> dict[str, Any]:
     with apart(rank):
         trainer = trainer_of(rank, case, Where(), Unlimited())
         if isinstance(rank, OneOfMany):
-            trainer.guard.refuses = lambda *_, **__: None  # the values are nobody's: see pretended()
-            trainer.copies.check_loss = lambda *_: None
+            compare_nothing(trainer)
         return {"peaks": {MOMENTS[1]: {"step": profiled(trainer)[MOMENTS[1]]}}}
 
 
@@ -184,8 +183,7 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
         try:
             trainer = trainer_of(one, case, where, budget)
             if not alone:
-                trainer.guard.refuses = lambda *_, **__: None  # the values are nobody's: see pretended()
-                trainer.copies.check_loss = lambda *_: None
+                compare_nothing(trainer)
                 if isinstance(trainer.model, DistributedDataParallel):
                     trainer.model.register_comm_hook(None, noop_hook)  # the pretended sum is no tensor
             run(trainer, where, case.get("steps", len(MOMENTS)), done)
@@ -193,6 +191,13 @@ def under_cap(rank: Rank, case: dict[str, Any], where: Phases, budget: Budget) -
             failed = where.phase
     seconds, losses = zip(*done, strict=True) if done else ((), ())
     return {"peaks": where.peaks, "failed": failed, "seconds": seconds, "losses": losses}
+
+
+def compare_nothing(trainer: Trainer) -> None:
+    """For a pretended rank, whose values are nobody's."""
+    trainer.guard.refuses = lambda *_, **__: None
+    trainer.copies.check_loss = lambda *_: None
+    trainer.samples.apart = lambda: 0.0  # type: ignore[method-assign]
 
 
 def pretended(rank: Rank, world: int) -> Rank:
