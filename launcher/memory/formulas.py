@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from launcher.memory.parts import Part, Parts, parts_of
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import BF16, FP32, Ranks, shard_of
+from launcher.memory.states import FP32, Ranks, computes_in, shard_of
 from launcher.memory.trace import (
     ACTIVATIONS,
     ALL_GATHER,
@@ -105,7 +105,7 @@ class _Step(_Script):
         mixed = recipe.precision not in ("fp32", "bf16")
         self.sharded = recipe.sharding in SHARDED
         self.autocast = mixed and not self.sharded
-        self.compute = FP32 if recipe.precision == "fp32" else BF16
+        self.compute = computes_in(recipe)
         self.reduce = FP32 if mixed else self.compute
         self.between = FP32 if self.autocast else self.compute
         self.root = model.inner if self.sharded else model.root

@@ -10,11 +10,10 @@ from launcher.memory.estimate import Peak, When
 from launcher.memory.profile import Profile, leave_the_gpu
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import (
-    BF16,
-    FP32,
     Held,
     Ranks,
     States,
+    computes_in,
     paged_bytes,
     state_bytes,
     states_of,
@@ -198,8 +197,7 @@ def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> i
     """Return the bytes of whole parameters that `fsdp-keep` holds beside its shards after a forward pass."""
     if recipe.sharding != "fsdp-keep" or ranks.shards(recipe) == 1:
         return 0
-    computed_in = FP32 if recipe.precision == "fp32" else BF16
-    return sum(count * p.numel * min(p.itemsize, computed_in) for p, count in model.distinct)
+    return sum(count * p.numel * min(p.itemsize, computes_in(recipe)) for p, count in model.distinct)
 
 
 def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import Ranks, updated_by
+from launcher.memory.states import Ranks, computes_in, updated_by
 from launcher.memory.trace import (
     ACTIVATIONS,
     ALL_GATHER,
@@ -171,7 +171,8 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
     if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
         moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
     if recipe.offload == "cpu" and ranks.on_gpu:
-        traces = [with_shards_from_host(trace, ranks.shards(recipe)) for trace in traces]
+        cast = any(p.itemsize > computes_in(recipe) for p in model.parameters)
+        traces = [with_shards_from_host(trace, ranks.shards(recipe), cast=cast) for trace in traces]
     trace = in_schedule(traces, moments)
     if recipe.optimizer_step == "backward":
         return Profile(with_updates(trace, model, recipe, ranks), model, recipe)
@@ -344,11 +345,11 @@ def with_updates(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks)
     return dataclasses.replace(trace, storages=tuple(storages))
 
 
-def with_shards_from_host(trace: Trace, shards: int) -> Trace:
+def with_shards_from_host(trace: Trace, shards: int, *, cast: bool) -> Trace:
     """Return the trace in which each all-gather begins with copies of a rank's shards from the host.
 
     FSDP2 holds them until they are in the all-gather's buffer: FSDPParam.all_gather_inputs in
-    torch/distributed/fsdp/_fully_shard/_fsdp_param.py. If it casts parameters, the trace has copies already:
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py. If parameters are `cast`, the trace has such copies:
     without offload, FSDP2 casts all shards into one tensor of that size. A copy from the host is freed once
     it is cast, before the larger buffer is allocated, so it adds nothing to the peak.
     """
@@ -356,10 +357,9 @@ def with_shards_from_host(trace: Trace, shards: int) -> Trace:
     for phase, start, end in trace.spans():
         phases.append((phase, len(events)))
         made = [one for one in trace.events[start:end] if one >= 0 and _in_all_gather(storages[one])]
-        cast = [
-            pair for pair in pairwise(made) if storages[pair[0]].fixed * shards == storages[pair[1]].fixed
-        ]
-        uncopied = {*made}.difference(*cast)
+        pairs = pairwise(made) if cast else ()
+        copied = [(a, b) for a, b in pairs if storages[a].fixed * shards == storages[b].fixed]
+        uncopied = {*made}.difference(*copied)
         for event in trace.events[start:end]:
             if event not in uncopied:
                 events.append(event)

@@ -22,6 +22,11 @@ STEP = FP32
 "Bytes of a parameter's step counter."
 
 
+def computes_in(recipe: Recipe) -> int:
+    """Return the bytes per element of gathered parameters: launcher.train.precision."""
+    return FP32 if recipe.precision == "fp32" else BF16
+
+
 class Held(Value):
     """Bytes by category, on the GPU or on the host."""
 

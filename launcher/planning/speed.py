@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import FP32, Ranks, States, states_of, updated_by
+from launcher.memory.states import Ranks, States, computes_in, states_of, updated_by
 from launcher.memory.trace import Work
 from launcher.planning.hardware import GIGA, Card, Hardware
 from launcher.spec.base import Value
@@ -218,7 +218,7 @@ def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, ha
     """Return the time to gather all parameters once, in compute type; from the host if offloaded."""
     if recipe.sharding not in SHARDED:
         return _Links()
-    width = _computes_in(recipe)
+    width = computes_in(recipe)
     whole = sum(count * p.numel * min(p.itemsize, width) for p, count in model.distinct)
     up = states.host.parameters if recipe.offload == "cpu" else 0
     ring = _ring(whole, ranks.shards(recipe), ranks, hardware, apart=recipe.tensor)
@@ -274,11 +274,6 @@ def _over_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: H
     """Return the seconds to gather, or to reduce, what is trained of one rank's model over its replicas."""
     whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
     return _ring(whole, data_ranks(recipe, ranks.world), ranks, hardware, apart=recipe.tensor)
-
-
-def _computes_in(recipe: Recipe) -> int:
-    """Return the bytes per element of gathered parameters: launcher.train.precision."""
-    return FP32 if recipe.precision == "fp32" else FP32 // 2
 
 
 def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: int = 1) -> float:

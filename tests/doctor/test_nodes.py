@@ -304,6 +304,7 @@ def test_two_healthy_nodes_are_examined_thoroughly(nodes: Nodes) -> None:
     for end in ends.values():
         assert end["sizes"][0]["bytes"] == 8 and end["sizes"][-1]["bytes"] >= 2**24
     assert sick(found, *BUS, "bandwidth", "pairs") == {}
+    assert nodes.seconds < 300, "the goal for two nodes"
 
 
 RANK_FAULTS = [

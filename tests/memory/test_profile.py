@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.memory.allocator import replay
-from launcher.memory.profile import profile_of
+from launcher.memory.profile import profile_of, with_shards_from_host
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
 from launcher.memory.timeline import CUBLAS, timeline
@@ -49,6 +49,13 @@ def test_an_all_gather_of_offloaded_parameters_begins_with_copies_of_its_shards(
     copies = COPY_BYTES if copied else 0
     assert [moment.fixed for moment in found.other_streams[ALL_GATHER]] == [GATHERED_BYTES + copies]
     assert found.trace.highest()["backward"] == ()
+
+
+def test_without_a_cast_a_unit_of_a_rank_s_share_of_the_next_one_is_none_of_its_copies() -> None:
+    units = tuple(Storage(size, 0, GATHERED, "unit", ALL_GATHER) for size in (COPY_BYTES, GATHERED_BYTES))
+    starts = (("forward", 0), ("backward", 4), ("evaluation", 4))
+    found = with_shards_from_host(Trace(units, (0, 1, ~0, ~1), starts, NOTHING), SHARDS, cast=False)
+    assert [one.fixed for one in found.storages[2:]] == [COPY_BYTES / SHARDS, COPY_BYTES]
 
 
 @pytest.mark.parametrize("marked", [True, False])

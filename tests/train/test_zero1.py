@@ -49,7 +49,7 @@ def test_adamw_on_a_cpu_differs_by_roundings_if_a_shard_ends_within_a_vector_reg
 ) -> None:
     """The fused kernel rounds the elements that do not fill a vector otherwise than the others. How
     much that adds up to depends on the processor: 2.8e-7 with AVX-512."""
-    assert 0 <= measured["crossing"]["distance"] < 1e-6
+    assert 0 <= measured["crossing"]["distance"] < 4e-7
 
 
 def test_a_giant_embedding_few_rows_and_other_memory_orders_train_as_under_ddp(measured: Any) -> None:
