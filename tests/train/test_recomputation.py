@@ -26,12 +26,14 @@ from transformers.modeling_outputs import BaseModelOutput
 from launcher.train.activations import recomputed
 from launcher.train.budget import Unlimited
 from launcher.train.compiling import apply_compile
+from launcher.train.recomputation import ForwardPass
 from launcher.train.recovery.state_finder import SMALL
 from launcher.train.rng import NumpyNumbers
 from launcher.train.task import TaskError
 from tests.train.runs import recipe
 
 WIDTH = 8
+entered = ForwardPass.__enter__
 
 
 class Notes:
@@ -513,6 +515,26 @@ def test_state_that_a_compiled_block_changes_is_refused_with_recomputation(kind:
     with patch.object(torch, "compile", compiled):
         apply_compile([plain], chosen, torch.device("cpu"), Unlimited())
     plain(torch.randn(4, WIDTH)).sum().backward()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_state_without_a_change_is_not_kept_although_it_is_not_a_number(compiles: bool) -> None:
+    """The bytes of a weight in 4 bits may be NaN as numbers."""
+    block = Block(lambda block, x: block.mean.isnan().any())
+    block.mean.fill_(torch.nan)  # type: ignore[operator]
+    chosen = recipe("none", micro=1, activations="checkpoint", compile=compiles)
+    kept: list[Any] = []
+    with (
+        patch.object(torch, "compile", lambda forward, **_: forward),
+        patch.object(ForwardPass, "__enter__", lambda self: (kept.append(self), entered(self))[1]),
+    ):
+        if compiles:
+            apply_compile([block], chosen, torch.device("cpu"), Unlimited())
+        else:
+            block.forward = recomputed(block, chosen)  # type: ignore[method-assign]
+        loss = block(torch.randn(4, WIDTH)).sum()
+    assert [one.copies for one in kept] == [{}]
+    loss.backward()
 
 
 def test_numpys_state_is_read_anew_whenever_it_may_have_changed() -> None:

@@ -14,6 +14,11 @@ CHUNK = 2**22
 "Number of words converted to 64 bits at a time: 32 MiB of temporary memory."
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a plain tensor, so that NaN equals NaN and 0 differs from -0."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
 @torch.no_grad()
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Return a small tensor, on the same device, that differs if the content of this plain tensor differs.

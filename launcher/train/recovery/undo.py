@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.spec.base import format_bytes
 from launcher.train.ddp import without_ddp
-from launcher.train.recovery.fingerprint import fingerprint
+from launcher.train.recovery.fingerprint import bits, fingerprint
 from launcher.train.recovery.host_memory import free_on_host
 from launcher.train.recovery.state_finder import MOST_DATA, SMALL, Entries, FoundState, StateFinder, content
 from launcher.train.rng import random_state, set_rng_state
@@ -297,7 +297,7 @@ class Slot:
         if self.values is None:
             return self.print is None or not _same(self.print, self.mark(now))
         same = now.shape == self.values.shape and now.dtype == self.values.dtype
-        return not same or not torch.equal(_bits(now.to(self.values.device)), _bits(self.values))
+        return not same or not torch.equal(bits(now.to(self.values.device)), bits(self.values))
 
     def restore(self) -> bool:
         """Restore the content. Return False if no copy of it exists."""
@@ -338,11 +338,6 @@ def _same(one: Mark, other: Mark) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
     return one is other or (isinstance(one, tuple) and one == other)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes, so that NaN equals NaN and 0 differs from -0."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
