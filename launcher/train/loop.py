@@ -611,7 +611,8 @@ class Trainer:
                 batch = next(batches, None)
             if batch is None:
                 return
-            self.samples.look(batch, phase)
+            with self.budget.host_side():
+                self.samples.look(batch, phase)
             yield batch
 
     def _on_device(self, batch: Any) -> Any:

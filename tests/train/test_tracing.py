@@ -6,20 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._functional_collectives import all_gather_tensor
 
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import (
     ALL_GATHER,
+    BATCH,
     COMPUTE,
     GATHERED,
     GRADIENTS,
     REDUCE_SCATTER,
     NotAffineError,
     Trace,
+    alone,
     combine,
 )
 from launcher.memory.unroll import NotUniformError, unroll
@@ -354,6 +358,46 @@ def test_activations_that_a_model_keeps_in_attributes_are_there_in_the_next_step
         traced, chosen = Tracer(task, JOB, "cpu"), recipe(precision="fp32", sharding="none")
         found = Profile(traced.trace(chosen, Ranks(1, 1, on_gpu=True)), ModelShapes((), 0), chosen).left
         assert (found.fixed, found.per_sample) == (0, kept), task
+
+
+class Exchanging(nn.Module):
+    """Gathers 24 numbers per sample, and asks on the meta device for the stride of 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert torch.empty(len(x), 40, device="meta").stride() == (40, 1)
+        everyones = all_gather_tensor(x.new_zeros(len(x), 24), 0, dist.group.WORLD) + 1
+        return self.layer(x) * everyones[:, :1]
+
+
+class Exchanges(Blocks):
+    def model(self) -> nn.Module:
+        return Exchanging()
+
+
+@pytest.mark.filterwarnings("ignore:.*all_gather_tensor:FutureWarning")
+def test_a_collective_allocates_its_result_once_and_a_meta_tensor_nothing() -> None:
+    chosen = recipe(precision="fp32", sharding="none")
+    traced = Tracer(Exchanges(), JOB, "cpu").trace(chosen, Ranks(1, 1, on_gpu=True))
+    sizes = [storage.per_sample // 4 for storage in traced.storages]
+    assert sizes.count(24) == 3 and 40 not in sizes  # what is sent, what arrives, and the sum
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_stage_evaluates_beside_the_output_that_it_has_sent_before(sends: bool) -> None:
+    chosen = recipe(precision="fp32", sharding="none", pipeline=2)
+    ranks = Ranks(2, 1, on_gpu=True, stage=0 if sends else 1)
+    traced = alone(tracer(*LLAMA).sample(chosen, ranks, 2, complete=True))
+    first, *rest = traced.events[dict(traced.phases)["evaluation"] :]
+    there = traced.storages[first]
+    if sends:
+        last = max(place for place, event in enumerate(rest) if event >= 0)
+        assert there.at(1) == 2 * 16 * 32 * 4 and ~first in rest[last:]
+    else:
+        assert there.category == BATCH
 
 
 def test_a_model_that_asks_for_values_says_where() -> None:

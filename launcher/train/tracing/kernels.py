@@ -1,4 +1,5 @@
-"""Fake kernels of operators for which torch has none, or one that allocates less than the real kernel.
+"""Fake kernels of operators for which torch has none, or one that allocates what the real kernel does not, or
+less.
 
 The recorder of a trace calls them in place of the operator, below autograd, on fake tensors.
 """
@@ -81,4 +82,6 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.mkldnn_rnn_layer.default: _mkldnn_rnn_layer,
+    # A wait for a collective returns its tensor. torch's fake kernel makes a new one.
+    torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
 }

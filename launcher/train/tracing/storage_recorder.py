@@ -240,7 +240,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._labels.pop()
 
     def _see(self, tensor: torch.Tensor) -> bool:
-        """Record the tensor's storage. Return whether it is new."""
+        """Record the tensor's storage. Return whether it is new, and takes memory."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
+            return False  # a model asks for a shape or a stride with it
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._numbers:

@@ -205,7 +205,7 @@ class Tracer:
                     raise
                 # The task may name blocks that were removed.
                 raise NotUniformError(f"the model cannot have fewer blocks: {error}") from error
-            before = partial(form.empty, rank.device, mesh.tensor) if form is not None else None
+            empty = partial(Form.empty, device=rank.device, mesh=mesh.tensor)
             recorder = StorageRecorder(names, units, blocks, runs, sums_in_place=self.like == "cuda")
             recorder.streams_of(model)
             recorder.follow_gradients(model)
@@ -213,7 +213,7 @@ class Tracer:
             stack.enter_context(compiling(fake, recorder))
             try:
                 with recorder.following():
-                    returned = self._step(model, rank, recorder, batch, before, complete=complete)
+                    returned = self._step(model, rank, recorder, batch, form, empty, complete=complete)
             except NotCapturedError:
                 raise
             except Exception as error:
@@ -247,12 +247,14 @@ class Tracer:
         rank: Rank,
         recorder: StorageRecorder,
         batch: Any,
-        before: Callable[[], torch.Tensor] | None,
+        form: Form | None,
+        empty: Callable[[Form], torch.Tensor],
         *,
         complete: bool,
     ) -> Form:
         """Run the passes with the tensors that the training loop holds on the device meanwhile. Return the
-        form of the forward pass's output: the loss, or what a stage sends to the next one.
+        form of the forward pass's output: the loss, or what a stage sends to the next one. `form`: of what it
+        receives from the one before; `empty` makes a tensor of a form.
 
         As in launcher.train.pipeline.channel, what is sent stays until the next message or the step's end.
         """
@@ -270,7 +272,7 @@ class Tracer:
             arrived = _arriving(batch, recorder)
             last = number == len(passes)
             with accumulate(model, rank.recipe, last=last), ExitStack() as stack:
-                received = before().requires_grad_() if before is not None else None
+                received = empty(form).requires_grad_() if form is not None else None
                 output, weight = self._forward(model, rank, arrived, received)
                 recorder.send(None if last_stage else output)
                 recorder.begin(backward)
@@ -294,10 +296,12 @@ class Tracer:
         if complete:
             recorder.begin("evaluation")
             model.eval()
+            sent_before = None if last_stage else empty(returned)
             arrived = _arriving(batch, recorder)
             with torch.no_grad():
-                received = before() if before is not None else None
+                received = empty(form) if form is not None else None
                 self._forward(model, rank, arrived, received)
+            del sent_before  # a stage has sent its output when the next one has it
         return returned
 
     def _forward(
