@@ -15,7 +15,12 @@ def resume(
     run: RunName = None,
     set_: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--set", "-s", metavar="A.B=C", help=f"override any field of the job {_MORE}"),
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="A.B=C",
+            help=f"override any field of the job, or with cluster.A.B of the profile, {_MORE}",
+        ),
     ] = None,
     cluster: Annotated[
         Optional[str],  # noqa: UP045

@@ -158,7 +158,7 @@ def submit(
     nodelist: Nodelist = None,
     json: AsJson = False,
 ) -> None:
-    """Plan a job, show the plan and start the job detached."""
+    """Start a job detached, with the plan that `launcher plan` made, and show the plan."""
     if not dry_run:
         _ask_ahead(cluster)
     from launcher.api.prepare import Limits, prepared, queue_sets

@@ -260,10 +260,14 @@ def _warnings(job: Job) -> tuple[str, ...]:
         )
     elif job.command and "{grad_accum}" not in command:
         warnings.append(
-            "the command does not use {grad_accum}: a smaller micro-batch would change the global batch"
+            "the command does not use {grad_accum}: a smaller micro-batch would change the global batch, "
+            "unless it reads the environment variable LAUNCHER_GRAD_ACCUM"
         )
     if job.command and "{checkpoint_dir}" not in command:
-        warnings.append("the command does not use {checkpoint_dir}: a restart begins at step 0")
+        warnings.append(
+            "the command does not use {checkpoint_dir}: a restart begins at step 0, unless it reads the "
+            "environment variable LAUNCHER_CHECKPOINT_DIR"
+        )
     nothing, environment = job.unread()
     if nothing:
         warnings.append(

@@ -239,7 +239,7 @@ class Job(Value):
     image: str | None = None
     "Container image, or `catalog:NAME`. Default: `container.image` of the profile."
     requeue: bool = True
-    "Continue in a new submission after a preemption or a time limit."
+    "Continue in a new submission after a preemption, a time limit or, on Slurm, a failed node."
     retries: Retries = Retries()
     "How often the run may restart."
     stall_timeout: Seconds | None = None
