@@ -220,12 +220,13 @@ def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bo
     for phase, _ in traces[0].phases:
         if phase == "evaluation":
             merged.hold(nothing, len(traces))
+            merged.evaluate()
+            continue
         merged.phases.append((phase, len(merged.events)))
         backward = phase.startswith("backward")
         kind = "weights" if phase.startswith(LATER) else "backward" if backward else "forward"
         for stage in reversed(range(len(traces))) if backward else range(len(traces)):
-            if phase != "evaluation":
-                merged.hold(most.get((kind, stage, again or phase.endswith(" again")), nothing), stage)
+            merged.hold(most.get((kind, stage, again or phase.endswith(" again")), nothing), stage)
             merged.run(phase, stage)
     merged.hold(nothing, len(traces))
     return Trace(tuple(merged.storages), tuple(merged.events), tuple(merged.phases), work_of(traces))
@@ -278,10 +279,25 @@ class _Merged:
                 )
 
     def run(self, phase: str, stage: int) -> None:
+        self.events += self._events(phase, stage)
+
+    def evaluate(self) -> None:
+        """Run all stages without gradients. What a stage has sent before stays until another one sends."""
+        self.phases.append(("evaluation", len(self.events)))
+        sent: list[int] = []
+        for stage in range(len(self._traces)):
+            events = self._events("evaluation", stage)
+            births = [event for event in events if event >= 0]
+            if births and self.storages[births[0]].category != BATCH:  # the stage sends something
+                self.events += [~one for one in sent]
+                sent = births[:1] if stage < len(self._traces) - 1 else []
+            self.events += [event for event in events if ~event not in sent]
+        self.events += [~one for one in sent]
+
+    def _events(self, phase: str, stage: int) -> list[int]:
         trace, first = self._traces[stage], self._firsts[stage]
         [(start, end)] = [span[1:] for span in trace.spans() if span[0] == phase]
-        events = trace.events[start:end]
-        self.events += [number + first if number >= 0 else number - first for number in events]
+        return [number + first if number >= 0 else number - first for number in trace.events[start:end]]
 
 
 def _sum(sizes: Iterable[Affine]) -> Affine:

@@ -128,7 +128,8 @@ class Beside(NamedTuple):
     later: int = 0
     "Other micro-batches that wait for the gradients of weights."
     again: bool = False
-    "The rank has run a backward pass before in this step, whose gradients are there."
+    """The gradients of an earlier micro-batch in this step are there: those of the pass's own chunk, or for a
+    forward pass those of any chunk."""
 
 
 def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
@@ -144,13 +145,15 @@ def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
 def _held_beside(
     schedule: Schedule, ranks: int, micro_batches: int, chunks: int, rank: int
 ) -> frozenset[Beside]:
-    held, later, again, found = [0] * chunks, 0, False, set[Beside]()
+    held, later, begun, found = [0] * chunks, 0, set[int](), set[Beside]()
     for kind, _, chunk in _table(schedule, ranks, micro_batches, chunks)[rank]:
         held[chunk] -= kind == "backward"
         later -= kind == "weights"
+        again = bool(begun) if kind == "forward" else chunk in begun
         found.add(Beside(kind, chunk, tuple(held), later, again))
         held[chunk] += kind == "forward"
-        again |= kind == "backward"
+        if kind == "backward":
+            begun.add(chunk)
         later += kind == "backward" and schedule == "zero-bubble"
     return frozenset(one for one in found if not any(_is_more(other, one) for other in found))
 

@@ -9,7 +9,18 @@ from launcher.memory.profile import profile_of, with_shards_from_host
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
 from launcher.memory.timeline import CUBLAS, timeline
-from launcher.memory.trace import ACTIVATIONS, ALL_GATHER, GATHERED, PRODUCT, Affine, Storage, Trace, Work
+from launcher.memory.trace import (
+    ACTIVATIONS,
+    ALL_GATHER,
+    BATCH,
+    GATHERED,
+    PRODUCT,
+    TEMPORARIES,
+    Affine,
+    Storage,
+    Trace,
+    Work,
+)
 from launcher.spec.recipe import Recipe
 
 SHARDS, LARGE, SMALL = 4, 300, 100
@@ -56,6 +67,26 @@ def test_without_a_cast_a_unit_of_a_rank_s_share_of_the_next_one_is_none_of_its_
     starts = (("forward", 0), ("backward", 4), ("evaluation", 4))
     found = with_shards_from_host(Trace(units, (0, 1, ~0, ~1), starts, NOTHING), SHARDS, cast=False)
     assert [one.fixed for one in found.storages[2:]] == [COPY_BYTES / SHARDS, COPY_BYTES]
+
+
+@pytest.mark.parametrize(("sends", "peak"), [(False, 10 + 100), (True, 10 + 100), (None, 100)])
+def test_what_a_stage_has_sent_in_an_evaluation_stays_until_another_stage_sends(
+    sends: bool | None, peak: int
+) -> None:
+    """`sends`: the second stage of a rank sends as well; None: the first stage sends nothing, either."""
+
+    def stage(sends: bool, computes: int) -> Trace:
+        sent = [Storage(10, 0, TEMPORARIES, "")] * sends
+        tensors = (*sent, Storage(0, 0, BATCH, ""), Storage(computes, 0, TEMPORARIES, "layer"))
+        numbers = range(len(tensors))
+        starts = (("forward", 0), ("backward", 0), ("evaluation", 0))
+        return Trace(tensors, (*numbers, *(~number for number in reversed(numbers))), starts, NOTHING)
+
+    chosen = {"sharding": "none", "precision": "fp32", "pipeline": 2, "virtual_stages": 2, "grad_accum": 2}
+    model, recipe = ModelShapes((), 0), Recipe.model_validate({**SIZES, **chosen})
+    traces = [stage(sends is not None, 50), stage(bool(sends), 100)]
+    found = profile_of(traces, model, recipe, Ranks(2, 2, on_gpu=True, stage=1))
+    assert max(moment.fixed for moment in found.highest["evaluation"]) == peak
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -112,6 +112,9 @@ def test_an_interleaved_rank_holds_parts_of_more_micro_batches() -> None:
     assert most == [11, 9, 7, 5]
     # The last rank has the last stage's loss once.
     assert {one.held[1] for one in held_beside(asked, 3) if one.chunk == 1} == {0}
+    # A chunk's first backward pass meets no gradients of its own, though the chunk behind it has some.
+    firsts = {(one.chunk, one.again) for one in held_beside(asked, 0) if one.kind == "backward"}
+    assert firsts == {(0, False), (0, True), (1, False), (1, True)}
 
 
 def test_interleaved_forward_passes_alone_do_not_wait_for_each_other_either() -> None:
