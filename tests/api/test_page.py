@@ -33,7 +33,7 @@ def test_the_examples_run_in_order(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2" in done.stdout and "[2, 4]" in done.stdout and "succeeded True" in done.stdout
-    assert "the job: comand: unknown field; did you mean 'command'?" in done.stdout
+    assert "the job: step: unknown field; did you mean 'steps'?" in done.stdout
 
 
 @pytest.mark.parametrize("name", sorted(launcher.__all__))

@@ -125,6 +125,7 @@ def cells_of(model: str) -> list[Cell]:
         )
         if not (sharding == "one device" and who == "last")
         and not (sharding == "one device" and MODELS[model].sends)
+        and not (place == "recomputation" and MODELS[model].changes_large)
     ]
     return sorted(found, key=lambda cell: cell.restarts is not None)
 

@@ -25,6 +25,8 @@ class Model:
     "It calls collectives itself: under FSDP memory that runs out is always a restart."
     forgets: bool = False
     "It has state in attributes of the model, which a new attempt begins without."
+    changes_large: bool = False
+    "Its blocks change a buffer of more than 1 MiB, of which a recomputation has no copy: it is refused."
     fails_in: str | None = None
     "Name of the module in which memory runs out; one in the middle of the trained blocks if left out."
 
@@ -62,7 +64,7 @@ MODELS = {
     "quantised": Model("zoo.quantised:Quantised"),
     "late buffer": Model("zoo.late_buffer:LateBuffer"),
     "carried state": Model("zoo.carried_state:CarriedState", forgets=True),
-    "shared buffers": Model("zoo.shared_buffers:SharedBuffers"),
+    "shared buffers": Model("zoo.shared_buffers:SharedBuffers", changes_large=True),
     "gradient statistics": Model("zoo.gradient_statistics:GradientStatistics", forgets=True),
     "memory bank": Model("zoo.memory_bank:MemoryBank"),
     "input gradient": Model("zoo.input_gradient:InputGradient"),
