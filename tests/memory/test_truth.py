@@ -151,7 +151,7 @@ MOST, MEDIAN, TOO_LOW = 0.09, 0.02, 0.003
 RANDOM_STATE = 2**15
 "Bytes of random states, which a resume reads on the CPU, and of buffers."
 OF_COMPILED = 0.005
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(3600)]  # the first test measures all cases
 PROFILED = ALONE[2]
 "No convolutions, whose kernels take scratch."
 
