@@ -282,13 +282,16 @@ class _Merged:
         self.events += self._events(phase, stage)
 
     def evaluate(self) -> None:
-        """Run all stages without gradients. What a stage has sent before stays until another one sends."""
+        """Run all stages without gradients. What a stage has sent before stays until another one sends.
+
+        A stage's trace begins with that message if the stage sends any, otherwise with the batch.
+        """
         self.phases.append(("evaluation", len(self.events)))
         sent: list[int] = []
         for stage in range(len(self._traces)):
             events = self._events("evaluation", stage)
             births = [event for event in events if event >= 0]
-            if births and self.storages[births[0]].category != BATCH:  # the stage sends something
+            if births and self.storages[births[0]].category != BATCH:
                 self.events += [~one for one in sent]
                 sent = births[:1] if stage < len(self._traces) - 1 else []
             self.events += [event for event in events if ~event not in sent]

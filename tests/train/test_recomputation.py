@@ -33,7 +33,6 @@ from launcher.train.task import TaskError
 from tests.train.runs import recipe
 
 WIDTH = 8
-entered = ForwardPass.__enter__
 
 
 class Notes:
@@ -523,17 +522,17 @@ def test_state_without_a_change_is_not_kept_although_it_is_not_a_number(compiles
     block = Block(lambda block, x: block.mean.isnan().any())
     block.mean.fill_(torch.nan)  # type: ignore[operator]
     chosen = recipe("none", micro=1, activations="checkpoint", compile=compiles)
-    kept: list[Any] = []
+    enter = ForwardPass.__enter__
     with (
         patch.object(torch, "compile", lambda forward, **_: forward),
-        patch.object(ForwardPass, "__enter__", lambda self: (kept.append(self), entered(self))[1]),
+        patch.object(ForwardPass, "__enter__", autospec=True, side_effect=enter) as entered,
     ):
         if compiles:
             apply_compile([block], chosen, torch.device("cpu"), Unlimited())
         else:
             block.forward = recomputed(block, chosen)  # type: ignore[method-assign]
         loss = block(torch.randn(4, WIDTH)).sum()
-    assert [one.copies for one in kept] == [{}]
+    assert [call.args[0].copies for call in entered.call_args_list] == [{}]
     loss.backward()
 
 

@@ -301,7 +301,7 @@ class Tracer:
             with torch.no_grad():
                 received = empty(form) if form is not None else None
                 self._forward(model, rank, arrived, received)
-            del sent_before  # a stage has sent its output when the next one has it
+            del sent_before  # before the next message, a stage waits until this one has arrived
         return returned
 
     def _forward(
