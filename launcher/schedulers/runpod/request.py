@@ -49,7 +49,7 @@ NOT_PLANNED = (
 )
 NO_HOST = (
     "and `node.memory` is not set in the profile: RunPod chooses a host by its memory only for a single pod "
-    f"with `server_limit: true`. Set it, fix recipe.offload=none, {UNPLANNED}"
+    "with `server_limit: true`. Set it, "
 )
 SHOWN = 4
 "Maximum number of offers to show."
@@ -94,14 +94,18 @@ class PodPrepared(Prepared):
         job, plan = self.request.job, self.request.plan
         if not plan.layout.gpus_per_node:
             return None
-        if plan.estimate is None:
-            return NOT_PLANNED if job.task is not None or job.plan.model is not None else None
-        known = job.resources.memory_per_node or self.request.cluster.node.memory
-        if not plan.recipe.offloads or known is not None or host_gb(self.section, job, plan) is not None:
+        if plan.estimate is None and (job.task is not None or job.plan.model is not None):
+            return NOT_PLANNED
+        needed = _host_memory(job, plan)
+        if needed is None or self.request.cluster.node.memory is not None:
             return None
-        return (
-            f"its plan keeps {format_bytes(plan.estimate.host_per_node)} in a node's host memory, {NO_HOST}"
-        )
+        if host_gb(self.section, job, plan) is not None:
+            return None
+        if job.resources.memory_per_node is not None:
+            what, instead = "resources.memory_per_node asks for", "leave memory_per_node out"
+        else:
+            what, instead = "its plan keeps in host memory", "fix recipe.offload=none"
+        return f"{what} {format_bytes(needed)} per node, {NO_HOST}{instead}, {UNPLANNED}"
 
     @property
     def needs(self) -> list[Need]:
@@ -121,18 +125,21 @@ class PodPrepared(Prepared):
 
 
 def host_gb(section: RunPod, job: Job, plan: Plan) -> int | None:
-    """Return the GB (10^9 bytes) of host memory to request for a pod with GPUs, or None.
-
-    This is `resources.memory_per_node`, or else what the ranks of an offloading recipe need. It is None if
-    nothing is offloaded, or if the RunPod request has no such field.
-    """
+    """Return the GB (10^9 bytes) of host memory to request for a pod with GPUs, or None if it needs none, or
+    if the RunPod request has no such field."""
     layout = plan.layout
     if not layout.gpus_per_node or mutation(section, layout.nodes, layout.gpus_per_node) is None:
         return None
-    needed = job.resources.memory_per_node
-    if needed is None and plan.estimate is not None and plan.recipe.offloads:
-        needed = plan.estimate.host_per_node
+    needed = _host_memory(job, plan)
     return None if needed is None else math.ceil(needed / 10**9)
+
+
+def _host_memory(job: Job, plan: Plan) -> int | None:
+    """Return the bytes of host memory that a node must have: `resources.memory_per_node`, or else what the
+    ranks of an offloading recipe need. None if neither is given."""
+    if job.resources.memory_per_node is not None:
+        return job.resources.memory_per_node
+    return plan.estimate.host_per_node if plan.estimate is not None and plan.recipe.offloads else None
 
 
 def prepare(request: Request) -> PodPrepared:

@@ -174,9 +174,14 @@ HELD = {"plan": {"params": 2e9}, "recipe": {"offload": "cpu", "sharding": "fsdp"
             True,
             f"{A5000}: it is unknown whether the job fits: run `launcher plan JOB -c CLUSTER` once",
         ),
-        (HELD, False, r"keeps [\d.]+ GiB in a node's host memory, and `node.memory` is not set"),
+        (HELD, False, r"keeps in host memory [\d.]+ GiB per node, and `node.memory` is not set"),
+        (
+            {"resources": {"memory_per_node": "60GiB"}},
+            False,
+            r"resources.memory_per_node asks for 60 GiB per node, and `node.memory` is not set",
+        ),
     ],
-    ids=["no traces", "host memory"],
+    ids=["no traces", "host memory", "host memory of a command"],
 )
 def test_a_card_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_only(
     lab: Lab, job: dict[str, Any], server_limit: bool, words: str
