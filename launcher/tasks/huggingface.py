@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -116,6 +117,9 @@ class CausalLM(Task):
                 missing.append(name)
         if missing:
             raise TaskError(f"{self.weights} has no {', '.join(missing[:5])} ({len(missing)} in all)")
+
+    def weights_fingerprint(self) -> int | None:
+        return None if self.weights is None else self.weights.fingerprint()
 
     def data(self, split: Split) -> Windows:
         return self.text.windows(split, self.context, self.config.get_text_config().vocab_size)
@@ -330,6 +334,17 @@ class Weights:
                 _copy_part(stored, parameter)
                 return True
         return False
+
+    def fingerprint(self) -> int:
+        """Return a hash of the first row of each tensor. It does not change if the tensors are saved again in
+        other files or with more digits."""
+        digest = hashlib.sha256()
+        for name in sorted(self._file):
+            stored = self._file[name].get_slice(name)
+            row = stored[:1] if stored.get_shape() else self._file[name].get_tensor(name)
+            digest.update(name.encode())
+            digest.update(row.to(torch.bfloat16).flatten().view(torch.uint8).numpy())
+        return int.from_bytes(digest.digest()[:8], "little")
 
 
 class _EmptyOnMeta(TorchFunctionMode):

@@ -18,19 +18,20 @@ from launcher.train.precision import cast, compute_type
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all
 from launcher.train.seeds import derive_seed
-from launcher.train.task import load_task
+from launcher.train.task import Task, load_task
 
-MARK = "frozen_rows"
+MARK = "frozen_weights"
 "Name of the fingerprint in the marker of a checkpoint."
 
 
 @torch.no_grad()
-def fingerprint(model: nn.Module, rank: Rank | None = None) -> str | None:
-    """Return a hash of the first row of each frozen parameter outside linear layers: embeddings, norms.
+def fingerprint(model: nn.Module, task: Task, rank: Rank | None = None) -> str | None:
+    """Return a hash of `Task.weights_fingerprint` and of the first row of each frozen parameter outside
+    linear layers, which may be stored in 4 bits: embeddings, norms.
 
     It is the same under any sharding and precision and on any mesh: a sum, to which each rank adds the rows
     or parts of rows that it has. With `rank`, every rank must call this; without it, the model is whole.
-    None means that there is no such parameter.
+    None means that there is neither.
     """
     found = [
         _hash_of_part(f"{path}.{name}", parameter)
@@ -39,6 +40,8 @@ def fingerprint(model: nn.Module, rank: Rank | None = None) -> str | None:
         for name, parameter in module.named_parameters(recurse=False)
         if not parameter.requires_grad and parameter.ndim and _adds(parameter, rank)
     ]
+    if (rank is None or rank.first) and (files := task.weights_fingerprint()) is not None:
+        found.append(files)
     if rank is not None and rank.world > 1:
         everyones: list[list[int]] = [[] for _ in range(rank.world)]
         dist.all_gather_object(everyones, found)
@@ -96,7 +99,7 @@ class FrozenWeights:
             with hidden(list(layers.values()), {"weight"}):
                 self._model.to_empty(device="cpu")
                 task.initialise(self._model, self._seed)
-        self.fingerprint = fingerprint(self._model)
+        self.fingerprint = fingerprint(self._model, task)
         self._others = {
             name: parameter
             for name, parameter in self._model.named_parameters(remove_duplicate=False)

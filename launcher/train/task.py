@@ -72,6 +72,15 @@ class Task(ABC):
         """
         raise TaskError(f"{type(self).__name__} sets built_on_meta, but has no initialise()")
 
+    def weights_fingerprint(self) -> int | None:
+        """Return a number that changes with the files from which `initialise` reads weights; None if it reads
+        none.
+
+        An adapter belongs to the weights that it was trained over: launcher compares this number when a run
+        with an adapter is resumed, and in `launcher export --merge`. Called on rank 0.
+        """
+        return None
+
     @abstractmethod
     def data(self, split: Split) -> Any:
         """Return a map-style dataset (`len(data)`, `data[index]`). "eval" is used if the job evaluates."""

@@ -173,12 +173,13 @@ def test_four_bit_weights_are_merged_as_the_training_saw_them(tmp_path: Path, me
 
 
 @pytest.mark.slow
-def test_a_merge_over_other_weights_is_refused_and_so_is_a_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weight", ["model.norm.weight", "model.layers.0.self_attn.q_proj.weight"])
+def test_a_merge_over_other_weights_is_refused_and_so_is_a_resume(tmp_path: Path, weight: str) -> None:
     transformers = pytest.importorskip("transformers")
     run = trained(tmp_path, "lora")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     with torch.no_grad():
-        model.model.norm.weight.add_(0.5)
+        model.get_parameter(weight).add_(0.5)
     model.save_pretrained(tmp_path / "model")
     said = refused(run, tmp_path / "merged", "--merge")
     assert "the adapter was trained over other weights than the task's model has now" in said

@@ -113,8 +113,8 @@ class Checkpoints:
         "Runs the steps after a save in the background."
         self._stager: DefaultStager | None = None
         self.rank_state = RankState(model, rank.device, task)
-        if rank.job.adapter is not None:
-            self.made_with[MARK] = fingerprint(self.rank_state.model, rank)
+        if task is not None and rank.job.adapter is not None:
+            self.made_with[MARK] = fingerprint(self.rank_state.model, task, rank)
 
     def save(self, step: int) -> Saved | None:
         """Save a checkpoint. Every rank calls this while no save is in progress. None means that the save
