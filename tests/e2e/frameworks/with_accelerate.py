@@ -44,7 +44,10 @@ while step < steps:
         step += 1
         accelerator.log({"loss": loss.item()}, step=step)
         if step % 2 == 0:
-            accelerator.save_state(checkpoints / f"step-{step:08d}")
+            accelerator.save_state(checkpoints / "unfinished")
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                (checkpoints / "unfinished").rename(checkpoints / f"step-{step:08d}")
         if step == steps:
             break
 accelerator.end_training()
