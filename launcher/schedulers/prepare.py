@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import re
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +22,11 @@ from launcher.schedulers.store import Place
 
 if TYPE_CHECKING:
     from launcher.render.values import Target
+
+FRESH_SECONDS = 1.0
+"A sweep prepares a thousand runs of the same code: those of a second share what git said."
+_looks: dict[Path, Code] = {}
+_looking = threading.Lock()
 
 
 def new_run_id(name: str) -> str:
@@ -62,7 +67,7 @@ def about(request: Request) -> dict[str, Any]:
         "gpus_per_node": request.plan.layout.gpus_per_node,
         "ranks_per_node": request.plan.layout.ranks_per_node,
         "versions": _versions(),
-        "code": _code(request.workdir),
+        "code": look_at_code(request.workdir).state(),
     }
 
 
@@ -110,10 +115,35 @@ def _versions() -> dict[str, str]:
     return versions | {package: version for package, version in found.items() if version is not None}
 
 
-# Cached, because a sweep prepares a thousand runs of the same code.
-@functools.cache
-def look_at_code(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
-    """Start git on the working directory. `about` waits for its answers."""
+class Code:
+    """What git says of a working directory. Git is asked at once, and `state` waits for its answers. Several
+    threads may share one."""
+
+    def __init__(self, workdir: Path) -> None:
+        self.asked = time.monotonic()
+        self._lock = threading.Lock()
+        self._git = _ask_git(workdir)
+        self._state: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the commit, and the files with uncommitted changes; None if there is no repository."""
+        with self._lock:
+            git, self._git = self._git, ()
+            if git:
+                self._state = _answers_of(git)
+            return self._state
+
+
+def look_at_code(workdir: Path) -> Code:
+    """Ask git about the working directory, unless it was asked within FRESH_SECONDS."""
+    with _looking:
+        code = _looks.get(workdir)
+        if code is None or time.monotonic() - code.asked > FRESH_SECONDS:
+            code = _looks[workdir] = Code(workdir)
+        return code
+
+
+def _ask_git(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
     asked = (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "."))
     try:
         return tuple(
@@ -127,16 +157,14 @@ def look_at_code(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
         return ()
 
 
-@functools.cache
-def _code(workdir: Path) -> dict[str, Any] | None:
-    """The git commit of the working directory, and whether it has uncommitted changes."""
+def _answers_of(both: tuple[subprocess.Popen[str], ...]) -> dict[str, Any] | None:
     said = []
-    for git in look_at_code(workdir):
+    for git in both:
         try:
             said.append(git.communicate(timeout=10)[0])
         except subprocess.TimeoutExpired:
             git.kill()
             git.communicate()
-    if len(said) < 2 or any(git.returncode for git in look_at_code(workdir)):
+    if len(said) < 2 or any(git.returncode for git in both):
         return None
     return {"commit": said[0].strip(), "changed_files": [line[3:] for line in said[1].splitlines()]}
