@@ -32,7 +32,7 @@ prints them as JSON Schema. Sizes are written as in [job files](job.md); a rate 
 A recipe is the set of options with which a job trains its model, such as precision, optimizer, sharding and
 micro-batch. It decides how much memory the job needs and how fast it is.
 
-`global batch = micro_batch_size x grad_accum x ranks`, always.
+`global batch = micro_batch_size x grad_accum x data-parallel ranks`, always.
 
 In a job, `recipe: auto` leaves all fields to the planner. Each field that you set stays fixed:
 
