@@ -12,6 +12,8 @@ import threading
 from typing import NoReturn
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from launcher import __version__
 from launcher.cli import (
@@ -111,6 +113,23 @@ def main() -> None:
         _leave(end.code)
 
 
+def _keep_only(verb: str) -> None:
+    """Remove every verb but this one, if there is one of this name.
+
+    typer makes the options of all verbs at each start, which takes as long as everything else that a short
+    verb does.
+    """
+    commands = [one for one in app.registered_commands if _name_of(one) == verb]
+    groups = [one for one in app.registered_groups if one.name == verb]
+    if commands or groups:
+        app.registered_commands, app.registered_groups = commands, groups
+
+
+def _name_of(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or get_command_name(command.callback.__name__)
+
+
 def _leave(code: str | int | None) -> NoReturn:
     """Exit like `SystemExit(code)`, after everything that a normal exit waits for."""
     if isinstance(code, str):
@@ -129,6 +148,7 @@ def _main() -> None:
     """Run the command. A user's error ends in one message and a documented exit code."""
     make_output_harmless()
     listen(LongWork(plain="--json" not in sys.argv))
+    _keep_only(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         try:
             app()
