@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _utils, debug
+from torch.distributed.tensor import DTensor, _utils
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
@@ -38,8 +39,17 @@ def dtensors_of_real_values() -> Iterator[None]:
                 kept = staticmethod(apart) if isinstance(own, staticmethod) else apart
                 stack.enter_context(patch.object(owner, name, kept))
         yield
-    # DTensor's caches hold meshes. Those of the next trace are equal, but have other process groups.
-    getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
+    _clear_caches()
+
+
+def _clear_caches() -> None:
+    """Clear DTensor's caches. They hold meshes; those of the next trace are equal, but have other groups.
+
+    `torch.distributed.tensor.debug` has a function for this, but imports the compiler, which takes 0.6 s.
+    """
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    for owner, name in ((propagate, "cache_clear"), (torch._C, "_clear_DTensor_sharding_propagator_cache")):
+        getattr(owner, name, lambda: None)()
 
 
 def _apart(function: Callable[..., Any], mode: AbstractContextManager[Any]) -> Callable[..., Any]:
