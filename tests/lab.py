@@ -1,4 +1,4 @@
-"""The real CLI in a subprocess, the real supervisor, real ranks."""
+"""The real CLI in a process of its own, the real supervisor, real ranks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
+from tests import warm
 
 PATIENCE = 240.0
 """Seconds after which a test gives up waiting. Only a hang takes as long, on a busy machine too: a test is
@@ -24,11 +24,21 @@ about what happens, not about how fast."""
 ENDED = ("succeeded", "failed", "cancelled", "interrupted", "lost")
 
 
+def verb(
+    *arguments: str, folder: Path, environ: Mapping[str, str], timeout: float = PATIENCE, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run `launcher` to its end in a forked process, or in a new interpreter if it is to be `fresh`."""
+    program = warm.Program(True, ["launcher", *arguments], environ, folder, fresh)
+    return warm.run(program, timeout)
+
+
 class Lab:
     """A user's project folder, and what a user can do in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.fresh = False
+        "Each verb is a new interpreter: the environment gives it another launcher."
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")},
             "XDG_STATE_HOME": str(folder / "state"),
@@ -53,14 +63,8 @@ class Lab:
         (self.folder / name).write_text(text)
         return self.folder / name
 
-    def cli(
-        self, *arguments: str, timeout: float = PATIENCE, **more: Any
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "launcher", *arguments],
-            cwd=self.folder, env=self.environ, timeout=timeout, capture_output=True, text=True,
-            stdin=subprocess.DEVNULL, **more,
-        )  # fmt: skip
+    def cli(self, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+        return verb(*arguments, folder=self.folder, environ=self.environ, timeout=timeout, fresh=self.fresh)
 
     def told(self, *arguments: str, code: int = 0) -> Any:
         """The JSON that a command prints; what it says beside it is on stderr."""

@@ -55,7 +55,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         assert text.count(old) == 1, f"{file} has no single {old!r}"
         (copy / file).write_text(text.replace(old, new))
     lab = Lab(tmp_path_factory.mktemp("lab"))
-    lab.environ["PYTHONPATH"] = str(copy)
+    lab.environ["PYTHONPATH"], lab.fresh = str(copy), True
     return lab
 
 

@@ -153,7 +153,8 @@ def test_a_run_in_a_named_cluster_without_our_comment_is_followed_to_its_end(it:
 
 def memory_on_one_node(lab: SlurmLab) -> Told:
     drill = {"TRAIN_MEMORY_FAIL": "rank=last,step=3,phase=backward,micro_batch=2"}
-    run = lab.submit(str(lab.job(**GPT, env=drill, recipe={"sharding": "ddp", "precision": "fp32"})))
+    job = {**GPT, "batch": {"global": 4}, "resources": {"ranks_per_node": 1}}
+    run = lab.submit(str(lab.job(**job, env=drill, recipe={"sharding": "ddp", "precision": "fp32"})))
     return Told(lab, run, lab.wait(run))
 
 
@@ -162,7 +163,7 @@ def test_memory_that_runs_out_on_one_node_costs_a_rung_in_the_same_job(it: Told)
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
     found = verdicts(it.run)
     assert [verdict["failure"] for verdict in found] == ["gpu-oom", "succeeded"]
-    assert (found[0]["rank"], found[0]["node"]) == (3, 1)
+    assert (found[0]["rank"], found[0]["node"]) == (1, 1)
     recipes = [json.loads(attempt.recipe.read_text()) for attempt in it.run.attempts()]
     assert [(recipe["micro_batch_size"], recipe["grad_accum"]) for recipe in recipes] == [(2, 1), (1, 2)]
     assert len(it.losses) == 12

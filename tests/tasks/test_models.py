@@ -149,6 +149,7 @@ def test_the_classifier_reads_handwriting_it_has_not_seen() -> None:
     assert float((model(pictures).argmax(dim=1) == labels).float().mean()) > 0.9
 
 
+@pytest.mark.slow
 def test_the_brain_autoencoder_predicts_most_of_the_voxels_variance() -> None:
     task = brain.BrainAutoencoder(parts=4)
     model = trained(task, filled(task), epochs=1, batch=32)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +16,14 @@ import torch
 
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.spec import variables
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.verdict import EXIT_STOPPED
+from launcher.supervise.local_ranks import KILL_SECONDS, SETTLE_SECONDS, shared_environment
+from launcher.supervise.ports import hold_port
 from launcher.train.rank import Rank
-from tests.train import warm
+from tests import warm
 
 HERE = Path(__file__).parent
 
@@ -94,23 +102,13 @@ def start(
     attempt.path.mkdir(parents=True)
     attempt.recipe.write_text(recipe.model_dump_json())
     output = attempt.path / "output"
-    codes = warm.run(
-        warm.Request(
-            argv=["launcher.train"],
-            module=True,
-            ranks=ranks,
-            environ={
-                **_environ(run),
-                "LAUNCHER_ATTEMPT": str(attempt.number),
-                "LAUNCHER_STOP_FILE": str(attempt.stop),
-                **(env or {}),
-            },
-            together=True,
-            fresh=fresh,
-            output=str(output),
-            timeout=240,
-        )
-    )
+    environ = {
+        **_environ(run),
+        "LAUNCHER_ATTEMPT": str(attempt.number),
+        "LAUNCHER_STOP_FILE": str(attempt.stop),
+        **(env or {}),
+    }
+    codes = _run(["launcher.train"], ranks, environ, output, timeout=240, module=True, fresh=fresh)
     return Ended(codes, output.read_text(errors="replace"))
 
 
@@ -137,21 +135,62 @@ def measure(
     output, out = folder / "output", folder / "out.json"
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     pretended = {"LOCAL_WORLD_SIZE": str(per_node)} if per_node else {}
-    codes = warm.run(
-        warm.Request(
-            argv=[str(HERE / script), str(out)],
-            module=False,
-            ranks=ranks,
-            environ={**_environ(run), "PYTHONPATH": os.pathsep.join(paths), **pretended, **(env or {})},
-            together=ranks > 1,
-            fresh=fresh,
-            output=str(output),
-            timeout=timeout,
-        )
-    )
+    environ = {**_environ(run), "PYTHONPATH": os.pathsep.join(paths), **pretended, **(env or {})}
+    codes = _run([str(HERE / script), str(out)], ranks, environ, output, timeout, fresh=fresh)
     print(output.read_text(errors="replace"))
     assert not any(codes.values()), (script, codes)
     return json.loads(out.read_text())
+
+
+def _run(
+    argv: list[str],
+    ranks: int,
+    environ: dict[str, str],
+    output: Path,
+    timeout: float,
+    *,
+    module: bool = False,
+    fresh: bool = False,
+) -> dict[int, int]:
+    """Run a program on each rank; return the exit code of each, which is 128 + n if signal n ended it.
+
+    Several ranks, or one of launcher.train, get the variables that torchrun sets; `environ` has
+    LOCAL_WORLD_SIZE if the ranks pretend to be on several nodes. As under torchrun, a rank that fails ends
+    the others. Ranks that exit with EXIT_STOPPED do not: all were asked to stop, and each leaves by itself.
+    Raises subprocess.TimeoutExpired.
+    """
+    codes: dict[int, int] = {}
+    due, number, failed = time.monotonic() + timeout, signal.SIGKILL, False
+    with hold_port() as holder, output.open("ab") as log:
+        together = {}
+        if module or ranks > 1:
+            given = {variables.RUN_ID: "test", **environ}
+            together = shared_environment(given, ranks, holder.getsockname()[1])
+        left = {}
+        for rank in range(ranks):
+            own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) if together else {}
+            of_all = {**environ, **together, **own}
+            if "LOCAL_WORLD_SIZE" in environ:
+                of_all["LOCAL_WORLD_SIZE"] = environ["LOCAL_WORLD_SIZE"]
+            program = warm.Program(module, argv, of_all, Path.cwd(), fresh)
+            left[rank] = warm.start(program, log.fileno(), log.fileno())
+        timed_out = False
+        while left:
+            wait([process.sentinel for process in left.values()], max(0.0, due - time.monotonic()))
+            for rank in [rank for rank, process in left.items() if process.exitcode is not None]:
+                code = left.pop(rank).exitcode
+                assert code is not None
+                codes[rank] = code if code >= 0 else 128 - code
+                if codes[rank] not in (0, EXIT_STOPPED) and not failed:
+                    failed, due, number = True, time.monotonic() + SETTLE_SECONDS, signal.SIGTERM
+            if left and time.monotonic() >= due:
+                timed_out = timed_out or not failed
+                for process in left.values():
+                    warm.signal_session(process, number)
+                due, number = time.monotonic() + KILL_SECONDS, signal.SIGKILL
+    if timed_out:
+        raise subprocess.TimeoutExpired(argv, timeout, output.read_bytes())
+    return codes
 
 
 def _environ(run: RunDir) -> dict[str, str]:
