@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ruamel.yaml import YAML
 
@@ -26,8 +26,11 @@ class Log(NamedTuple):
         return int(hashlib.sha256(self.source.encode()).hexdigest(), 16) % 3 == 0
 
 
-def logs() -> Iterator[Log]:
-    for path in sorted(FOLDER.glob("*.yaml")):
-        entries: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(path)
-        for one in entries:
-            yield Log(one["source"], one["class"], one["log"], bool(one.get("mentions_memory")))
+@cache
+def logs() -> tuple[Log, ...]:
+    entries = [
+        one for path in sorted(FOLDER.glob("*.yaml")) for one in YAML(typ="safe", pure=True).load(path)
+    ]
+    return tuple(
+        Log(one["source"], one["class"], one["log"], bool(one.get("mentions_memory"))) for one in entries
+    )

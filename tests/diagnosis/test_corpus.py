@@ -13,39 +13,37 @@ from launcher.spec.verdict import EXIT_CODES
 from tests.corpus import Log, logs
 from tests.corpus.around import HEADS, TAILS
 
-CORPUS = list(logs())
-SEVERAL = CORPUS[::12]
-
 
 def share_right(part: list[Log]) -> float:
     return sum(judged(log.text)[0] == log.failure for log in part) / len(part)
 
 
 def test_every_class_of_a_failure_has_at_least_fifteen_logs() -> None:
-    counts = {name: sum(log.failure == name for log in CORPUS) for name in EXIT_CODES if name != "succeeded"}
-    assert len(CORPUS) >= 300 and {name: n for name, n in counts.items() if n < 15} == {}
-    assert sum(log.mentions_memory and log.failure not in ("gpu-oom", "host-oom") for log in CORPUS) >= 40
+    corpus = logs()
+    counts = {name: sum(log.failure == name for log in corpus) for name in EXIT_CODES if name != "succeeded"}
+    assert len(corpus) >= 300 and {name: n for name, n in counts.items() if n < 15} == {}
+    assert sum(log.mentions_memory and log.failure not in ("gpu-oom", "host-oom") for log in corpus) >= 40
 
 
 def test_the_cause_is_found_in_logs_that_were_looked_at() -> None:
-    assert share_right([log for log in CORPUS if not log.held_back]) >= GOALS["tuning"]
+    assert share_right([log for log in logs() if not log.held_back]) >= GOALS["tuning"]
 
 
 def test_the_cause_is_found_in_logs_that_were_not_looked_at() -> None:
     """The goal is that of benchmarks/verdicts.py; here a change that makes it worse is to fail."""
-    assert share_right([log for log in CORPUS if log.held_back]) >= 0.92
+    assert share_right([log for log in logs() if log.held_back]) >= 0.92
 
 
 @pytest.mark.parametrize(("confidence", "least"), [("certain", 0.98), ("likely", 0.90)])
 def test_what_is_said_to_be_sure_is_right(confidence: str, least: float) -> None:
-    verdicts = [(judged(log.text), log.failure) for log in CORPUS]
+    verdicts = [(judged(log.text), log.failure) for log in logs()]
     sure = [failure == label for (failure, how), label in verdicts if how == confidence]
     assert sum(sure) >= least * len(sure)
 
 
 def test_memory_that_is_only_mentioned_is_not_lowered() -> None:
     """Only `certain` and `likely` lower it."""
-    misleading = [log for log in CORPUS if log.mentions_memory and log.failure != "host-oom"]
+    misleading = [log for log in logs() if log.mentions_memory and log.failure != "host-oom"]
     taken = [
         log.source
         for log in misleading
@@ -58,7 +56,7 @@ def test_memory_that_is_only_mentioned_is_not_lowered() -> None:
 @pytest.mark.parametrize("name", [*HEADS, *TAILS])
 def test_what_stands_around_a_failure_changes_nothing(name: str) -> None:
     """On one log in twelve; the benchmark takes all."""
-    for log in SEVERAL:
+    for log in logs()[::12]:
         alone = judged(log.text)[0]
         if name in TAILS:
             assert judged(f"{log.text}\n{TAILS[name]}")[0] == alone, log.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ def llama(**fields: Any) -> Any:
         vocab_size=256, hidden_size=36, intermediate_size=50, num_hidden_layers=3, num_attention_heads=6,
         num_key_value_heads=3, max_position_embeddings=64, **fields,
     )  # fmt: skip
+
+
+def tied_llama() -> Any:
+    return llama(tie_word_embeddings=True)
 
 
 def gpt2() -> Any:
@@ -53,13 +58,13 @@ def built(task: CausalLM) -> Any:
 
 @pytest.mark.parametrize(
     ("config", "tied"),
-    [(llama(), False), (llama(tie_word_embeddings=True), True), (gpt2(), True)],
+    [(llama, False), (tied_llama, True), (gpt2, True)],
     ids=["llama", "tied llama", "gpt2"],
 )
 def test_a_checkpoint_in_several_files_gives_transformers_own_logits(
-    tmp_path: Path, config: Any, tied: bool
+    tmp_path: Path, config: Callable[[], Any], tied: bool
 ) -> None:
-    theirs = checkpoint(config, tmp_path)
+    theirs = checkpoint(config(), tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     task = CausalLM(str(tmp_path), context=32)
     model = built(task)
@@ -67,7 +72,7 @@ def test_a_checkpoint_in_several_files_gives_transformers_own_logits(
     assert torch.equal(model(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
     assert {type(block) for block in task.blocks(model)} == {type(theirs.base_model.get_submodule(
-        "h.0" if config.model_type == "gpt2" else "layers.0"
+        "h.0" if config is gpt2 else "layers.0"
     ))}  # fmt: skip
     total, weight = task.loss(model, torch.full((2, 9), 7))
     assert float(weight) == 16
@@ -172,11 +177,11 @@ def test_a_tokenizer_of_one_file_is_exported_and_every_part_of_a_config_says_the
     assert written == {"text_config": {**inner, "torch_dtype": "bfloat16"}, "dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize(
-    "config", [llama(), llama(tie_word_embeddings=True), gpt2()], ids=["llama", "tied", "gpt2"]
-)
-def test_a_loss_in_parts_is_that_of_all_logits_and_so_are_the_gradients(tmp_path: Path, config: Any) -> None:
-    checkpoint(config, tmp_path)
+@pytest.mark.parametrize("config", [llama, tied_llama, gpt2], ids=["llama", "tied", "gpt2"])
+def test_a_loss_in_parts_is_that_of_all_logits_and_so_are_the_gradients(
+    tmp_path: Path, config: Callable[[], Any]
+) -> None:
+    checkpoint(config(), tmp_path)
     task = CausalLM(str(tmp_path), context=32)
     assert task.uses_loss_chunks
     tokens = torch.arange(3 * 33).view(3, 33)
