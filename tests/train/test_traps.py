@@ -516,6 +516,19 @@ def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path:
     assert [line["loss"] is None for line in lines] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    "sharding", ["none", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fsdp", "zero1"))]
+)
+def test_a_checkpoint_before_the_first_update_changes_nothing(sharding: str, tmp_path: Path) -> None:
+    found, ranks = {}, 1 if sharding == "none" else 2
+    for every in (None, 1):
+        run = trap(tmp_path / f"{every}", bad=[1], train={"checkpoint_every": every, "lr": 1e-2})
+        ended = start(run, recipe(sharding, micro=8 // ranks), ranks=ranks)
+        assert not any(ended.codes.values()), ended.output
+        found[every] = losses(run)
+    assert found[1] == found[None]
+
+
 @pytest.mark.slow
 def test_a_diverged_training_ends_before_it_is_written_over_the_good_checkpoint(tmp_path: Path) -> None:
     asked = job(

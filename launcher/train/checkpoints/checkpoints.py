@@ -319,6 +319,8 @@ class Checkpoints:
         return StateDictOptions(ignore_frozen_params=True, strict=False)
 
     def _state(self) -> dict[str, Any]:
+        if not self.optimizer.state:  # torch would create them with a step that counts
+            self.make_states()
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options)
         # torch leaves a frozen parameter out under one name, and a tied one has several.
         for name, parameter in self.rank_state.model.named_parameters(remove_duplicate=False):
