@@ -322,9 +322,9 @@ class Trainer:
         return result
 
     def _leave_out(self, step: int, reason: str) -> None:
-        # The forward pass has changed BatchNorm's statistics, codebooks and similar buffers.
+        # The forward pass has changed BatchNorm's statistics, codebooks, memory banks and similar state.
         with self.budget.host_side():
-            stay = self.recovery.undo.restore(tensors_alone=True).lost
+            stay = self.recovery.undo.restore(skipped=True).lost
         if stay:
             reason += f"; {', '.join(stay)} changed for the first time and cannot be restored"
         self.rank.say(f"step {step} skipped: {reason}; the model is unchanged")

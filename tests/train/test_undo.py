@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
+import operator
 import random
 import weakref
 from collections import deque
@@ -418,16 +420,31 @@ def test_a_trained_parameter_that_is_written_later_is_told() -> None:
     assert undo.lost() == ["weight"] and undo.restore().lost == ("weight",)
 
 
-def test_of_a_step_that_is_left_out_tensors_alone_are_put_back() -> None:
+def test_of_a_step_that_is_left_out_the_numbers_of_the_task_alone_are_kept() -> None:
     task = Keeper()
     model = task.model()
     undo = Undo(model, torch.device("cpu"), task)
-    mean, calls, drawn = model.mean.clone(), task.calls, task.drawn.get_state()
-    frozen = model.frozen.weight.clone()
+    calls, drawn, of_model = task.calls, task.drawn.get_state(), _everything(task, model)[-1]
     _use(task, model)
-    undo.restore(tensors_alone=True)
-    assert torch.equal(model.mean, mean) and torch.equal(model.frozen.weight, frozen)
+    undo.restore(skipped=True)
+    assert _everything(task, model)[-1] == of_model
+    assert task.helper.table.tolist() == [0, 0, 0] and task.seen["a"][0].tolist() == [0, 0]
     assert task.calls == calls + 1 and not torch.equal(task.drawn.get_state(), drawn)
+
+
+@pytest.mark.parametrize("whose", ["task", "model"])
+def test_a_step_that_is_left_out_leaves_nothing_in_a_tuple_a_list_or_a_dictionary(whose: str) -> None:
+    task, pair = Keeper(), (torch.zeros(2), torch.zeros(2))
+    model = task.model()
+    owner: Any = task if whose == "task" else model
+    owner.carried, owner.bank, owner.named_pair = pair, deque(pair, maxlen=2), {"pair": pair}
+    undo = Undo(model, torch.device("cpu"), task)
+    bad = (torch.full((2,), math.nan), torch.full((2,), math.nan))
+    owner.carried, owner.named_pair["pair"] = bad, bad
+    owner.bank.extend(bad)
+    undo.restore(skipped=True)
+    assert owner.carried is pair and owner.named_pair == {"pair": pair}
+    assert len(owner.bank) == 2 and all(map(operator.is_, owner.bank, pair))
 
 
 def test_undo_tells_of_a_state_in_a_tuple_such_as_an_lstms() -> None:

@@ -82,6 +82,10 @@ class Restorable(Protocol):
     def restore(self) -> bool:
         """Restore the content. Return whether it had changed."""
 
+    def restore_state(self) -> object:
+        """Restore only what held tensors or arrays, itself or in a tuple, list or dictionary: numbers keep
+        their new values."""
+
 
 class Entries:
     """The entries of a dictionary, or the attributes of an object."""
@@ -119,11 +123,10 @@ class Entries:
                     self.home[key] = self.home.pop(key)
         return True
 
-    def restore_tensors(self) -> None:
-        """Restore only the entries that held tensors and now hold other objects."""
+    def restore_state(self) -> None:
         for key, value in self.kept.items():
             value = value.value if isinstance(value, Detached) else value
-            if isinstance(value, torch.Tensor) and self.home.get(key) is not value:
+            if self.home.get(key, _NONE) is not value and _is_state(value):
                 self.home[key] = value
 
 
@@ -195,6 +198,10 @@ class Items:
         (self.home.update if isinstance(self.home, set) else self.home.extend)(self._kept)
         return True
 
+    def restore_state(self) -> None:
+        if any(map(_is_state, self._kept)):
+            self.restore()
+
 
 class State:
     """The state of a random number generator, or the content of a small numpy array or byte array."""
@@ -215,6 +222,8 @@ class State:
             return False
         self._put(self._kept)
         return True
+
+    restore_state = restore
 
 
 def _same(kept: Any, now: Any) -> bool:
@@ -310,7 +319,9 @@ class FoundState:
     buffers: dict[str, Entries] = field(default_factory=dict)
     "The buffers of each module of the model, keyed by the prefix of their names."
     places: list[Restorable] = field(default_factory=list)
-    "Everything other than tensors and generators."
+    "Everything other than tensors and generators, that of the model first."
+    places_of_model: int = 0
+    "How many of `places` are the model's."
     generators: list[State] = field(default_factory=list)
     tensors: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     "Name and tensor, keyed by id."
@@ -391,7 +402,7 @@ class StateFinder:
                 self._search_classes(classes, seen, found, waiting)
         found.in_checkpoints = set(found.tensors)
         self._visit(waiting, seen, found)
-        found.of_model = set(found.tensors)
+        found.of_model, found.places_of_model = set(found.tensors), len(found.places)
         self._visit([*reversed(self._others)], seen, found)
         return found
 

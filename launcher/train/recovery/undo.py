@@ -17,7 +17,7 @@ from launcher.spec.base import format_bytes
 from launcher.train.ddp import without_ddp
 from launcher.train.recovery.fingerprint import bits, fingerprint
 from launcher.train.recovery.host_memory import free_on_host
-from launcher.train.recovery.state_finder import MOST_DATA, SMALL, Entries, FoundState, StateFinder, content
+from launcher.train.recovery.state_finder import MOST_DATA, SMALL, FoundState, StateFinder, content
 from launcher.train.rng import random_state, set_rng_state
 from launcher.train.task import Task, TaskError
 
@@ -138,24 +138,24 @@ class Undo:
             self._secured = []
 
     @torch.no_grad()
-    def restore(self, *, tensors_alone: bool = False) -> Restored:
+    def restore(self, *, skipped: bool = False) -> Restored:
         """Restore the state of the last `take`. May be repeated, from any thread, and may wait for the device
-        in the caller's stream. `tensors_alone` is for a step that is skipped, whose values may be NaN:
-        counters, random number generators and the task's `state()` keep their new values."""
+        in the caller's stream. `skipped` is for a step that is skipped, whose values may be NaN: numbers of
+        the task and its data, random number generators and the task's `state()` keep their new values."""
         with self._lock:
             for entries in self._taken.buffers.values():
                 entries.restore()
-            for place in self._taken.places:
-                if not tensors_alone:
+            for at, place in enumerate(self._taken.places):
+                if skipped and at >= self._taken.places_of_model:
+                    place.restore_state()
+                else:
                     place.restore()
-                elif isinstance(place, Entries):
-                    place.restore_tensors()
             self._taken.training.restore()
             self._taken.requires_grad.restore()
             before = [slot.follows for slot in self._slots.values()]
             lost = tuple(slot.name for slot in self._slots.values() if not slot.restore())
             followed = before != [slot.follows for slot in self._slots.values()]
-            if not tensors_alone:
+            if not skipped:
                 for generator in self._taken.generators:
                     generator.restore()
                 set_rng_state(self._rng, self._device)
