@@ -712,4 +712,5 @@ def _limited(budget: Budget) -> bool:
 
 
 def _mean(total: float, weight: float) -> float:
-    return total / weight if weight else 0.0
+    """Return NaN without weight, which is recorded as no value: a loss of 0 would be the best of a run."""
+    return total / weight if weight else math.nan

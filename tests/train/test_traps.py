@@ -516,6 +516,17 @@ def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path:
     assert [line["loss"] is None for line in lines] == [False, True, False]
 
 
+def test_without_a_target_there_is_no_loss_and_no_best_checkpoint(tmp_path: Path) -> None:
+    every = {"eval_every": 1, "checkpoint_every": 1, "keep_best": True}
+    run = trap(tmp_path / "run", sign=0, train=every)
+    ended = start(run, recipe("none", micro=8), ranks=1)
+    assert ended.codes == {0: 0}, ended.output
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [(line["loss"], line["eval_loss"]) for line in lines] == [(None, None)] * 3
+    marker = json.loads((run.checkpoints / "step-00000003" / "complete.json").read_text())
+    assert "eval_loss" not in marker
+
+
 @pytest.mark.parametrize(
     "sharding", ["none", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fsdp", "zero1"))]
 )
