@@ -219,8 +219,9 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 
 def check_shardable(model: nn.Module) -> None:
     """Raise SetupError for a parameter that FSDP cannot shard along its first dimension: one without
-    dimensions, one with another order in memory, or one of which tensor parallelism leaves a rank nothing.
-    Also for an embedding with `max_norm`, whose forward changes gathered rows that FSDP throws away."""
+    dimensions or elements, one with another order in memory, or one of which tensor parallelism leaves a
+    rank nothing. Also for an embedding with `max_norm`, whose forward changes gathered rows that FSDP throws
+    away."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise SetupError(
@@ -232,6 +233,11 @@ def check_shardable(model: nn.Module) -> None:
             raise SetupError(
                 f"{name} is a parameter without dimensions, which FSDP cannot shard: make it a tensor of one "
                 "element, torch.nn.Parameter(torch.zeros(1)), or use sharding: ddp"
+            )
+        if parameter.requires_grad and parameter.numel() == 0:
+            raise SetupError(
+                f"{name} is a parameter without elements, of shape {tuple(parameter.shape)}, whose gradient "
+                "FSDP cannot reduce: leave it out, set requires_grad=False, or use sharding: ddp"
             )
         if not parameter.is_contiguous():
             raise SetupError(

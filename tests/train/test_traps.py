@@ -70,6 +70,15 @@ def test_a_parameter_without_dimensions_is_refused_under_fsdp_with_what_to_do() 
         check_shardable(model)
 
 
+def test_a_parameter_without_elements_is_refused_under_fsdp_with_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_parameter("nothing", nn.Parameter(torch.zeros(0, 3)))
+    with pytest.raises(SetupError, match=r"nothing .*of shape \(0, 3\).* sharding: ddp"):
+        check_shardable(model)
+    model.nothing.requires_grad_(False)
+    check_shardable(model)
+
+
 def test_a_transposed_parameter_is_refused_under_fsdp_with_what_to_do() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_parameter("turned", nn.Parameter(torch.randn(2, 3).t()))
