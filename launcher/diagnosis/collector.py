@@ -44,6 +44,8 @@ NAMED = re.compile(
     r"(?::(?! [\d.e+-]+$)(?: .*|$)|$)"
 )
 _NETWORK: frozenset[Kind] = frozenset({"nccl-timeout", "rendezvous-failed"})
+_FROM_OUTSIDE: frozenset[Kind] = frozenset({"time-limit", "preempted"})
+"What ends a program whatever the program itself does."
 _OTHER_NETWORK = re.compile(
     r"(?:requests|urllib3?|http\w*|aiohttp|huggingface_hub|wandb|boto\w*|google|openai|redis|grpc|ssl)\.|"
     r"(?:\w+\.)*(?:HTTPError|URLError|ConnectionError|ConnectTimeout|ReadTimeout|MaxRetryError|NewConnectionError|"
@@ -376,8 +378,8 @@ class Collector:
     def _outlived(self, reader: _Reader, new: Clue) -> None:
         """Note that the program survived earlier failures, because it has failed again.
 
-        It survived exceptions if its counter has increased since. It survived running out of memory if an
-        error of its own ends it now.
+        It survived exceptions if its counter has increased since. If an error of its own ends it now, it
+        survived running out of memory, and nothing from outside ended it.
         """
         if reader.progress:
             until = reader.progress
@@ -391,7 +393,10 @@ class Collector:
         if new.uncaught and not reader.chained and _OWN_FAULT.match(new.text):
             self._mark(
                 new.label,
-                lambda clue: clue.kind in MEMORY_OF and clue.stream == new.stream and not _ended(clue),
+                lambda clue: (
+                    (clue.kind in _FROM_OUTSIDE or (clue.kind in MEMORY_OF and clue.stream == new.stream))
+                    and not _ended(clue)
+                ),
             )
 
     def _mark(self, label: str, survived: Callable[[Clue], bool]) -> None:

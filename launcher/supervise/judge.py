@@ -30,8 +30,13 @@ from launcher.spec.verdict import (
     Verdict,
 )
 
+_NETWORK: frozenset[FailureClass | None] = frozenset({"nccl-timeout", "rendezvous-failed"})
+
 # A rank with one of these was a victim of another rank, unless no other cause is known.
-_CONSEQUENCES: frozenset[FailureClass | None] = frozenset({None, "nccl-timeout", "rendezvous-failed"})
+_CONSEQUENCES = _NETWORK | {None}
+
+LEAVING_SECONDS = 5.0
+"How long before its end a program may close its connections. Finalizing Python with torch takes a while."
 
 _WORKER_KILLED = 128 + signal.SIGKILL
 "Exit code of `local_ranks` if the first worker that ended was killed."
@@ -242,7 +247,7 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
     nothing else.
     """
     roots = [error for error in evidence.errors if error.get("failure") not in _CONSEQUENCES]
-    if not roots and (_silent_ranks(evidence) or _killed_first(evidence) is not None):
+    if not roots and (_silent_ranks(evidence) or _ended_first(evidence) is not None):
         return None  # another rank died without a record, and these ranks only noticed it
     for error in sorted(roots, key=_order_of_error) or evidence.errors:
         rank = int(error["rank"])
@@ -322,13 +327,36 @@ def _failed_exits(evidence: Evidence) -> list[dict[str, Any]]:
     return sorted(failed, key=lambda record: (bool(record.get("stopping")), record.get("time", 0.0)))
 
 
-def _killed_first(evidence: Evidence) -> dict[str, Any] | None:
-    """Return the record of the first failed rank if a signal ended it before it recorded an error."""
+def _ended_first(evidence: Evidence) -> dict[str, Any] | None:
+    """Return the record of the first failed rank if it ended before it recorded an error."""
     said = {int(error["rank"]) for error in evidence.errors}
     for record in _failed_exits(evidence)[:1]:
-        if record["exit_code"] < 0 and record["rank"] not in said:
-            return record
+        if record["exit_code"] < 0 or _left_by_itself(record):
+            return record if record["rank"] not in said else None
     return None
+
+
+def _left_by_itself(record: Mapping[str, Any]) -> bool:
+    """Return whether a rank chose to end: no signal, no request and no other rank made it."""
+    code = record["exit_code"]
+    return not record.get("stopping") and code >= 0 and code not in (EXIT_STOPPED, EXIT_FOLLOWED)
+
+
+def _left_before(evidence: Evidence, findings: Sequence[_Finding]) -> dict[str, Any] | None:
+    """Return the record of the first rank that ended by itself before any rank missed another one.
+
+    Which ranks missed another one, `findings` tell.
+    """
+    missed = [one for one, *_ in findings if CLASS_OF_KIND[one.clue.kind] in _NETWORK]
+    victims, since = {one.rank for one in missed}, min(one.clue.time for one in missed)
+    left = [
+        record
+        for record in evidence.exits
+        if _left_by_itself(record)
+        and record["rank"] not in victims
+        and float(record.get("time", 0.0)) <= since + LEAVING_SECONDS
+    ]
+    return min(left, key=lambda one: (one["exit_code"] == 0, float(one.get("time", 0.0))), default=None)
 
 
 def _silent_ranks(evidence: Evidence) -> list[int]:
@@ -369,7 +397,19 @@ def _from_output(evidence: Evidence) -> Verdict | None:
     first = by_candidate[id(cause.found.clue)]
     if cause.failure == "unknown" and not first.reason:
         return None if only_stopped or not failed else _unexplained(evidence, failed[0], cause)
+    if cause.failure in _NETWORK and (left := _left_before(evidence, findings)) is not None:
+        return _missed(evidence, first, cause, left)
     return _verdict(evidence, first, cause)
+
+
+def _missed(evidence: Evidence, finding: _Finding, cause: Cause, left: Mapping[str, Any]) -> Verdict:
+    """Return the verdict if ranks missed another one, `left`, that had ended by itself."""
+    if left["exit_code"] != 0:
+        followed = cause._replace(others=((cause.found, "follows from another failure"), *cause.others))
+        return _unexplained(evidence, left).model_copy(update={"seen": _seen(followed)[1:]})
+    verdict = _verdict(evidence, finding, cause)
+    reason = f"{verdict.reason}: rank {left['rank']} had ended with exit code 0"
+    return verdict.model_copy(update={"reason": reason})
 
 
 def _findings(evidence: Evidence) -> list[_Finding]:

@@ -210,6 +210,20 @@ def test_memory_that_a_program_outlived_is_not_the_cause_of_its_own_fault(before
 
 
 @pytest.mark.parametrize(
+    "before",
+    [
+        "time limit reached for game 3, truncating the episode",
+        "episode 12 ran out of time",
+        "task 7 timed out, its reward is 0",
+    ],
+)
+def test_a_limit_that_a_program_tells_of_is_not_what_ended_it_if_its_own_fault_did(before: str) -> None:
+    assert judged(f"{before}\n{ENDED}KeyError: 'labels'") == ("user-error", "likely")
+    assert judged(before)[0] == "time-limit"
+    assert judged(f"{before}\n{ENDED}RuntimeError: stopped")[0] == "time-limit"
+
+
+@pytest.mark.parametrize(
     "after",
     [
         "During handling of the above exception, another exception occurred:\n\n"

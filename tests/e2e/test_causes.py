@@ -145,6 +145,29 @@ def test_one_rank_of_four_runs_out_while_the_others_wait_for_it(lab: Lab) -> Non
     assert (failed["failure"], failed["rank"]) == ("gpu-oom", 3)
 
 
+LEAVES = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if rank == 1:
+    sys.exit("shard 1 holds no samples")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_with_words_that_no_pattern_knows_is_named_and_not_the_one_that_misses_it(
+    lab: Lab,
+) -> None:
+    lab.script(START + LEAVES)
+    resources = {"gpus_per_node": 0, "ranks_per_node": 2}
+    lab.cli("run", str(lab.job(command="python train.py", resources=resources, retries={"same": 0})))
+    (failed,) = verdicts(lab.newest())
+    assert (failed["failure"], failed["rank"]) == ("unknown", 1)
+    assert failed["last_lines"] == ["shard 1 holds no samples"]
+    assert [one["why"] for one in failed["seen"]] == ["follows from another failure"]
+
+
 def test_why_shows_the_decisive_line_and_what_was_taken_for_a_consequence(lab: Lab) -> None:
     lab.script(START + prints_at_exit(f"{IGNORED}\n{WANDB}"))
     job = lab.job(command="python train.py", resources=ONE_RANK, recipe="auto", retries={"lower": 0})

@@ -102,6 +102,31 @@ def test_a_rank_killed_without_a_word_is_the_cause_although_its_peers_complain()
     assert (verdict.failure, verdict.rank, verdict.exit_code) == ("unknown", 1, -9)
 
 
+LOST = (
+    "Traceback (most recent call last):",
+    "RuntimeError: [...] Connection closed by peer [127.0.0.1]:1",
+)
+
+
+@pytest.mark.parametrize("errors", [(), (said(0, "nccl-timeout", 1.5),)], ids=["command", "task"])
+def test_a_rank_that_left_without_a_word_is_the_cause_although_its_peers_complain(errors: tuple[Any, ...]):
+    peer = ended(0, -15, 1.6, stopping=True, lines=LOST)
+    told = Evidence(ranks=2, exit_codes={0: 7}, errors=errors, exits=(ended(1, 7, 1.7), peer))
+    verdict = judge(told)
+    assert (verdict.failure, verdict.rank, verdict.exit_code) == ("unknown", 1, 7)
+    late = judge(replace(told, exits=(ended(1, 7, 60.0), peer)))
+    assert late.failure == "nccl-timeout", "it left long after the connection had been lost"
+    spoke = judge(replace(told, exits=(ended(1, 7, 1.7, lines=LOST), ended(0, 1, 1.6, lines=LOST))))
+    assert spoke.failure == "nccl-timeout"
+
+
+def test_ranks_that_wait_for_one_that_has_finished_say_which_it_was():
+    exits = (ended(0, 1, 1.6, lines=LOST), ended(1, 0, 1.0))
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits))
+    assert (verdict.failure, verdict.rank) == ("nccl-timeout", 0)
+    assert verdict.reason.endswith("waiting for the other ranks: rank 1 had ended with exit code 0")
+
+
 def test_a_kill_while_the_kernel_was_out_of_memory_is_host_oom():
     evidence = Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -9),), host_oom_kills={0: 1})
     verdict = judge(evidence)
