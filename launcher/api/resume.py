@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.rundir.layout import RunDir
@@ -29,6 +32,28 @@ def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) ->
     """
     if run.damage:
         raise SchedulerError(run.damage)
+    with _only_one(run):
+        return _resume(run, sets, cluster)
+
+
+@contextlib.contextmanager
+def _only_one(run: RunDir) -> Iterator[None]:
+    """Refuse a second resume before the first has started its supervisor: one would run the other's plan."""
+    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise SchedulerError(f"{run.id} is being resumed by another process") from None
+    except OSError:  # NFS locks no folder
+        pass
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
+def _resume(run: RunDir, sets: Sequence[str], cluster: str | None) -> Resumed:
     scheduler = scheduler_of(run)
     again = None
     if sets or cluster:

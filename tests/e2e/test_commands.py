@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from launcher.api.resume import resume
+from launcher.schedulers.base import SchedulerError
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
 from tests.lab import Lab, events, verdicts, wait_for
@@ -421,6 +424,31 @@ def test_a_run_that_succeeded_is_not_run_again(lab: Lab) -> None:
     assert lab.cli("run", str(lab.job(command="python train.py"))).returncode == 0
     resumed = lab.cli("resume")
     assert resumed.returncode == 4 and "has succeeded" in resumed.stderr
+
+
+@pytest.mark.slow
+def test_of_two_resumes_at_once_one_is_refused_and_the_plan_of_the_other_runs(lab: Lab) -> None:
+    lab.script("import os, sys\nsys.exit(os.environ['LAUNCHER_STEPS'] == '1')\n")
+    hold, held = lab.folder / "hold", lab.folder / "held"
+    slow = lab.script(
+        f"#!/bin/sh\nif [ -e {hold} ]; then touch {held}; fi\nwhile [ -e {hold} ]; do sleep 0.05; done\n"
+        f'exec {sys.executable} "$@"\n',
+        "slow-python",
+    )
+    slow.chmod(0o755)
+    (lab.folder / "slow.yaml").write_text(f"name: slow\nscheduler: local\npaths: {{python: {slow}}}\n")
+    job = lab.job(command="python train.py", steps=1, retries={"same": 0})
+    assert lab.cli("run", str(job), "-c", "slow.yaml").returncode == EXIT_CODES["unknown"]
+    run = lab.newest()
+    hold.touch()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(lab.cli, "resume", "--set", "steps=2", "--follow")
+        wait_for(held.exists, "interpreter of the supervisor")
+        with pytest.raises(SchedulerError, match="is being resumed by another process"):
+            resume(run, ["steps=3"])
+        hold.unlink()
+    assert first.result().returncode == 0, first.result().stderr
+    assert [one["set"] for one in events(run, "replanned")] == [["steps=2"]]
 
 
 @pytest.mark.slow
