@@ -57,7 +57,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     created = seconds_of(str(status.created or ""))
     seconds = seconds_run(run, events, now, ended=status.ended)
     per_hour = usd_per_hour(run, events)
-    gpus = int(about.nodes or 0) * int(about.gpus_per_node or 0)
+    gpus = (about.nodes or 0) * (about.gpus_per_node or 0)
     loss, tags = newest(run, "loss"), about.job.tags
     return Row(
         run=status.run_id,

@@ -76,8 +76,8 @@ class RunRecord(Record):
     job_file: Any = None
     job: JobRecord = JobRecord()
     cluster: ClusterRecord = ClusterRecord()
-    nodes: Any = None
-    gpus_per_node: Any = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
     hosts: list[str] | None = None
     "The ssh hosts that were chosen, node 0's first."
     sweep: _Sweep | None = None

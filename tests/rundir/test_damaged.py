@@ -70,6 +70,7 @@ DAMAGE = {
     "job 5": about(job=5),
     "ssh without hosts": about(cluster={"name": "c", "scheduler": "ssh", "ssh": {}, "paths": {}}),
     "sweep 5": about(sweep=5),
+    "GPUs in words": about(gpus_per_node="eight"),
     "nested run": garbage("run.json"),
     "nested state": garbage("state.json"),
     "nested plan": garbage("plan.json"),
@@ -120,6 +121,7 @@ def test_one_damaged_run_hides_no_other_and_no_verb_shows_a_traceback(
     listed = CliRunner().invoke(app, ["list", "--json"])
     states = {one["run_id"]: one["state"] for one in json.loads(listed.stdout)}
     assert states["good-1"] == "succeeded" and "bad-1" in states
+    assert CliRunner().invoke(app, ["list"]).exit_code == 0
     for verb in (["why"], ["status"], ["logs"], ["cancel"], ["clean", "-y"]):
         error = CliRunner().invoke(app, [*verb, "bad-1"]).exception
         assert error is None or isinstance(error, SystemExit) or _exit_code(error) is not None, (verb, error)
