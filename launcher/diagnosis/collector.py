@@ -44,7 +44,7 @@ NAMED = re.compile(
     r"(?::(?! [\d.e+-]+$)(?: .*|$)|$)"
 )
 _NETWORK: frozenset[Kind] = frozenset({"nccl-timeout", "rendezvous-failed"})
-_FROM_OUTSIDE: frozenset[Kind] = frozenset({"time-limit", "preempted"})
+_FROM_OUTSIDE: frozenset[Kind] = frozenset({"time-limit", "preempted", "cancelled"})
 "What ends a program whatever the program itself does."
 _OTHER_NETWORK = re.compile(
     r"(?:requests|urllib3?|http\w*|aiohttp|huggingface_hub|wandb|boto\w*|google|openai|redis|grpc|ssl)\.|"
@@ -413,7 +413,7 @@ def _ended(clue: Clue) -> bool:
         return True
     below = clue.before[-1].strip() if clue.before else ""
     cut = NAMED.fullmatch(clue.text) is not None and below.startswith(("File ", "│", "╰", "~", "^", "["))
-    return cut or clue.strength == "record"
+    return cut or (clue.strength == "record" and not clue.stream)  # a rank's streams hold its own words alone
 
 
 def _wrapped(text: str, before: Sequence[bytes]) -> Pattern | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from benchmarks.verdicts import judged
 
-from launcher.diagnosis.cause import clue_of_exception
+from launcher.diagnosis.cause import Candidate, cause_of, clue_of_exception
 from launcher.diagnosis.clue import CLASS_OF
+from launcher.diagnosis.collector import Collector
 
 HEAD = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\n'
 KEY = f"{HEAD}KeyError: 'labels'"
@@ -221,6 +222,18 @@ def test_a_limit_that_a_program_tells_of_is_not_what_ended_it_if_its_own_fault_d
     assert judged(f"{before}\n{ENDED}KeyError: 'labels'") == ("user-error", "likely")
     assert judged(before)[0] == "time-limit"
     assert judged(f"{before}\n{ENDED}RuntimeError: stopped")[0] == "time-limit"
+
+
+@pytest.mark.parametrize(
+    ("stream", "failure"), [("err", "user-error"), ("", "preempted")], ids=["a rank", "a log of all"]
+)
+@pytest.mark.parametrize("said", ["agent 3 was preempted by agent 5", "Preempting task 4"])
+def test_in_a_ranks_own_output_no_scheduler_tells_of_its_end(said: str, stream: str, failure: str) -> None:
+    collector = Collector()
+    for number, line in enumerate(f"{said}\n{ENDED}KeyError: 'labels'".splitlines(), 1):
+        collector.feed(stream, line.encode() + b"\n", number)
+    cause = cause_of(Candidate(clue, rank=0) for clue in collector.clues())
+    assert cause is not None and cause.failure == failure
 
 
 @pytest.mark.parametrize(
