@@ -13,7 +13,7 @@ _Text = Optional[str]  # noqa: UP045
 
 def list_runs(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", help="show at most so many, the newest first; 0 shows all")
+        int, typer.Option("--limit", "-n", min=0, help="show at most so many, the newest first; 0 shows all")
     ] = 20,
     state: Annotated[_Text, typer.Option(help="show only runs in this state, e.g. running")] = None,
     name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,

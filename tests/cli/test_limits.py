@@ -18,6 +18,11 @@ def test_a_limit_that_is_no_number_above_0_is_wrong_usage(option: str, value: st
         assert done.exit_code == 2 and option in done.output
 
 
+def test_a_negative_number_of_runs_is_wrong_usage() -> None:
+    done = CliRunner().invoke(app, ("list", "--limit", "-1"))
+    assert done.exit_code == 2 and "--limit" in done.output
+
+
 LONG = "9" * 5000
 
 
