@@ -150,7 +150,9 @@ class LocalScheduler(OneByOne):
             lost = {"state": "lost", "failure": "node-failed", "reason": _lost(run)}
             end = end_told(run) or lost
             name, failure, reason = end["state"], end["failure"], end["reason"] or ""
-        if name not in LIVING and run.damage:
+        if not state and not run.run.exists():
+            name, failure, reason = "lost", "node-failed", f"{run.path} was deleted"
+        elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
         elif name == "rendered":
             reason = (

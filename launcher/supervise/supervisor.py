@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -98,6 +99,8 @@ TURN_SECONDS = 0.5
 NO_TIME = "no time was left to save"
 GRACE_SECONDS = 2.0
 "How much later than node 0 the other nodes may begin and report their checks."
+GONE_SECONDS = 5.0
+"How long the run directory is missing until it counts as deleted."
 LEAVE_SECONDS = 8.0
 "Part of the scheduler's remaining time kept for recording how ranks ended and for requeueing."
 
@@ -145,6 +148,9 @@ class Supervisor:
         "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
+        self._inode = run.path.stat().st_ino
+        self._gone_since: float | None = None
+        "When the run directory was first missing, by time.monotonic."
         self._attempt_ended = 0.0
         "By time.monotonic."
         self._stop_file = stop_file
@@ -393,6 +399,9 @@ class Supervisor:
 
     def _tick(self, attempt: AttemptDir, running: RunningAttempt) -> None:
         self.nodes.beat(attempt)
+        if self._stop_reason is None and self._deleted():
+            print(f"[launcher] {self.run.path} was deleted: the run ends", file=sys.stderr)
+            self._stop_for("cancelled")
         for reason in self._requests():
             self._stop_for(reason)
             self.journal.event(Stopping(reason=reason))
@@ -405,6 +414,19 @@ class Supervisor:
             running.end_failed()
         if self.nodes.another_node_failed(attempt):
             running.end_failed()
+
+    def _deleted(self) -> bool:
+        """Return whether the run directory was deleted or moved: nobody finds or stops the run any more."""
+        try:
+            # A rank may have made a new folder; some network file systems number folders anew.
+            there = self.run.path.stat().st_ino == self._inode or bool(self.run.run.stat())
+        except OSError as error:
+            there = error.errno != errno.ENOENT
+        if there:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = time.monotonic()
+        return self._gone_since is not None and time.monotonic() > self._gone_since + GONE_SECONDS
 
     def _stop_for(self, reason: str) -> None:
         """Record why the run stops: a cancellation overrides other reasons, otherwise the first one counts.

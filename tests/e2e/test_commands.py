@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.api.resume import resume
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
@@ -424,6 +426,20 @@ def test_a_run_that_succeeded_is_not_run_again(lab: Lab) -> None:
     assert lab.cli("run", str(lab.job(command="python train.py"))).returncode == 0
     resumed = lab.cli("resume")
     assert resumed.returncode == 4 and "has succeeded" in resumed.stderr
+
+
+@pytest.mark.slow
+def test_a_run_whose_directory_is_deleted_ends_and_nobody_waits_for_it(lab: Lab) -> None:
+    lab.script("import time\ntime.sleep(3000)\n")
+    job = lab.job(command="python train.py", stop_timeout=1)
+    with ThreadPoolExecutor() as pool:
+        followed = pool.submit(lab.cli, "run", str(job))
+        run = RunDir(wait_for(lambda: next(lab.folder.glob("runs/e2e-*"), None), "run directory"))
+        wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").exists(), "a rank")
+        shutil.rmtree(run.path)
+        ended = followed.result()
+    assert ended.returncode == 14 and "was deleted" in ended.stdout + ended.stderr
+    wait_for(lambda: not processes_of(run.path), "end of its processes")
 
 
 @pytest.mark.slow
