@@ -72,6 +72,11 @@ def submit(
     limits = Limits(max_price, budget, max_hours)
     if (at_once is not None or samples is not None) and sweep is None:
         raise UsageError("at_once and samples need a sweep: give sweep, too")
+    for name, count in (("at_once", at_once), ("samples", samples)):
+        if count is not None and count < 1:
+            raise UsageError(f"{name}: {count} is less than 1")
+    if sweep is not None and not isinstance(sweep, Mapping):
+        raise UsageError("sweep: give a mapping of field names to lists of values")
     if sweep is not None:
         return _swept(job, cluster, sets, sweep, at_once, samples, seed, limits)
     scheduler, ready = prepared(job, cluster, sets, limits=limits)

@@ -114,6 +114,8 @@ def test_metrics_and_checkpoints_of_a_task(lab: Lab) -> None:
         (lambda: launcher.submit(TASK, set={"args.x": float("inf")}), launcher.SpecError, "set: args.x: inf"),
         (lambda: launcher.submit(TASK, set={"env.A=B": "1"}), launcher.SpecError, "no field has `=`"),
         (lambda: launcher.submit(TASK, at_once=2), launcher.UsageError, "give sweep, too"),
+        (lambda: launcher.submit(TASK, sweep={"steps": [1]}, at_once=0), launcher.UsageError, "at_once: 0"),
+        (lambda: launcher.submit(TASK, sweep="steps=1,2"), launcher.UsageError, "sweep: give a mapping"),
         (lambda: launcher.runs(state="bogus"), launcher.UsageError, "'bogus' is not a state of a run"),
         (lambda: launcher.Run(""), launcher.RunNotFoundError, "the name is empty"),
         (lambda: launcher.submit({**TASK, "steps": "many"}), launcher.SpecError, "the job: steps: must be"),
