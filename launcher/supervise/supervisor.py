@@ -148,7 +148,7 @@ class Supervisor:
         "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
-        self._inode = run.path.stat().st_ino
+        self._folder = run.path.stat()
         self._gone_since: float | None = None
         "When the run directory was first missing, by time.monotonic."
         self._attempt_ended = 0.0
@@ -419,14 +419,19 @@ class Supervisor:
         """Return whether the run directory was deleted or moved: nobody finds or stops the run any more."""
         try:
             # A rank may have made a new folder; some network file systems number folders anew.
-            there = self.run.path.stat().st_ino == self._inode or bool(self.run.run.stat())
+            there = self.run.path.stat().st_ino == self._folder.st_ino or bool(self.run.run.stat())
         except OSError as error:
-            there = error.errno != errno.ENOENT
+            there = error.errno != errno.ENOENT or not self._mounted()
         if there:
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = time.monotonic()
         return self._gone_since is not None and time.monotonic() > self._gone_since + GONE_SECONDS
+
+    def _mounted(self) -> bool:
+        """Return whether the file system of the run directory is there: without it nothing was deleted."""
+        above = next(folder for folder in self.run.path.parents if folder.exists())
+        return above.stat().st_dev == self._folder.st_dev
 
     def _stop_for(self, reason: str) -> None:
         """Record why the run stops: a cancellation overrides other reasons, otherwise the first one counts.

@@ -1,14 +1,16 @@
-"""A full disk: training goes on, or stops with a verdict; it never hangs."""
+"""A disk that is full or away: training goes on, or stops with a verdict; it never hangs."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from launcher.spec.verdict import EXIT_CODES
-from tests.lab import Lab, events, metrics, verdicts
+from launcher.supervise.supervisor import GONE_SECONDS
+from tests.lab import Lab, events, metrics, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -78,3 +80,24 @@ def test_a_crash_on_a_full_disk_is_neither_hidden_nor_blamed_on_the_start(lab: L
     done = lab.cli("run", str(lab.job(command="python train.py", retries={"same": 0})))
     verdict = verdicts(lab.newest())[0]
     assert done.returncode == 19 and "SIGABRT" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_file_system_is_away_for_a_while_goes_on(lab: Lab, small_disk: Path) -> None:
+    """Its directory is missing then, but was not deleted."""
+    there = lab.folder / "there"
+    there.mkdir()
+    bind = ["mount", "--bind", str(small_disk), str(there)]
+    subprocess.run(bind, check=True)
+    lab.environ["LAUNCHER_RUNS"] = str(there / "runs")
+    lab.script("import os, time\nwhile not os.path.exists('go'): time.sleep(0.1)\n")
+    run = lab.submit(str(lab.job(command="python train.py")))
+    wait_for(lambda: run.attempt(0).rank_log(0, 1, "out").exists(), "a rank")
+    subprocess.run(["umount", "--lazy", str(there)], check=True)
+    time.sleep(2 * GONE_SECONDS)
+    subprocess.run(bind, check=True)
+    (lab.folder / "go").touch()
+    try:
+        assert lab.wait(run)["state"] == "succeeded", lab.all_logs(run)
+    finally:
+        subprocess.run(["umount", "--lazy", str(there)], check=True)
