@@ -44,8 +44,8 @@ NAMED = re.compile(
     r"(?::(?! [\d.e+-]+$)(?: .*|$)|$)"
 )
 _NETWORK: frozenset[Kind] = frozenset({"nccl-timeout", "rendezvous-failed"})
-_FROM_OUTSIDE: frozenset[Kind] = frozenset({"time-limit", "preempted", "cancelled"})
-"What ends a program whatever the program itself does."
+_CHECKED: frozenset[Kind] = frozenset({"numerical", "desync"})
+"What a program finds by a check of its own. It may then end itself by an exception of _CHECK."
 _OTHER_NETWORK = re.compile(
     r"(?:requests|urllib3?|http\w*|aiohttp|huggingface_hub|wandb|boto\w*|google|openai|redis|grpc|ssl)\.|"
     r"(?:\w+\.)*(?:HTTPError|URLError|ConnectionError|ConnectTimeout|ReadTimeout|MaxRetryError|NewConnectionError|"
@@ -74,6 +74,7 @@ _OWN_FAULT = re.compile(
     r"Syntax|Indentation)Error\b"
 )
 "Exceptions that show an error of the program itself, never that something else failed before."
+_CHECK = re.compile(r"(?:Assertion|Value)Error\b")
 _BAR = re.compile(r"\d%\||\bit/s|s/it\b")
 "A progress bar. It is printed to stderr, which is not buffered."
 _FATAL = ("what():", "terminate called")
@@ -379,7 +380,7 @@ class Collector:
         """Note that the program survived earlier failures, because it has failed again.
 
         It survived exceptions if its counter has increased since. If an error of its own ends it now, it
-        survived running out of memory, and nothing from outside ended it.
+        survived whatever it said before, unless another process may have ended by that.
         """
         if reader.progress:
             until = reader.progress
@@ -391,13 +392,8 @@ class Collector:
             )
             reader.progress = 0
         if new.uncaught and not reader.chained and _OWN_FAULT.match(new.text):
-            self._mark(
-                new.label,
-                lambda clue: (
-                    (clue.kind in _FROM_OUTSIDE or (clue.kind in MEMORY_OF and clue.stream == new.stream))
-                    and not _ended(clue)
-                ),
-            )
+            check = _CHECK.match(new.text) is not None
+            self._mark(new.label, lambda clue: not _ended(clue) and not (check and clue.kind in _CHECKED))
 
     def _mark(self, label: str, survived: Callable[[Clue], bool]) -> None:
         for clues in self._found.values():

@@ -224,16 +224,41 @@ def test_a_limit_that_a_program_tells_of_is_not_what_ended_it_if_its_own_fault_d
     assert judged(f"{before}\n{ENDED}RuntimeError: stopped")[0] == "time-limit"
 
 
-@pytest.mark.parametrize(
-    ("stream", "failure"), [("err", "user-error"), ("", "preempted")], ids=["a rank", "a log of all"]
-)
-@pytest.mark.parametrize("said", ["agent 3 was preempted by agent 5", "Preempting task 4"])
-def test_in_a_ranks_own_output_no_scheduler_tells_of_its_end(said: str, stream: str, failure: str) -> None:
+def judged_of_rank(text: str, stream: str = "err") -> str:
     collector = Collector()
-    for number, line in enumerate(f"{said}\n{ENDED}KeyError: 'labels'".splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         collector.feed(stream, line.encode() + b"\n", number)
     cause = cause_of(Candidate(clue, rank=0) for clue in collector.clues())
-    assert cause is not None and cause.failure == failure
+    assert cause is not None
+    return cause.failure
+
+
+@pytest.mark.parametrize("said", ["agent 3 was preempted by agent 5", "Preempting task 4"])
+def test_in_a_ranks_own_output_no_scheduler_tells_of_its_end(said: str) -> None:
+    log = f"{said}\n{ENDED}KeyError: 'labels'"
+    assert judged_of_rank(log) == "user-error"
+    assert judged_of_rank(log, stream="") == "preempted", "in a log of all it may be the scheduler's"
+
+
+@pytest.mark.parametrize(
+    ("said", "failure"),
+    [
+        ("no space left on device for cache, caching disabled", "disk-full"),
+        ("loss is nan for 3 samples, they were dropped", "numerical"),
+        ("desync between ranks of players corrected", "desync"),
+        ("Xid 13 seen earlier on this node", "node-failed"),
+    ],
+)
+def test_whatever_a_program_said_its_own_fault_ended_it(said: str, failure: str) -> None:
+    assert judged_of_rank(said) == failure
+    for fault in ("KeyError: 'labels'", "TypeError: unhashable type: 'list'"):
+        assert judged_of_rank(f"{said}\n{ENDED}{fault}") == "user-error"
+    assert judged_of_rank(f"{said}\n{ENDED}RuntimeError: stopped") == failure
+
+
+@pytest.mark.parametrize("end", ["ValueError: the training diverged", "AssertionError"])
+def test_a_check_of_the_program_may_end_it_by_an_exception(end: str) -> None:
+    assert judged_of_rank(f"Loss is nan, stopping training\n{ENDED}{end}") == "numerical"
 
 
 @pytest.mark.parametrize(
