@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.rundir.files import append_json
 from launcher.rundir.layout import RunDir
+from launcher.rundir.mask import masked_text
 from launcher.rundir.time import stamp
 from launcher.spec import variables
 
@@ -21,10 +22,15 @@ _COUNTED = ("tokens", "samples")
 
 
 class StepLines:
-    """Makes the lines of one attempt from what a program reports of its steps."""
+    """Makes the lines of one attempt from what a program reports of its steps.
 
-    def __init__(self, attempt: int) -> None:
-        self._attempt = attempt
+    The secrets that `environ` names are masked in the names of metrics.
+    """
+
+    def __init__(self, attempt: int, environ: Mapping[str, str]) -> None:
+        self._attempt, self._environ = attempt, environ
+        self._names: dict[str, str] = {}
+        "The names of metrics so far, as they are written."
         self._last: tuple[int, float] | None = None
         "The step of the last line, and its time in Unix seconds."
 
@@ -45,12 +51,14 @@ class StepLines:
         last_step, last_at = self._last or (step, at)
         seconds = max(0.0, at - last_at) if step != last_step and measured else 0.0
         self._last = step, at
+        for name in numbers.keys() - self._names.keys():
+            self._names[name] = masked_text(name, self._environ)
         line = {
             "time": stamp(at),
             "attempt": self._attempt,
             "step": step,
             "seconds": round(seconds, 6),
-            **numbers,
+            **{self._names[name]: number for name, number in numbers.items()},
         }
         if steps is not None:
             line["steps"] = steps
@@ -95,7 +103,7 @@ def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics:
             numbers[name] = _number(value)
         except _NOT_A_NUMBER as error:
             _tell(f"{name} is not recorded: {error}", at)
-    _lines = _lines or StepLines(int(os.environ.get(variables.ATTEMPT, "0")))
+    _lines = _lines or StepLines(int(os.environ.get(variables.ATTEMPT, "0")), os.environ)
     try:
         append_json(RunDir(Path(folder)).metrics, _lines.line(at, numbers, time.time(), steps=of))
     except OSError as error:

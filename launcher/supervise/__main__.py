@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.logs.mask import masked_text
+from launcher.rundir.mask import masked_text
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables

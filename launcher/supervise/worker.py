@@ -19,7 +19,7 @@ from pathlib import Path
 
 from launcher.diagnosis.clue import failure_patterns
 from launcher.logs.capture import RankCapture, secrets_of
-from launcher.logs.mask import masked_strings
+from launcher.rundir.mask import masked_strings
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
@@ -169,7 +169,7 @@ class Worker:
             sampler = MemorySampler(self.attempt.memory(self.rank), pid, ranks=ranks, gpus=self.on_gpu)
             watchers.callback(sampler.close)
             if self.rank == 0:
-                logs = FrameworkLogs(self.run, self.attempt.number, Path.cwd(), started)
+                logs = FrameworkLogs(self.run, self.attempt.number, Path.cwd(), started, self.environ)
                 watchers.callback(logs.close)
             yield
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.logs.mask import masked_strings
+from launcher.rundir.mask import masked_strings
 from launcher.logs.masked_pipe import MaskedPipe
 
 SECRET = b"hunter2-hunter2"

@@ -87,6 +87,14 @@ def test_what_cannot_be_recorded_is_told_once_and_ends_no_training(
     assert not {"note", "huge", "pair"} & set().union(*lines)
 
 
+def test_a_secret_is_masked_in_the_name_of_a_metric_too(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_SECRETS", "KEY")
+    monkeypatch.setenv("KEY", "hunter2-hunter2")
+    launcher.log(1, **{"m_hunter2-hunter2": 1.0}, loss=2.0)
+    line = run.read_metrics()[0]
+    assert (line["m_***"], line["loss"]) == (1.0, 2.0) and "hunter2" not in run.metrics.read_text()
+
+
 def test_a_full_disk_loses_the_line_and_not_the_training(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

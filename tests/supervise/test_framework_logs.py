@@ -99,7 +99,7 @@ def work(run: RunDir) -> Path:
 def taken_over(run: RunDir, attempt: int = 0, since: float = LONG_AGO) -> list[dict[str, Any]]:
     """What the end of a rank adds to metrics.jsonl."""
     before = len(run.read_metrics())
-    FrameworkLogs(run, attempt, work(run), since).close()
+    FrameworkLogs(run, attempt, work(run), since, {}).close()
     return run.read_metrics()[before:]
 
 
@@ -305,7 +305,7 @@ def test_a_trainer_that_keeps_one_checkpoint_does_not_tell_again_either(run: Run
     save_state(run, 1, 2, 3, 4)
     for path in run.checkpoints.glob("*/*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
-    follower = FrameworkLogs(run, 1, work(run), time.time() - 5.0)
+    follower = FrameworkLogs(run, 1, work(run), time.time() - 5.0, {})
     wait_for(lambda: follower.began, "first search")
     save_state(run, 1, 2, 3, 4, 5, 6)
     shutil.rmtree(run.checkpoints / "checkpoint-4")  # save_total_limit=1
@@ -325,7 +325,7 @@ def rows(folder: Path, *steps: int) -> Path:
 def test_one_log_is_followed_and_none_once_the_script_calls_launcher_log(run: RunDir) -> None:
     rows(run.path / "one", 1, 2)
     rows(work(run), 1, 2)
-    follower = FrameworkLogs(run, 0, work(run), LONG_AGO)
+    follower = FrameworkLogs(run, 0, work(run), LONG_AGO, {})
     wait_for(lambda: len(run.read_metrics()) == 2, "lines while the run goes on")
     append_json(run.metrics, {"time": "2026-11-26T00:00:00", "attempt": 0, "step": 3, "seconds": 1.0})
     rows(run.path / "one", 1, 2, 3, 4)
@@ -335,10 +335,18 @@ def test_one_log_is_followed_and_none_once_the_script_calls_launcher_log(run: Ru
     ]  # fmt: skip
 
 
+def test_a_secret_is_masked_in_the_names_of_a_framework(run: RunDir) -> None:
+    path = work(run) / "lightning_logs" / "version_0" / "metrics.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text("epoch,step,hunter2-hunter2\n0,0,1.5\n")
+    FrameworkLogs(run, 0, work(run), LONG_AGO, {"LAUNCHER_SECRETS": "KEY", "KEY": "hunter2-hunter2"}).close()
+    assert [line["***"] for line in run.read_metrics()] == [1.5]
+
+
 def test_times_that_a_log_does_not_tell_are_spread_and_the_first_ones_are_no_speed(run: RunDir) -> None:
     rows(run.path, 1, 2)
     began = time.time()
-    follower = FrameworkLogs(run, 0, work(run), began - 1.0)
+    follower = FrameworkLogs(run, 0, work(run), began - 1.0, {})
     wait_for(lambda: len(run.read_metrics()) == 2, "first lines")
     rows(run.path, 1, 2, 3, 4)
     follower.close()
@@ -389,7 +397,7 @@ def test_a_log_in_a_shared_working_folder_is_read_if_a_process_of_this_run_write
         (work(run) / "theirs").mkdir()
         [log] = work(run).glob("ours/events*")
         shutil.copy(log, work(run) / "theirs" / log.name.replace(f".{ours.pid}.", ".1."))
-        follower = FrameworkLogs(run, 0, work(run), LONG_AGO)
+        follower = FrameworkLogs(run, 0, work(run), LONG_AGO, {})
         wait_for(lambda: len(run.read_metrics()) == 2, "its steps")
         assert ours.stdin is not None
         ours.stdin.close()
@@ -502,5 +510,5 @@ def test_a_log_that_cannot_be_read_to_its_end_holds_up_no_rank(
     go = threading.Event()
     monkeypatch.setattr(Source, "read", lambda *_, **__: (go.wait(), ()))
     monkeypatch.setattr(follower, "CLOSING_SECONDS", 0.1)
-    FrameworkLogs(run, 0, work(run), LONG_AGO).close()
+    FrameworkLogs(run, 0, work(run), LONG_AGO, {}).close()
     go.set()

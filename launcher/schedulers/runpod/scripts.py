@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from launcher import __version__
-from launcher.logs.mask import POD_KEY
+from launcher.rundir.mask import POD_KEY
 from launcher.render import quote, render
 from launcher.render.environment import RenderError
 from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script

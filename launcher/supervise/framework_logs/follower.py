@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.logs.read import OffsetReader
@@ -25,11 +26,14 @@ class FrameworkLogs:
     Once the script calls `launcher.log`, it copies nothing more. If the disk is full, lines are lost.
     """
 
-    def __init__(self, run: RunDir, attempt: int, workdir: Path, since: float) -> None:
-        """`since` is when the rank was started, in Unix seconds."""
+    def __init__(
+        self, run: RunDir, attempt: int, workdir: Path, since: float, environ: Mapping[str, str]
+    ) -> None:
+        """`since` is when the rank was started, in Unix seconds, and `environ` its environment."""
         self._metrics = run.metrics
         self._source = Source(run, workdir, since)
-        self._lines = FrameworkLines(attempt, (run.read_about().job.batch or {}).get("global"), since)
+        samples = (run.read_about().job.batch or {}).get("global")
+        self._lines = FrameworkLines(attempt, samples, since, environ)
         self._written = OffsetReader(run.metrics)
         self._written.offset = self._written.size()
         self._script_reports = False

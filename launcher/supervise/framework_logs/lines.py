@@ -22,9 +22,11 @@ _TOKENS_SO_FAR = ("num_input_tokens_seen", "num_tokens")
 class FrameworkLines:
     """Creates the lines of one attempt."""
 
-    def __init__(self, attempt: int, samples_per_step: int | None, since: float) -> None:
+    def __init__(
+        self, attempt: int, samples_per_step: int | None, since: float, environ: Mapping[str, str]
+    ) -> None:
         """`since` is when the rank was started, in Unix seconds."""
-        self._lines, self._samples_per_step = StepLines(attempt), samples_per_step
+        self._lines, self._samples_per_step = StepLines(attempt, environ), samples_per_step
         self._since, self._read_at, self._batches = since, since, 0
         self._first: int | None = None
         self._step: int | None = None
