@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.rundir.mask import masked_text
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
+from launcher.rundir.mask import masked_text
 from launcher.spec import variables
 from launcher.spec.events import Finished
 from launcher.spec.job import Job

@@ -21,8 +21,8 @@ from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
 from launcher.diagnosis.clue import Kind
 from launcher.diagnosis.collector import pattern_of
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory
-from launcher.rundir.mask import masked_text
 from launcher.rundir.files import replace_json
+from launcher.rundir.mask import masked_text
 from launcher.spec.verdict import EXIT_OOM, FailureClass, OutOfMemory
 from launcher.train.checkpoints.folder import (
     NotSavedError,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rundir.mask import masked_strings
 from launcher.logs.masked_pipe import MaskedPipe
+from launcher.rundir.mask import masked_strings
 
 SECRET = b"hunter2-hunter2"
 

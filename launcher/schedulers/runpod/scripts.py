@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass, replace
 
 from launcher import __version__
-from launcher.rundir.mask import POD_KEY
 from launcher.render import quote, render
 from launcher.render.environment import RenderError
 from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Target, setup_lines
+from launcher.rundir.mask import POD_KEY
 from launcher.schedulers.runpod.cost import max_seconds
 from launcher.schedulers.runpod.handle import pod_name
 from launcher.schedulers.runpod.profile import RunPod
