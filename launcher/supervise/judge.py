@@ -171,7 +171,7 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     cause = cause_of(one.candidate for one in findings)
     if cause is None or cause.confidence == "guess":
         lines = evidence.torchrun_lines
-        said = f"{reason}, and nothing in its output says why"
+        said = f"{reason}, and its output holds no known error"
         return Verdict(
             failure="unknown", reason=said, last_lines=lines, evidence=(record,), seen=_seen(cause),
             confidence="guess",
@@ -494,7 +494,7 @@ def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | N
     how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     return Verdict(
         failure="unknown",
-        reason=f"rank {rank} {how}, and nothing in its output says why",
+        reason=f"rank {rank} {how}, and its output holds no known error",
         rank=rank,
         node=record.get("node"),
         exit_code=code,

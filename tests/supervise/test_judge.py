@@ -114,6 +114,7 @@ def test_a_rank_that_left_without_a_word_is_the_cause_although_its_peers_complai
     told = Evidence(ranks=2, exit_codes={0: 7}, errors=errors, exits=(ended(1, 7, 1.7), peer))
     verdict = judge(told)
     assert (verdict.failure, verdict.rank, verdict.exit_code) == ("unknown", 1, 7)
+    assert verdict.reason == "rank 1 ended with exit code 7, and its output holds no known error"
     late = judge(replace(told, exits=(ended(1, 7, 60.0), peer)))
     assert late.failure == "nccl-timeout", "it left long after the connection had been lost"
     spoke = judge(replace(told, exits=(ended(1, 7, 1.7, lines=LOST), ended(0, 1, 1.6, lines=LOST))))
