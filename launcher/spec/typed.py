@@ -87,6 +87,10 @@ class Typed:
         if str in base and not _any_number(base):
             return None if text == "null" and type(None) in base else text
         value = parse_value(text, f"--set {'.'.join(map(str, path))}=")
+        if isinstance(value, bool | int | float) and not _takes_scalars(base):
+            written = list(_as_written(annotation, metadata))
+            if str in written and not _any_number(written):
+                return text
         return value if type(value) is str else self.of(annotation, value, path, metadata)
 
 
@@ -119,6 +123,9 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 def _as_written(annotation: Any, metadata: Sequence[Any]) -> Iterator[Any]:
     """Yield the types that a user may write in addition to the field's own type."""
+    if get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _as_written(member, ())
     found = [*metadata, *(get_args(annotation)[1:] if get_origin(annotation) is Annotated else ())]
     for one in found:
         if isinstance(one, BeforeValidator) and one.json_schema_input_type is not Any:

@@ -276,3 +276,11 @@ def test_reading_twice_with_overrides_changes_no_first_reading(tmp_path: Path) -
     assert load_job(file, ["env.A=2"]).env == {"A": "2"}
     assert load_job(file).env == {"A": "3.10"}
     assert isinstance(read(file), Document)
+
+
+@pytest.mark.parametrize("text", ["true", "5", "1.50", "no"])
+def test_a_command_that_looks_like_a_value_is_text(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "job.yaml"
+    for command, sets in ((text, []), ("python x.py", [f"command={text}"])):
+        file.write_text(f"name: a\ncommand: {command}\nbatch: {{global: 4}}\nsteps: 3\n")
+        assert load_job(file, sets).command == (text,)
