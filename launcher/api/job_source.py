@@ -95,6 +95,8 @@ def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
 
 def as_text(name: str, value: Any) -> str:
     """The text after the `=`. Text fields take it literally; an argument of the task is parsed as YAML."""
+    if not isinstance(name, str):
+        raise SpecError([Problem("set", repr(name), "the name of a field is text")])
     if "=" in name:
         raise SpecError([Problem("set", name, "no field has `=` in its name")])
     if value is None:

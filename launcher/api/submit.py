@@ -108,6 +108,9 @@ def _swept(
     from launcher.api.sweep import checked_sweep, prepared_sweep
     from launcher.api.sweep_values import Field
 
+    for name, values in sweep.items():
+        if not isinstance(values, Iterable) or isinstance(values, Mapping | bytes):
+            raise UsageError(f"sweep: {name}: give a list of values, not {values!r}")
     fields = [
         f"{name}={values}"
         if isinstance(values, str)
