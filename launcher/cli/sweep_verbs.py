@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
 from launcher.cli import compare, runs
-from launcher.cli.options import complete_runs
+from launcher.cli.options import AsJson, complete_runs
 
 app = typer.Typer(no_args_is_help=True, help="Show, compare, cancel or resume the runs of a sweep.")
-app.command("status")(runs.status)
 app.command("compare")(compare.compare)
-app.command("cancel")(runs.cancel)
+
+SweepOrNewest = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(
+        metavar="SWEEP",
+        help="id of a sweep or its beginning; this project's newest sweep if left out",
+        autocompletion=complete_runs,
+    ),
+]
+
+
+@app.command()
+def status(sweep: SweepOrNewest = None, json: AsJson = False) -> None:
+    """Show the state of each run of a sweep.
+
+    The exit code is 0 until all have ended, and then that of the first that did not succeed.
+    """
+    from launcher.rundir.find import newest_sweep
+
+    runs.status(newest_sweep() if sweep is None else sweep, json)
+
+
+@app.command()
+def cancel(sweep: SweepOrNewest = None, json: AsJson = False) -> None:
+    """Ask all runs of a sweep to write a checkpoint and stop. A second call ends the ranks at once."""
+    from launcher.rundir.find import newest_sweep
+
+    runs.cancel(newest_sweep() if sweep is None else sweep, json)
 
 
 @app.command()

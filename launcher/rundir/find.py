@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec import variables
 from launcher.spec.errors import LauncherError
 from launcher.spec.listed import listed
+from launcher.spec.records import RunRecord
 
 SHOWN = 5
 "Number of runs that a message names."
@@ -94,24 +96,37 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
     raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
 
 
-def _newest_of_project() -> RunDir:
-    """The newest run in the folder for runs, or started in the current directory.
+def newest_sweep() -> str:
+    """The id of this project's newest sweep. Raises RunNotFoundError."""
+    sweeps = (about.sweep for _, about in _of_project(runs_in()))
+    newest = next((sweep.id for sweep in sweeps if sweep is not None), None)
+    if newest is None:
+        raise RunNotFoundError(f"no sweep was started in {Path.cwd()}; name one")
+    return newest
 
-    Runs of other projects are never taken instead. Raises RunNotFoundError.
-    """
-    runs, root, here = runs_in(), default_root().absolute().resolve(), str(Path.cwd())
-    damaged = None
+
+def _of_project(runs: list[RunDir]) -> Iterator[tuple[RunDir, RunRecord]]:
+    """Yield the runs in the folder for runs, or started in the current directory, as far as readable."""
+    root, here = default_root().absolute().resolve(), str(Path.cwd())
     for run in runs:
-        about, in_root = run.read_about(), run.path.parent.resolve() == root
-        if about and (in_root or about.project_dir == here):
-            return run
-        damaged = damaged or (run if in_root else None)
+        about = run.read_about()
+        if about and (run.path.parent.resolve() == root or about.project_dir == here):
+            yield run, about
+
+
+def _newest_of_project() -> RunDir:
+    """The newest run of this project; those of others are never taken instead. Raises RunNotFoundError."""
+    runs = runs_in()
+    if (newest := next(_of_project(runs), None)) is not None:
+        return newest[0]
+    root = default_root().absolute().resolve()
+    damaged = next((run for run in runs if run.path.parent.resolve() == root), None)
     if damaged is not None:
         return damaged
     if not runs:
         raise RunNotFoundError("there is no run yet; start one with `launcher run JOB -c CLUSTER`")
     raise RunNotFoundError(
-        f"no run was started in {here}; name a run of another project: the newest are {_some(runs)}"
+        f"no run was started in {Path.cwd()}; name a run of another project: the newest are {_some(runs)}"
     )
 
 

@@ -127,7 +127,10 @@ def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> N
     # Whoever waits for GPUs holds none of the two places. It looks twice a second, and takes one meanwhile.
     wait_for(queue.take_place, "free place")
     queue.close()
-    said = lab.cli("sweep", "cancel", sweep_id).stdout
+    alone = lab.submit(job(lab, 2))
+    assert lab.told("sweep", "status")["sweep_id"] == sweep_id, "the newest sweep, not the newest run"
+    said = lab.cli("sweep", "cancel").stdout
+    assert lab.cli("cancel", alone.id).returncode == 0 and lab.wait(alone)["state"] == "cancelled"
     assert said.startswith(
         f"{sweep_id}: 1 taken out of the queue, 1 whose script is asked to stop by SIGTERM; "
     )
