@@ -19,6 +19,7 @@ from launcher.train.adapter import initialise_adapter, initialise_with_adapter, 
 from launcher.train.budget import Budget
 from launcher.train.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
+from launcher.train.kept_memory import KeptMemory
 from launcher.train.mesh import SHARD, Meshes
 from launcher.train.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
@@ -53,7 +54,10 @@ def new_model(
             f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "
             "keep them as integers, compute them in forward, or use precision: bf16-mixed"
         )
+    kept = KeptMemory(model, task) if task.adapter is None else None  # an adapter freezes the model
     model = cast(model, recipe)
+    if kept is not None:
+        kept.check(model)
     if task.adapter is not None:
         model = with_adapter(model, task, recipe)
     return with_fp32_outputs(model, recipe)
@@ -78,7 +82,7 @@ def arranged(
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)
-    originals = Originals(model)
+    originals, kept = Originals(model), KeptMemory(model, task)
     # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
     numbers = take_part(model, task, rank, mesh)
     there = set(model.modules())
@@ -96,6 +100,7 @@ def arranged(
     with budget.host_side() if on_host else nullcontext():
         model = shard(model, blocks, outer, rank, fill, mesh).train()
     originals.check()
+    kept.check(model)
     if mesh.tensor is not None:
         check_parts(model)
         if recipe.sharding not in SHARDED:

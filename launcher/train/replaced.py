@@ -53,7 +53,12 @@ class Originals:
         for name, p in replaced.values():
             if type(p) in (nn.Parameter, torch.Tensor):
                 p.__class__ = Replaced
-                p.name_in_model = name
+                p.reason = (
+                    f"{name} of the model was used through a reference that the task or the model had kept "
+                    "from before the parameter was sharded. That tensor keeps the initial values, and its "
+                    "gradient is lost. Read the parameter from its module at each use, as in module.weight, "
+                    f"{_INSTEAD}"
+                )
 
 
 def _has_hooks(p: Any) -> bool:
@@ -61,9 +66,10 @@ def _has_hooks(p: Any) -> bool:
 
 
 class Replaced(nn.Parameter):
-    """An original parameter that something other than the model still refers to."""
+    """An original parameter, or a tensor in its memory, that something other than the model refers to."""
 
-    name_in_model: str
+    reason: str
+    "Why it may not be used."
 
     @classmethod
     def __torch_function__(
@@ -77,12 +83,7 @@ class Replaced(nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)]
-        name = found[0].name_in_model if found else "a parameter"
-        raise TaskError(
-            f"{name} of the model was used through a reference that the task or the model had kept from "
-            "before the parameter was sharded. That tensor keeps the initial values, and its gradient is "
-            f"lost. Read the parameter from its module at each use, as in module.weight, {_INSTEAD}"
-        )
+        raise TaskError(found[0].reason if found else "a parameter was used that sharding has replaced")
 
 
 _HARMLESS = {

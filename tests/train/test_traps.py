@@ -26,6 +26,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
 from launcher.train.gathered_weights import refuse_changes
+from launcher.train.kept_memory import KeptMemory
 from launcher.train.mesh import SHARD
 from launcher.train.model import check_loss
 from launcher.train.optimizers.build import build_optimizer
@@ -34,6 +35,7 @@ from launcher.train.recovery.state_finder import StateFinder
 from launcher.train.replaced import Originals
 from launcher.train.sharding import check_shardable, check_types
 from launcher.train.task import TaskError
+from tests.train import traps
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
 
@@ -213,6 +215,78 @@ def test_a_kept_reference_to_a_parameter_raises_when_it_is_used_after_sharding(u
         use(model.kept[0])
 
 
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+
+
+def in_other_memory(model: nn.Module, task: Any) -> None:
+    """Do to the parameters what a cast or a move to a GPU does: give them other memory."""
+    kept = KeptMemory(model, task)
+    kept.check(model)
+    kept.check(model.double())
+
+
+@pytest.mark.parametrize(
+    "take",
+    [lambda w: w.data, lambda w: w.detach(), lambda w: w.view(-1), lambda w: w[2:4], lambda w: w.t()],
+    ids=["data", "detach", "view", "slice", "turned"],
+)
+@pytest.mark.parametrize("where", ["model", "task"])
+def test_a_kept_tensor_in_the_memory_of_a_parameter_raises_when_it_is_used_after_a_cast(
+    take: Any, where: str
+) -> None:
+    model, task = Keeps(), traps.Trap()
+    owner: Any = {"model": model, "task": task}[where]
+    owner.kept = {"one": [take(model.embed.weight)]}
+    in_other_memory(model, task)
+    StateFinder(model)()
+    [kept] = owner.kept["one"]
+    assert kept.numel() <= 32, "what asks for its size only may go on"
+    with pytest.raises(TaskError, match=r"kept\.one\[0\] uses the memory of embed\.weight .*\.clone\(\)"):
+        kept + 1
+
+
+def test_buffers_arrays_and_parameters_in_the_memory_of_a_parameter_are_refused() -> None:
+    model = Keeps()
+    model.register_buffer("kept", model.embed.weight.data)
+    with pytest.raises(SetupError, match=r"^kept uses the memory of embed\.weight"):
+        in_other_memory(model, traps.Trap())
+    model = Keeps()
+    model.kept = model.embed.weight.detach().numpy()[::-1, 1:]  # type: ignore[assignment]
+    with pytest.raises(SetupError, match=r"^kept uses the memory of embed\.weight"):
+        in_other_memory(model, traps.Trap())
+    model = Keeps()
+    model.head = nn.Linear(4, 8)
+    model.head.weight = nn.Parameter(model.embed.weight.data)
+    with pytest.raises(SetupError, match=r"head\.weight .* the same nn\.Parameter"):
+        in_other_memory(model, traps.Trap())
+
+
+def test_what_is_in_no_memory_of_a_trained_parameter_or_is_the_parameter_goes_on() -> None:
+    class Norm(nn.Linear):
+        pass
+
+    model, task = Keeps(), traps.Trap()
+    model.head = nn.Linear(4, 8)
+    model.head.weight = model.embed.weight
+    model.same = [model.embed.weight]  # type: ignore[assignment]
+    model.rnn = nn.LSTM(4, 4)
+    model.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    model.spectral = nn.utils.spectral_norm(Norm(4, 4))  # it has weight_orig.data until its first pass
+    model.frozen = nn.Linear(4, 4).requires_grad_(False)
+    model.register_buffer("table", torch.ones(4))
+    model.register_buffer("part", model.table[:2])
+    task.kept = [model.table, model.frozen.weight.data, model.embed.weight.detach().clone()]  # type: ignore[attr-defined]
+    in_other_memory(model, task)
+    for kept in task.kept:  # type: ignore[attr-defined]
+        kept + 1
+    with torch.no_grad():
+        model.spectral(model.head.weight)
+        model.rnn(model.normed(model.same[0]))
+
+
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_hook_on_a_parameter_that_sharding_replaces_is_refused(register: str) -> None:
     model = nn.Linear(2, 2)
@@ -224,7 +298,14 @@ def test_a_hook_on_a_parameter_that_sharding_replaces_is_refused(register: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trap_", "says"), [("kept", "through a reference"), ("hooked", "a gradient hook")])
+@pytest.mark.parametrize(
+    ("trap_", "says"),
+    [
+        ("kept", "through a reference"),
+        ("kept data", "kept[0] uses the memory of"),
+        ("hooked", "a gradient hook"),
+    ],
+)
 def test_fsdp_refuses_hooks_and_kept_references_of_parameters_and_ddp_trains_with_them(
     trap_: str, says: str, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ class Language(nn.Module):
         self.layers.append(nn.Linear(dim, VOCABULARY, bias=False))
         if tied == "head":
             self.layers[-1].weight = self.embedding.weight
-        if tied == "kept":
+        if tied.startswith("kept"):
             self.layers.pop(-1)
             self.layers.append(nn.Identity())
         if tied == "layers":
@@ -34,7 +34,7 @@ class Language(nn.Module):
             self.layers[0].weight = nn.Parameter(self.layers[0].weight.detach().t())
         if tied == "hooked":
             self.embedding.weight.register_hook(lambda gradient: gradient * 0.5)
-        self.kept = [self.embedding.weight] if tied == "kept" else []
+        self.kept = {"kept": [self.embedding.weight], "kept data": [self.embedding.weight.data]}.get(tied, [])
         if unused:
             self.unused = nn.Linear(dim, dim)
 

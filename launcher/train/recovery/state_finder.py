@@ -372,7 +372,7 @@ class StateFinder:
         self._skipped = {id(vars(builtins)), *(id(module) for module in model.modules())}
         self._others = list(others)
         for _, value in self._others:
-            _count_as_own(type(value))
+            count_as_own(type(value))
 
         self._last: FoundState | None = None
 
@@ -606,7 +606,8 @@ _own_packages: set[str] = set()
 "Packages of this process's tasks and data sets. Their classes are the user's even if installed."
 
 
-def _count_as_own(kind: type) -> None:
+def count_as_own(kind: type) -> None:
+    """Let the classes of this one's package count as the user's, even if it is installed."""
     package = kind.__module__.partition(".")[0]
     if package not in (*_BASES, "launcher", "numpy", "datasets") and package not in _own_packages:
         _own_packages.add(package)
