@@ -31,7 +31,14 @@ class Keeping(Ragged):
 
 
 class Forgetful(Keeping):
-    """The same without a word about its state."""
+    """The same without a word about its state, and with a counter that later losses follow."""
+
+    seen = 0
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen += model.training
+        total, weight = super().loss(model, batch)
+        return total * (2 if self.seen > 100 else 1), weight
 
     state = Ragged.state
     load_state = Ragged.load_state

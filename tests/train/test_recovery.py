@@ -75,7 +75,7 @@ def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_
     ended = start(run, recipe("none", micro=8), ranks=1)
     assert ended.codes == {0: 0}, ended.output
     [told] = [event for event in run.read_events() if event["event"] == "state-not-saved"]
-    assert {"task.mean", "task.generator"} <= {*told["names"]}
+    assert {"task.mean", "task.generator", "task.seen"} <= {*told["names"]}
     assert ended.output.count(told["reason"]) == 1
 
 

@@ -19,6 +19,7 @@ from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from numbers import Number
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -75,9 +76,9 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
 class Restorable(Protocol):
     """An object whose content was copied and can be restored."""
 
-    def changed(self) -> list[str]:
-        """Return the names of tensors, arrays and generators that have changed. Numbers are ignored: most
-        attributes that change are counters for a log."""
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        """Return the names of tensors, arrays and generators that have changed; with `numbers` also of
+        numbers."""
 
     def restore(self) -> bool:
         """Restore the content. Return whether it had changed."""
@@ -105,8 +106,8 @@ class Entries:
         keys = [key for key in now if not _same(self.kept.get(key, _NONE), self.home[key])]
         return keys + [key for key in self.kept if key not in self.home]
 
-    def changed(self) -> list[str]:
-        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key))]
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key), numbers)]
 
     def restore(self) -> bool:
         if not self._changed():
@@ -188,8 +189,9 @@ class Items:
         now = list(self.home)
         return len(now) != len(self._kept) or not all(map(_same, self._kept, now))
 
-    def changed(self) -> list[str]:
-        return [self.name] if any(map(_is_state, self.home)) and self._has_changed() else []
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        counts = any(_is_state(one, numbers) for one in self.home)
+        return [self.name] if counts and self._has_changed() else []
 
     def restore(self) -> bool:
         if not self._has_changed():
@@ -214,7 +216,7 @@ class State:
         """Return a new copy of the content."""
         return State(self.name, self._get, self._put)
 
-    def changed(self) -> list[str]:
+    def changed(self, *, numbers: bool = False) -> list[str]:
         return [] if _equal(self._get(), self._kept) else [self.name]
 
     def restore(self) -> bool:
@@ -643,12 +645,16 @@ _NUMBERS = (int, float, complex, bool, str, bytes, type(None))
 _CONTENT = ("tensor", "dict", "items", "tuple", "array", "bytes", "generator")
 
 
-def _is_state(value: Any, depth: int = 3) -> bool:
+def _is_state(value: Any, numbers: bool = False, depth: int = 3) -> bool:
     """Return whether later steps may use `value`, or a value inside a tuple, list or dictionary: the state of
-    an LSTM is a tuple. Activations do not count: they belong to one pass."""
+    an LSTM is a tuple. Activations do not count: they belong to one pass. Numbers count with `numbers`."""
     if type(value) in (tuple, list, dict):
         inside = value.values() if isinstance(value, dict) else value
-        return depth > 0 and any(_is_state(one, depth - 1) for one in itertools.islice(inside, MOST_ITEMS))
+        return depth > 0 and any(
+            _is_state(one, numbers, depth - 1) for one in itertools.islice(inside, MOST_ITEMS)
+        )
+    if numbers and isinstance(value, Number):
+        return True
     return sort_of(value) in ("tensor", "array", "bytes", "generator") and not _is_activation(value)
 
 

@@ -175,7 +175,8 @@ class Undo:
             return []
         with self._lock:
             places = [*self._taken.places, *self._taken.generators]
-            names = [name for place in places for name in place.changed()]
+            names = [name for place in places for name in place.changed(numbers=True)]
+            names = [name for name in names if ".__" not in name]  # Python's own, such as what has warned
             for key, slot in self._slots.items():
                 if key not in self._taken.in_checkpoints and slot.has_changed():
                     names.append(slot.name)
