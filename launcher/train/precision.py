@@ -25,7 +25,8 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
     precisions keep them. BatchNorm's statistics stay in fp32.
     """
     if recipe.precision == "bf16":
-        model = model.to(torch.bfloat16)
+        # Not `.to`, which also casts complex tensors and throws their imaginary part away.
+        model = model._apply(lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t)
     if recipe.precision != "fp32":
         computes_in_fp32(model)
     return model

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.train.precision import rounded_buffers
+from launcher.train.precision import cast, rounded_buffers
 from tests.train.runs import job, losses, prepare, recipe, start
 
 
@@ -38,3 +38,13 @@ def test_a_run_says_which_buffers_bf16_rounds(tmp_path: Path) -> None:
     }.items():
         module.register_buffer(name, values)
     assert rounded_buffers(module) == ["table"]
+
+
+def test_bf16_leaves_complex_buffers_as_they_are() -> None:
+    model = nn.Linear(2, 2)
+    turns = torch.polar(torch.ones(3), torch.arange(3.0))  # of rotary embeddings
+    model.register_buffer("turns", turns.clone())
+    model.register_buffer("scale", torch.ones(2))
+    model = cast(model, recipe(precision="bf16"))
+    assert model.weight.dtype == model.scale.dtype == torch.bfloat16
+    assert torch.equal(model.turns, turns)
