@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -125,3 +126,12 @@ def parsed(data: bytes) -> Any | None:
         return json.loads(data.decode(errors="replace"))
     except (ValueError, RecursionError):
         return None
+
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder with all that is in it. An OSError names the folder: that of shutil.rmtree names a file
+    relative to the folder that it is in."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from launcher.rundir.files import delete_folder
 from launcher.spec.errors import RefusedError
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
@@ -355,4 +355,4 @@ class Scheduler(abc.ABC):
     def remove(self, runs: Sequence[RunDir]) -> None:
         """Delete everything of runs that have ended. Raises SchedulerError, OSError."""
         for run in runs:
-            shutil.rmtree(run.path)
+            delete_folder(run.path)

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.files import delete_folder, read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
 from launcher.spec.events import AttemptStarted, Submitted
@@ -143,6 +143,6 @@ def task_of(run: RunDir) -> int:
 def remove_here(run: RunDir) -> None:
     """Delete the run directory on this machine, and its sweep's folder with the last run. Raises OSError."""
     sweep = run.read_about().sweep
-    shutil.rmtree(run.path)
+    delete_folder(run.path)
     if sweep is not None and not any(run.path.parent.glob(f"{glob.escape(sweep.id)}-*")):
         shutil.rmtree(sweep_folder(run, sweep.id), ignore_errors=True)

@@ -26,7 +26,9 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
     """
     if recipe.precision == "bf16":
         # Not `.to`, which also casts complex tensors and throws their imaginary part away.
-        model = model._apply(lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t)
+        model = model._apply(  # type: ignore[no-untyped-call]
+            lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t
+        )
     if recipe.precision != "fp32":
         computes_in_fp32(model)
     return model

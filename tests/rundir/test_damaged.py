@@ -203,6 +203,27 @@ def test_who_may_only_read_sees_a_living_run_and_a_dead_one(tmp_path: Path, heal
     assert subprocess.run(asked, capture_output=True, text=True).stdout == "lost\n"
 
 
+DELETES = """
+import os, pathlib, sys
+from launcher.rundir.files import delete_folder
+if os.geteuid() == 0:
+    os.setuid(65534)
+delete_folder(pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_a_folder_that_cannot_be_deleted_is_named_and_not_a_file_in_it(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o055 != 0o055:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    run = tmp_path / "run-1"
+    (run / "logs").mkdir(parents=True)
+    (run / "logs" / "out").touch()
+    (run / "logs").chmod(0o555)
+    done = subprocess.run([sys.executable, "-c", DELETES, str(run)], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == f"PermissionError: [Errno 13] Permission denied: '{run}'"
+
+
 def test_a_run_is_lost_when_its_host_has_another_name_or_says_nothing_any_more(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert not supervisor_gone(run), "none has ever lived"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.rundir.files import replace_json
+from launcher.rundir.files import delete_folder, replace_json
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
@@ -233,7 +232,7 @@ class SlurmScheduler(Scheduler):
     def remove(self, runs: Sequence[RunDir]) -> None:
         self.store.remove(runs, forget_text(runs, self.store))
         for run in runs:
-            shutil.rmtree(run.path)
+            delete_folder(run.path)
 
     def logs(self, run: RunDir, since: int) -> bytes:
         """The output of the batch scripts and supervisors of all jobs, from byte `since` on."""
