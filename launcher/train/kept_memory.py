@@ -65,7 +65,7 @@ class KeptMemory:
         spans = [span for span, _, _ in parameters]
         own = {id(p) for p in model.parameters()}
         self._found = [
-            Kept(name, p, True, other, memory)
+            Kept(name, p.detach(), True, other, memory)  # keeps the memory: no other parameter gets it
             for (memory, other, _), (span, name, p) in itertools.pairwise(parameters)
             if span.start < memory.end
         ]

@@ -33,8 +33,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def test_a_stop_seen_by_one_rank_ends_all_after_the_same_step_with_a_checkpoint(stopped: RunDir) -> None:
     assert [path.name for path in stopped.checkpoints.iterdir()] == ["step-00000003"]
     assert list(losses(stopped)) == [1, 2, 3]
-    [event] = stopped.read_events()
-    assert (event["event"], event["step"]) == ("checkpoint", 3)
+    assert [event["step"] for event in stopped.read_events() if event["event"] == "checkpoint"] == [3]
 
 
 def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tmp_path: Path) -> None:
