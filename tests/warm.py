@@ -109,11 +109,11 @@ def run(program: Program, timeout: float) -> subprocess.CompletedProcess[str]:
 
     Raises subprocess.TimeoutExpired after `timeout` seconds, when the program is killed.
     """
-    (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
+    (from_stdout, to_stdout), (from_stderr, to_stderr) = os.pipe(), os.pipe()
     process = start(program, to_stdout, to_stderr)
     os.close(to_stdout)
     os.close(to_stderr)
-    with open(stdout) as stdout, open(stderr) as stderr, ThreadPoolExecutor(2) as readers:
+    with open(from_stdout) as stdout, open(from_stderr) as stderr, ThreadPoolExecutor(2) as readers:
         said = [readers.submit(output.read) for output in (stdout, stderr)]
         late = futures.wait(said, timeout).not_done
         if late:

@@ -129,9 +129,11 @@ def parsed(data: bytes) -> Any | None:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder with all that is in it. An OSError names the folder: that of shutil.rmtree names a file
-    relative to the folder that it is in."""
+    """Delete a folder with all that is in it. An OSError about a file names the folder: shutil.rmtree names
+    the file relative to the folder that it is in."""
     try:
         shutil.rmtree(path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        if error.filename is not None:
+            error.filename = str(path)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -430,8 +431,10 @@ class Supervisor:
 
     def _mounted(self) -> bool:
         """Return whether the file system of the run directory is there: without it nothing was deleted."""
-        above = next(folder for folder in self.run.path.parents if folder.exists())
-        return above.stat().st_dev == self._folder.st_dev
+        for folder in self.run.path.parents:
+            with contextlib.suppress(OSError):  # the nearest that is there
+                return folder.stat().st_dev == self._folder.st_dev
+        return False
 
     def _stop_for(self, reason: str) -> None:
         """Record why the run stops: a cancellation overrides other reasons, otherwise the first one counts.

@@ -210,20 +210,6 @@ def test_memory_that_a_program_outlived_is_not_the_cause_of_its_own_fault(before
     assert judged(f"{before}\nlowering the rest\n{ENDED}KeyError: 'labels'") == ("user-error", "likely")
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "time limit reached for game 3, truncating the episode",
-        "episode 12 ran out of time",
-        "task 7 timed out, its reward is 0",
-    ],
-)
-def test_a_limit_that_a_program_tells_of_is_not_what_ended_it_if_its_own_fault_did(before: str) -> None:
-    assert judged(f"{before}\n{ENDED}KeyError: 'labels'") == ("user-error", "likely")
-    assert judged(before)[0] == "time-limit"
-    assert judged(f"{before}\n{ENDED}RuntimeError: stopped")[0] == "time-limit"
-
-
 def judged_of_rank(text: str, stream: str = "err") -> str:
     collector = Collector()
     for number, line in enumerate(text.splitlines(), 1):
@@ -247,6 +233,9 @@ def test_in_a_ranks_own_output_no_scheduler_tells_of_its_end(said: str) -> None:
         ("loss is nan for 3 samples, they were dropped", "numerical"),
         ("desync between ranks of players corrected", "desync"),
         ("Xid 13 seen earlier on this node", "node-failed"),
+        ("time limit reached for game 3, truncating the episode", "time-limit"),
+        ("episode 12 ran out of time", "time-limit"),
+        ("task 7 timed out, its reward is 0", "time-limit"),
     ],
 )
 def test_whatever_a_program_said_its_own_fault_ended_it(said: str, failure: str) -> None:

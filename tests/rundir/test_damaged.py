@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launcher.cli.main import _exit_code, app
-from launcher.rundir.files import MAX_RECORD_BYTES, read_json, read_json_lines
+from launcher.rundir.files import MAX_RECORD_BYTES, delete_folder, read_json, read_json_lines
 from launcher.rundir.find import find_run, runs_in
 from launcher.rundir.layout import RunDir
 from launcher.rundir.record_forms import METRIC, fits
@@ -222,6 +222,10 @@ def test_a_folder_that_cannot_be_deleted_is_named_and_not_a_file_in_it(tmp_path:
     (run / "logs").chmod(0o555)
     done = subprocess.run([sys.executable, "-c", DELETES, str(run)], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == f"PermissionError: [Errno 13] Permission denied: '{run}'"
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    with pytest.raises(OSError, match="symbolic link"):
+        delete_folder(link)
 
 
 def test_a_run_is_lost_when_its_host_has_another_name_or_says_nothing_any_more(tmp_path: Path) -> None:
