@@ -40,7 +40,7 @@ class Case(NamedTuple):
     "File below examples/."
     cluster: str
     sets: tuple[str, ...] = AUTO
-    card: str | None = None
+    gpu: str | None = None
     "GPU in place of the cluster's own."
 
 
@@ -63,9 +63,9 @@ CASES = (
          (*AUTO, "recipe.precision=bf16", "resources.nodes=1")),
     Case("405B, all parameters, 2048 tokens, 128x H100 80 GB", "llama-405b.yaml", "slurm-h100",
          (*AUTO, "recipe.precision=bf16")),
-    *(Case(f"2B video and language, {what}, 1x {card} {size} GB", "video-2b.yaml", "runpod-a6000",
-           (*AUTO, *sets, "batch.global=8"), card)
-      for card, size in (("RTX 3070", 8), ("RTX 4080", 16), ("RTX 4090", 24))
+    *(Case(f"2B video and language, {what}, 1x {gpu} {size} GB", "video-2b.yaml", "runpod-a6000",
+           (*AUTO, *sets, "batch.global=8"), gpu)
+      for gpu, size in (("RTX 3070", 8), ("RTX 4080", 16), ("RTX 4090", 24))
       for what, sets in (("all parameters", ()), ("QLoRA", ("adapter={kind: qlora, rank: 16}",)))),
     Case("70B QLoRA, 512 tokens, 1x A6000 48 GB", "llama-70b-qlora.yaml", "runpod-a6000", ("recipe=auto",)),
     Case("70B QLoRA, 512 tokens, 2x A5000 24 GB", "llama-70b-qlora.yaml", "runpod-2xa5000", ("recipe=auto",)),
@@ -146,8 +146,8 @@ def asker_of(case: Case) -> Asker:
         with_hardware(named_cluster(case.cluster, case.sets), wanted),
         traces_dir(),
     )
-    if case.card is not None:
-        [asker.cluster] = asker.with_cards([case.card]).values()
+    if case.gpu is not None:
+        [asker.cluster] = asker.with_gpus([case.gpu]).values()
     return asker
 
 

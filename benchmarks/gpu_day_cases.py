@@ -24,7 +24,7 @@ from gpu_day_case import FILE, Case, Fields, read, write
 from launcher.memory.estimate import Estimate
 from launcher.planning import speed as planned
 from launcher.planning.evaluate import Evaluator
-from launcher.planning.hardware import GIGA, card_of, memory_of
+from launcher.planning.hardware import GIGA, gpu_type_of, memory_of
 from launcher.planning.plan import Layout
 from launcher.planning.speed import StepTime
 from launcher.spec.base import GIB
@@ -33,7 +33,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.tracing.source import TaskSource
 from tests.gpu.test_matrix import ANOTHER_ORDER
-from tests.gpu.test_prediction import CARDS, CASES, FITTING, borders
+from tests.gpu.test_prediction import CASES, FITTING, SIZES, borders
 from tests.memory.predicted import peaks, predicted
 from tests.train.recipes import PLAIN, REFERENCE, recipe, tolerance
 
@@ -53,10 +53,10 @@ def memory() -> Iterator[Case]:
     for one in CASES:
         limit = 150.0 if one.recipe.compile else 90.0
         yield _step(1, str(one), one.job, one.recipe, one.ranks, seconds=limit)
-    for card, cap in CARDS.items():
+    for size, cap in SIZES.items():
         for one in FITTING:
             for sized, fits in borders(one, cap):
-                case = _step(1, f"{card}: {sized}", sized.job, sized.recipe, sized.ranks, cap=cap)
+                case = _step(1, f"{size}: {sized}", sized.job, sized.recipe, sized.ranks, cap=cap)
                 yield case.model_copy(update={"predicted": {**case.predicted, "fits": fits}})
     yield from _planned(1, [one for one in FRONTIER if _is_for_many(one)], steps=2)
 
@@ -152,9 +152,9 @@ def step_times(job: Job, recipe: Recipe) -> dict[str, StepTime]:
 
 
 def one_gpu(label: str) -> Cluster:
-    card = card_of(label)
-    assert card is not None
-    gpu = Gpu(type=card.label, count=1, memory=memory_of(card))
+    model = gpu_type_of(label)
+    assert model is not None
+    gpu = Gpu(type=model.label, count=1, memory=memory_of(model))
     shown = {"name": "one-gpu", "scheduler": "local", "node": {"gpu": gpu.model_dump(), "cpus": THREADS}}
     return Cluster.model_validate(shown)
 
@@ -311,13 +311,13 @@ def speed() -> Iterator[Case]:
 
 def _rates(label: str) -> Fields:
     """Return what the planner assumes, in the units of gpu_day_work.rates."""
-    card = card_of(label)
-    assert card is not None
+    model = gpu_type_of(label)
+    assert model is not None
     return {
-        "matmul": card.half * planned.reached(card),
-        "device_copy": card.bandwidth * planned.MEMORY_REACHED,
-        "to_device": card.pcie * planned.PCIE_REACHED,
-        "to_host": card.pcie * planned.PCIE_REACHED,
+        "matmul": model.half * planned.reached(model),
+        "device_copy": model.bandwidth * planned.MEMORY_REACHED,
+        "to_device": model.pcie * planned.PCIE_REACHED,
+        "to_host": model.pcie * planned.PCIE_REACHED,
         "host_copy": planned.HOST_BANDWIDTH / GIGA,
         "disk_write": planned.NVME / GIGA,
         "disk_read": planned.NVME / GIGA,

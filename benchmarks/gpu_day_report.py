@@ -23,7 +23,7 @@ from memory_tables import filled, markdown  # noqa: E402
 
 from launcher.memory import accuracy  # noqa: E402
 from launcher.planning import speed  # noqa: E402
-from launcher.planning.hardware import GIGA, Card, card_of  # noqa: E402
+from launcher.planning.hardware import GIGA, GpuType, gpu_type_of  # noqa: E402
 from launcher.rundir.files import append_json, read_json_lines  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 
@@ -128,11 +128,11 @@ def report(rows: Sequence[Row]) -> str:
     parts = []
     for device in dict.fromkeys(row["device"] for row in rows):
         own = [row for row in rows if row["device"] == device]
-        parts += [f"## {device}", *_of_device(own, card_of(device))]
+        parts += [f"## {device}", *_of_device(own, gpu_type_of(device))]
     return "\n\n".join(parts) if parts else "no results"
 
 
-def _of_device(rows: Sequence[Row], card: Card | None) -> Iterator[str]:
+def _of_device(rows: Sequence[Row], gpu: GpuType | None) -> Iterator[str]:
     versions = {name: sorted({str(row[name]) for row in rows}) for name in ("torch", "python", "code")}
     yield "; ".join(f"{name} {', '.join(values)}" for name, values in versions.items())
     far = [
@@ -143,7 +143,7 @@ def _of_device(rows: Sequence[Row], card: Card | None) -> Iterator[str]:
             "allowed": f"{one.allowed:.2g}",
         }
         for row in rows
-        for one in compared(row, card)
+        for one in compared(row, gpu)
         if one.differs
     ]
     ended = [row for row in rows if row["status"] != "measured"]
@@ -157,10 +157,10 @@ def _of_device(rows: Sequence[Row], card: Card | None) -> Iterator[str]:
         own = [row for row in rows if row["stage"] == stage and row["status"] == "measured"]
         if own:
             yield f"### {stage}. {about.title}"
-            yield markdown(filled([_told(row, own, card) for row in own]))
-    if card is not None:
+            yield markdown(filled([_told(row, own, gpu) for row in own]))
+    if gpu is not None:
         yield "### Constants of the planner"
-        yield markdown(filled([*constants(rows, card), *of_rates(rows, card)]))
+        yield markdown(filled([*constants(rows, gpu), *of_rates(rows, gpu)]))
 
 
 def _why(row: Row) -> str:
@@ -168,10 +168,10 @@ def _why(row: Row) -> str:
     return said[-200:].replace("|", "/")
 
 
-def _told(row: Row, rows: Sequence[Row], card: Card | None) -> dict[str, str]:
+def _told(row: Row, rows: Sequence[Row], gpu: GpuType | None) -> dict[str, str]:
     """One line of a stage's table: compared values as "predicted, measured", then what else was measured."""
     columns = {"case": row["case"]}
-    beside = {one.name: one for one in compared(row, card)}
+    beside = {one.name: one for one in compared(row, gpu)}
     for name, value in {**row["measured"], **_ratio(row, rows)}.items():
         if row.get("shared") and name.endswith("seconds"):
             continue
@@ -200,10 +200,10 @@ def _ratio(row: Row, rows: Sequence[Row]) -> dict[str, float]:
     return {}
 
 
-def compared(row: Row, card: Card | None) -> Iterator[Comparison]:
+def compared(row: Row, gpu: GpuType | None) -> Iterator[Comparison]:
     """Everything that was predicted and measured: values, and the peaks of phases."""
     said, was = row["predicted"], row["measured"]
-    here = said.get("on", {}).get(card.label, {}) if card is not None else {}
+    here = said.get("on", {}).get(gpu.label, {}) if gpu is not None else {}
     band = said.get("band", 0.0)
     ran_out = was.get("fits") is False  # how much it would have taken is not known
     for name, value in {**said, **({} if row.get("shared") else here)}.items():
@@ -229,18 +229,18 @@ def memory_errors(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def constants(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
+def constants(rows: Sequence[Row], gpu: GpuType) -> Iterator[dict[str, str]]:
     """Fit the shares that kernels reach to the measured steps, by least squares of relative errors.
 
     A step is a x compute + b x memory + the rest as predicted; a has another value for float8, and b for
     compiled steps.
     """
-    steps = [row for row in rows if row["status"] == "measured" and _parts(row, card) is not None]
+    steps = [row for row in rows if row["status"] == "measured" and _parts(row, gpu) is not None]
     if not steps:
         return
     lines, seconds = [], []
     for row in steps:
-        parts, recipe = _parts(row, card), _recipe(row)
+        parts, recipe = _parts(row, gpu), _recipe(row)
         assert parts is not None
         eight, compiled = recipe["precision"] == "float8", recipe["compile"]
         took = row["measured"]["step_seconds"]
@@ -258,7 +258,7 @@ def constants(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
     off = float(np.median(np.abs(matrix @ fitted - np.array(seconds))))
     plain, eight, eager, compiled = fitted
     for name, now, fit, used in (
-        (_reached(card), speed.reached(card), speed.reached(card) / plain, known[0]),
+        (_reached(gpu), speed.reached(gpu), speed.reached(gpu) / plain, known[0]),
         ("FLOAT8_GAIN", speed.FLOAT8_GAIN, speed.FLOAT8_GAIN * plain / eight, known[0] and known[1]),
         ("MEMORY_REACHED", speed.MEMORY_REACHED, speed.MEMORY_REACHED / eager, known[2]),
         ("COMPILED", speed.COMPILED, speed.COMPILED * compiled / eager, known[2] and known[3]),
@@ -268,14 +268,14 @@ def constants(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
                    "from": f"{len(steps)} steps, {off:.1%} off in the median"}  # fmt: skip
 
 
-def _reached(card: Card) -> str:
-    key = card.label if card.label in speed.REACHED else card.architecture
+def _reached(gpu: GpuType) -> str:
+    key = gpu.label if gpu.label in speed.REACHED else gpu.architecture
     return f"REACHED[{key!r}]"
 
 
-def _parts(row: Row, card: Card) -> dict[str, float] | None:
+def _parts(row: Row, gpu: GpuType) -> dict[str, float] | None:
     """Return the predicted parts of a step whose time was measured and that offloads nothing."""
-    here = row["predicted"].get("on", {}).get(card.label, {})
+    here = row["predicted"].get("on", {}).get(gpu.label, {})
     if "parts" not in here or "step_seconds" not in row["measured"] or row["work"] != "speed":
         return None
     recipe = _recipe(row)
@@ -289,9 +289,9 @@ def _recipe(row: Row) -> dict[str, Any]:
     return found
 
 
-def of_rates(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
+def of_rates(rows: Sequence[Row], gpu: GpuType) -> Iterator[dict[str, str]]:
     """What copies and a large product reach, as the constants have it."""
-    whole = {"PCIE_REACHED": card.pcie, "MEMORY_REACHED": card.bandwidth}
+    whole = {"PCIE_REACHED": gpu.pcie, "MEMORY_REACHED": gpu.bandwidth}
     for row in rows:
         if row["work"] != "rates" or row["status"] != "measured":
             continue
@@ -299,8 +299,8 @@ def of_rates(rows: Sequence[Row], card: Card) -> Iterator[dict[str, str]]:
             now, value = getattr(speed, constant), row["measured"][rate]
             fit = value / whole[constant] if constant in whole else value * GIGA
             yield {"constant": constant, "now": f"{now:.3g}", "measured": f"{fit:.3g}", "from": rate}
-        product = row["measured"]["matmul"] / card.half
-        yield {"constant": _reached(card), "now": f"{speed.reached(card):.3g}",
+        product = row["measured"]["matmul"] / gpu.half
+        yield {"constant": _reached(gpu), "now": f"{speed.reached(gpu):.3g}",
                "measured": f"{product:.3g}", "from": "one large product: at most this"}  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from gpu_day_case import FILE, STAGES, Case, read, write  # noqa: E402
 from gpu_day_report import compared, constants, memory_errors, newest, predicted_again  # noqa: E402
 
 from launcher.planning import speed  # noqa: E402
-from launcher.planning.hardware import card_of  # noqa: E402
+from launcher.planning.hardware import gpu_type_of  # noqa: E402
 
 WAITS = Case(stage=6, name="launcher doctor", work="doctor")
 "A case that needs no training."
@@ -115,7 +115,7 @@ def test_the_cases_of_the_day_are_ready_with_their_predictions() -> None:
     assert {25, 50, 84} <= caps, "24 GB, 47.4 GiB and 80 GB"
 
 
-H200 = card_of("H200")
+H200 = gpu_type_of("H200")
 
 
 def speed_row(name: str, recipe: dict[str, Any], parts: dict[str, float], took: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from launcher.memory.ledger import default_folder
 from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice
 from launcher.planning.decide import Decider, Decision
-from launcher.planning.hardware import CARDS, card_of, memory_of
+from launcher.planning.hardware import GPU_TYPES, gpu_type_of, memory_of
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.questions import (
     Answer,
@@ -120,7 +120,7 @@ class Asker:
             return 0  # `choice` reports the reason
         return decider.evaluate.traces.model(decider.plan.recipe).numel
 
-    def with_cards(self, names: Sequence[str]) -> Mapping[str, Cluster]:
+    def with_gpus(self, names: Sequence[str]) -> Mapping[str, Cluster]:
         """The cluster with each of these GPUs in place of its own.
 
         Memory and speed are from the data sheet.
@@ -129,21 +129,21 @@ class Asker:
             raise UsageError("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
         found = {}
         for name in names:
-            card = card_of(name)
-            if card is None:
-                raise UsageError(f"--gpu {name!r}: known are {', '.join(known.label for known in CARDS)}")
+            wanted = gpu_type_of(name)
+            if wanted is None:
+                raise UsageError(f"--gpu {name!r}: known are {', '.join(known.label for known in GPU_TYPES)}")
             count = self.cluster.gpus_per_node or 1
-            gpu = Gpu(type=card.label, count=count, memory=memory_of(card))
+            gpu = Gpu(type=wanted.label, count=count, memory=memory_of(wanted))
             node = self.cluster.node.model_copy(update={"gpu": gpu})
-            label = f"{count} x {card.label} ({card.memory:g} GiB)"
+            label = f"{count} x {wanted.label} ({wanted.memory:g} GiB)"
             found[label] = self.cluster.model_copy(update={"node": node})
         return found
 
-    def cards(self, clusters: Mapping[str, Cluster]) -> Comparison:
+    def gpus(self, clusters: Mapping[str, Cluster]) -> Comparison:
         answers = compare_gpus(clusters, lambda label: self.choice(cluster=clusters[label]))
         fits = answers[0].choice.chosen is not None
         summary = f"the fastest: {answers[0].label}" if fits else "nothing fits on any of them"
-        return Comparison("another card in each node", tuple(answers), summary)
+        return Comparison("another GPU in each node", tuple(answers), summary)
 
     def min_gpus(self) -> Comparison:
         """Try 1, 2, 4, ... GPUs of a node, then whole nodes, if they divide the global batch equally."""

@@ -64,7 +64,7 @@ def answer(job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Qu
     askers = [Asker(source, sets, place, traces_dir()) for place in places]
     asker = askers[0]
     # Report errors in the questions before anything takes time.
-    changed, cards = asker.changed(asked.what_if), asker.with_cards(asked.gpus)
+    changed, other_gpus = asker.changed(asked.what_if), asker.with_gpus(asked.gpus)
     family = asker.family(asked.largest) if asked.largest else {}
     decider = asker.decider()
     if asked.min_gpus and not decider.layout.gpus_per_node:
@@ -86,8 +86,8 @@ def answer(job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Qu
     comparisons = []
     if changed:
         comparisons.append(asker.what_if(changed))
-    if cards:
-        comparisons.append(asker.cards(cards))
+    if other_gpus:
+        comparisons.append(asker.gpus(other_gpus))
     if asked.max_micro_batch and decision is not None:
         comparisons.append(asker.max_micro_batch(decider, decision))
     if asked.min_gpus:

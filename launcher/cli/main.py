@@ -1,4 +1,4 @@
-"""`launcher VERB`. Each verb is a function in a module of this room."""
+"""`launcher VERB`. Each verb is a function in a module of this package."""
 
 from __future__ import annotations
 

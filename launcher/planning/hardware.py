@@ -24,7 +24,7 @@ DEFAULT_INTER_NODE = 100e9 / 8
 Architecture = Literal["Volta", "Ampere", "Ada", "Hopper", "Blackwell"]
 
 
-class Card(NamedTuple):
+class GpuType(NamedTuple):
     """One type of GPU.
 
     FLOP/s are dense and accumulate in fp32, as in PyTorch. Data sheets often give twice this figure, for 2:4
@@ -63,66 +63,69 @@ class Card(NamedTuple):
 # The first match counts. Source of a row: NVIDIA's data sheet of the GPU, or the named white paper. GPUs that
 # are not listed (MIG slices, laptops, AMD) have no known peak.
 # fmt: off
-CARDS: tuple[Card, ...] = (
+GPU_TYPES: tuple[GpuType, ...] = (
     # DGX B200 data sheet, of 8: 72 PFLOPS float8 with sparsity, 64 TB/s, NVLink 14.4 TB/s in both directions
-    Card(r"NVIDIA B200", "B200", "Blackwell", 2250, 1125, 75, 4500, 8000, 178.3, 900, PCIE_5),
+    GpuType(r"NVIDIA B200", "B200", "Blackwell", 2250, 1125, 75, 4500, 8000, 178.3, 900, PCIE_5),
     # H200 data sheet: 1,671 and 1,979 with sparsity; NVLink 900 GB/s in both directions
-    Card(r"NVIDIA H200 NVL", "H200 NVL", "Hopper", 835.5, 417.7, 60, 1671, 4800, 139.8, 450, PCIE_5),
-    Card(r"NVIDIA H200", "H200", "Hopper", 989.5, 494.7, 67, 1979, 4800, 139.8, 450, PCIE_5),
+    GpuType(r"NVIDIA H200 NVL", "H200 NVL", "Hopper", 835.5, 417.7, 60, 1671, 4800, 139.8, 450, PCIE_5),
+    GpuType(r"NVIDIA H200", "H200", "Hopper", 989.5, 494.7, 67, 1979, 4800, 139.8, 450, PCIE_5),
     # GH200 data sheet, 96 GB HBM3; its link to the host is NVLink-C2C, 450 GB/s in each direction
-    Card(r"NVIDIA GH200.*", "GH200", "Hopper", 989.5, 494.7, 67, 1979, 4000, 94.5, NO_NVLINK, 450),
+    GpuType(r"NVIDIA GH200.*", "GH200", "Hopper", 989.5, 494.7, 67, 1979, 4000, 94.5, NO_NVLINK, 450),
     # H100 data sheet: SXM 1,979, PCIe 1,513 with sparsity; H100 NVL data sheet: 1,671, bridges in pairs
-    Card(r"NVIDIA H100 80GB HBM3", "H100", "Hopper", 989.5, 494.7, 67, 1979, 3350, 79.1, 450, PCIE_5),
-    Card(r"NVIDIA H100 NVL", "H100 NVL", "Hopper", 835.5, 417.7, 60, 1671, 3900, 93.1, NO_NVLINK, PCIE_5),
-    Card(r"NVIDIA H100 PCIe", "H100 PCIe", "Hopper", 756.5, 378, 51, 1513, 2000, 79.1, NO_NVLINK, PCIE_5),
+    GpuType(r"NVIDIA H100 80GB HBM3", "H100", "Hopper", 989.5, 494.7, 67, 1979, 3350, 79.1, 450, PCIE_5),
+    GpuType(r"NVIDIA H100 NVL", "H100 NVL", "Hopper", 835.5, 417.7, 60, 1671, 3900, 93.1, NO_NVLINK, PCIE_5),
+    GpuType(r"NVIDIA H100 PCIe", "H100 PCIe", "Hopper", 756.5, 378, 51, 1513, 2000, 79.1, NO_NVLINK, PCIE_5),
     # A100 data sheet: SXM has NVLink of 600 GB/s in both directions, PCIe a bridge in pairs
-    Card(r"(NVIDIA )?A100-SXM.*80GB", "A100 80GB", "Ampere", 312, 156, 19.5, None, 2039, 79.1, 300, PCIE_4),
-    Card(r"(NVIDIA )?A100-SXM.*", "A100 40GB", "Ampere", 312, 156, 19.5, None, 1555, 39.4, 300, PCIE_4),
-    Card(r"(NVIDIA )?A100 80GB PCIe", "A100 80GB PCIe", "Ampere", 312, 156, 19.5, None, 1935, 79.1,
+    GpuType(r"(NVIDIA )?A100-SXM.*80GB", "A100 80GB", "Ampere", 312, 156, 19.5, None, 2039, 79.1,
+         300, PCIE_4),
+    GpuType(r"(NVIDIA )?A100-SXM.*", "A100 40GB", "Ampere", 312, 156, 19.5, None, 1555, 39.4, 300, PCIE_4),
+    GpuType(r"(NVIDIA )?A100 80GB PCIe", "A100 80GB PCIe", "Ampere", 312, 156, 19.5, None, 1935, 79.1,
          NO_NVLINK, PCIE_4),
-    Card(r"(NVIDIA )?A100[- ].*", "A100 40GB PCIe", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
+    GpuType(r"(NVIDIA )?A100[- ].*", "A100 40GB PCIe", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
          NO_NVLINK, PCIE_4),
     # L40S data sheet: 362.05, 183, 91.6, 733
-    Card(r"NVIDIA L40S", "L40S", "Ada", 362, 183, 91.6, 733, 864, 44.4, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA L40S", "L40S", "Ada", 362, 183, 91.6, 733, 864, 44.4, NO_NVLINK, PCIE_4),
     # L40 data sheet: 181.05, 90.5, 362
-    Card(r"NVIDIA L40", "L40", "Ada", 181, 90.5, 90.5, 362, 864, 44.4, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA L40", "L40", "Ada", 181, 90.5, 90.5, 362, 864, 44.4, NO_NVLINK, PCIE_4),
     # L4 data sheet: 242, 120, 485 with sparsity
-    Card(r"NVIDIA L4", "L4", "Ada", 121, 60, 30.3, 242.5, 300, 22.0, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA L4", "L4", "Ada", 121, 60, 30.3, 242.5, 300, 22.0, NO_NVLINK, PCIE_4),
     # A40 data sheet; bridge in pairs
-    Card(r"NVIDIA A40", "A40", "Ampere", 149.7, 74.8, 37.4, None, 696, 44.4, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA A40", "A40", "Ampere", 149.7, 74.8, 37.4, None, 696, 44.4, NO_NVLINK, PCIE_4),
     # A10 data sheet
-    Card(r"NVIDIA A10", "A10", "Ampere", 125, 62.5, 31.2, None, 600, 22.0, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA A10", "A10", "Ampere", 125, 62.5, 31.2, None, 600, 22.0, NO_NVLINK, PCIE_4),
     # Ada white paper, appendix
-    Card(r"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "Ada", 364.2, 182.1, 91.1, 728.5, 960, 47.4,
+    GpuType(r"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "Ada", 364.2, 182.1, 91.1, 728.5, 960, 47.4,
          NO_NVLINK, PCIE_4),
     # GA102 white paper: 309.7 with sparsity; bridge in pairs
-    Card(r"(NVIDIA )?RTX A6000", "RTX A6000", "Ampere", 154.8, 77.4, 38.7, None, 768, 47.4,
+    GpuType(r"(NVIDIA )?RTX A6000", "RTX A6000", "Ampere", 154.8, 77.4, 38.7, None, 768, 47.4,
          NO_NVLINK, PCIE_4),
     # RTX A5000 data sheet: 222.2 with sparsity; bridge in pairs
-    Card(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 55.6, 27.8, None, 768, 23.6,
+    GpuType(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 55.6, 27.8, None, 768, 23.6,
          NO_NVLINK, PCIE_4),
     # Ada white paper, fp32 accumulation (half of fp16's)
-    Card(r"NVIDIA GeForce RTX 4090", "RTX 4090", "Ada", 165.2, 82.6, 82.6, 330.3, 1008, 23.6,
+    GpuType(r"NVIDIA GeForce RTX 4090", "RTX 4090", "Ada", 165.2, 82.6, 82.6, 330.3, 1008, 23.6,
          NO_NVLINK, PCIE_4),
-    Card(r"NVIDIA GeForce RTX 4080", "RTX 4080", "Ada", 97.5, 48.7, 48.7, 194.9, 716.8, 15.7,
+    GpuType(r"NVIDIA GeForce RTX 4080", "RTX 4080", "Ada", 97.5, 48.7, 48.7, 194.9, 716.8, 15.7,
          NO_NVLINK, PCIE_4),
     # GA102 white paper, fp32 accumulation (half of fp16's); the 3090 has a bridge in pairs
-    Card(r"NVIDIA GeForce RTX 3090", "RTX 3090", "Ampere", 71, 35.6, 35.6, None, 936, 23.6,
+    GpuType(r"NVIDIA GeForce RTX 3090", "RTX 3090", "Ampere", 71, 35.6, 35.6, None, 936, 23.6,
          NO_NVLINK, PCIE_4),
-    Card(r"NVIDIA GeForce RTX 3080", "RTX 3080", "Ampere", 59.5, 29.8, 29.8, None, 760, 9.7,
+    GpuType(r"NVIDIA GeForce RTX 3080", "RTX 3080", "Ampere", 59.5, 29.8, 29.8, None, 760, 9.7,
          NO_NVLINK, PCIE_4),
     # GA102 white paper, appendix
-    Card(r"NVIDIA GeForce RTX 3070", "RTX 3070", "Ampere", 40.6, 20.3, 20.3, None, 448, 7.7,
+    GpuType(r"NVIDIA GeForce RTX 3070", "RTX 3070", "Ampere", 40.6, 20.3, 20.3, None, 448, 7.7,
          NO_NVLINK, PCIE_4),
     # NVIDIA's specifications: 3584 cores x 2 x 1.78 GHz, 192 bit x 15 Gb/s; products as GA102's: 2 x fp32
-    Card(r"NVIDIA GeForce RTX 3060", "RTX 3060", "Ampere", 25.5, 12.7, 12.7, None, 360, 11.7,
+    GpuType(r"NVIDIA GeForce RTX 3060", "RTX 3060", "Ampere", 25.5, 12.7, 12.7, None, 360, 11.7,
          NO_NVLINK, PCIE_4),
     # V100 data sheet; fp16 only, bf16 is emulated; NVLink 300 GB/s in both directions
-    Card(r"Tesla V100-SXM[23]-32GB.*", "V100 32GB", "Volta", 125, None, 15.7, None, 900, 31.7, 150, PCIE_3),
-    Card(r"Tesla V100-SXM[23]-.*", "V100 16GB", "Volta", 125, None, 15.7, None, 900, 15.7, 150, PCIE_3),
-    Card(r"Tesla V100-PCIE-32GB.*", "V100 32GB PCIe", "Volta", 112, None, 14, None, 900, 31.7,
+    GpuType(r"Tesla V100-SXM[23]-32GB.*", "V100 32GB", "Volta", 125, None, 15.7, None, 900, 31.7,
+         150, PCIE_3),
+    GpuType(r"Tesla V100-SXM[23]-.*", "V100 16GB", "Volta", 125, None, 15.7, None, 900, 15.7, 150, PCIE_3),
+    GpuType(r"Tesla V100-PCIE-32GB.*", "V100 32GB PCIe", "Volta", 112, None, 14, None, 900, 31.7,
          NO_NVLINK, PCIE_3),
-    Card(r"Tesla V100-PCIE-.*", "V100 16GB PCIe", "Volta", 112, None, 14, None, 900, 15.7, NO_NVLINK, PCIE_3),
+    GpuType(r"Tesla V100-PCIE-.*", "V100 16GB PCIe", "Volta", 112, None, 14, None, 900, 15.7,
+         NO_NVLINK, PCIE_3),
 )
 # fmt: on
 
@@ -130,7 +133,7 @@ CARDS: tuple[Card, ...] = (
 class Hardware(Value):
     """The hardware properties that determine a job's speed."""
 
-    card: Card
+    gpu: GpuType
     inter_node: float
     "Bytes/s of one node's network, in one direction."
     threads: int
@@ -141,23 +144,23 @@ class Hardware(Value):
     @property
     def intra_node(self) -> float:
         """Bytes/s from one GPU to another GPU of its node."""
-        return (self.card.nvlink or self.card.pcie) * GIGA
+        return (self.gpu.nvlink or self.gpu.pcie) * GIGA
 
 
-def card_of(name: str) -> Card | None:
+def gpu_type_of(name: str) -> GpuType | None:
     """Find a GPU by its label, or by the name of the device or profile; None if it is unknown."""
     if "MIG" in name:  # a part of the GPU
         return None
     plain = name.removeprefix("NVIDIA ").casefold()
-    by_label = (card for card in CARDS if card.label.casefold() == plain)
-    by_device = (card for card in CARDS if re.fullmatch(card.names, name))
+    by_label = (gpu for gpu in GPU_TYPES if gpu.label.casefold() == plain)
+    by_device = (gpu for gpu in GPU_TYPES if re.fullmatch(gpu.names, name))
     return next(by_label, None) or next(by_device, None)
 
 
 def peak_flops(device_name: str) -> float | None:
     """Return the dense 16-bit FLOP/s of one GPU, the denominator of MFU; None if unknown."""
-    card = card_of(device_name)
-    return None if card is None else card.half * TERA
+    gpu = gpu_type_of(device_name)
+    return None if gpu is None else gpu.half * TERA
 
 
 def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = None) -> Hardware | None:
@@ -166,8 +169,8 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     `env`: the job's environment variables.
     """
     gpu = cluster.node.gpu
-    card = card_of(gpu.type) if gpu is not None and ranks.on_gpu else None
-    if card is None:
+    found = gpu_type_of(gpu.type) if gpu is not None and ranks.on_gpu else None
+    if found is None:
         return None
     assumed = []
     inter_node = cluster.network.inter_node
@@ -177,13 +180,13 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     told = {**cluster.env, **(env or {})}.get("OMP_NUM_THREADS", "")
     alone = (cluster.node.cpus or 1) if ranks.per_node == 1 else 1
     return Hardware(
-        card=card,
+        gpu=found,
         inter_node=DEFAULT_INTER_NODE if inter_node is None else inter_node,
         threads=int(told) if told.isdigit() and int(told) else alone,
         assumed=tuple(assumed),
     )
 
 
-def memory_of(card: Card) -> int:
+def memory_of(gpu: GpuType) -> int:
     """Return the bytes of GPU memory that a process sees."""
-    return int(card.memory * GIB)
+    return int(gpu.memory * GIB)

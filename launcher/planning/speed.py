@@ -13,7 +13,7 @@ from typing import NamedTuple
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, States, computes_in, states_of, updated_by
 from launcher.memory.trace import Work
-from launcher.planning.hardware import GIGA, Card, Hardware
+from launcher.planning.hardware import GIGA, GpuType, Hardware
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.mesh import data_ranks, in_buckets
@@ -158,9 +158,9 @@ def step_time(
     )
 
 
-def reached(card: Card) -> float:
+def reached(gpu: GpuType) -> float:
     """Return the share of the data sheet's FLOP/s that training reaches on a GPU."""
-    return REACHED.get(card.label, REACHED[card.architecture])
+    return REACHED.get(gpu.label, REACHED[gpu.architecture])
 
 
 def _pass(
@@ -173,15 +173,15 @@ def _pass(
     exchanged: float,
     sent: float,
 ) -> _Pass:
-    card = hardware.card
-    peak = card.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
-    if card.flops(recipe.precision) is None or peak is None:
-        message = f"float8 needs compute capability 8.9 or newer; use bf16-mixed on {card.label}"
+    gpu = hardware.gpu
+    peak = gpu.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
+    if gpu.flops(recipe.precision) is None or peak is None:
+        message = f"float8 needs compute capability 8.9 or newer; use bf16-mixed on {gpu.label}"
         raise SpecError([Problem("job", "recipe.precision", message)])
     if recipe.precision == "float8":
         peak *= FLOAT8_GAIN
-    compute = flops / (peak * reached(card))
-    memory = traffic * (COMPILED if recipe.compile else 1.0) / (card.bandwidth * GIGA * MEMORY_REACHED)
+    compute = flops / (peak * reached(gpu))
+    memory = traffic * (COMPILED if recipe.compile else 1.0) / (gpu.bandwidth * GIGA * MEMORY_REACHED)
     kernels, on_links = compute + memory, links.ring + links.pcie
     alone = max(0.0, on_links - kernels) + EXPOSED * min(on_links, kernels)
     share = links.ring / on_links if on_links else 0.0
@@ -209,7 +209,7 @@ def _later(recipe: Recipe, work: Work, ranks: Ranks, hardware: Hardware) -> floa
 def _between_stages(recipe: Recipe, ranks: Ranks, hardware: Hardware) -> float:
     """Return the bytes/s from a rank to the same rank of the next stage."""
     if ranks.world // recipe.pipeline < ranks.per_node:
-        reached = NVLINK_REACHED if hardware.card.nvlink else PCIE_RING_REACHED
+        reached = NVLINK_REACHED if hardware.gpu.nvlink else PCIE_RING_REACHED
         return hardware.intra_node * reached
     return hardware.inter_node * NETWORK_REACHED / ranks.per_node
 
@@ -287,7 +287,7 @@ def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: i
         return 0.0
     rates, within = [], max(1, ranks.per_node // apart)
     if within > 1:
-        reached = NVLINK_REACHED if hardware.card.nvlink else PCIE_RING_REACHED
+        reached = NVLINK_REACHED if hardware.gpu.nvlink else PCIE_RING_REACHED
         rates.append(hardware.intra_node * reached)
     if over > within:
         rates.append(hardware.inter_node * NETWORK_REACHED / min(apart, ranks.per_node))
@@ -309,7 +309,7 @@ def _optimizer(
     clipping = 3 * parameters
     if recipe.sharding == "zero1":
         clipping = 3 * sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
-    on_gpu = hardware.card.bandwidth * GIGA * MEMORY_REACHED
+    on_gpu = hardware.gpu.bandwidth * GIGA * MEMORY_REACHED
     if recipe.offload == "none":
         traffic = once * (PLAIN_TRAFFIC if optimizer.temporaries is not None else 1.0) + clipping
         # Assume that paged states are on the host, where paging puts them if the GPU is full.
@@ -327,4 +327,4 @@ def _optimizer(
 
 def _pcie(hardware: Hardware) -> float:
     """Return the bytes/s of pinned copies in one direction."""
-    return hardware.card.pcie * GIGA * PCIE_REACHED
+    return hardware.gpu.pcie * GIGA * PCIE_REACHED

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 
 _DECIDES = ("environment.py", "quote.py")
-"Files of this room that decide, beside a template's source, what it is compiled to."
+"Files of this package that decide, beside a template's source, what it is compiled to."
 
 
 class CompiledTemplates(jinja2.FileSystemBytecodeCache):

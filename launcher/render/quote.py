@@ -18,7 +18,7 @@ class QuoteError(ValueError):
 
 
 class Written(str):
-    """Text that is already in the language of the file. Only this room creates it, never a template."""
+    """Text that is already in the language of the file. Only this package creates it, never a template."""
 
     __slots__ = ()
     # Jinja's sandbox returns formatted text in the class of its format string, so the arguments would count

@@ -1,6 +1,6 @@
 """Render a target to files. Nothing is written, and only templates are read.
 
-This module has what all runs have in common. Each scheduler renders its own files in its room.
+This module has what all runs have in common. Each scheduler renders its own files in its package.
 """
 
 from __future__ import annotations

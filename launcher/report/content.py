@@ -60,16 +60,16 @@ def lead(page: Page) -> list[tuple[str, str]]:
 
 
 def _fits(decision: Decision) -> str:
-    estimate, card = decision.chosen.estimate, decision.room.card
+    estimate, capacity = decision.chosen.estimate, decision.room.card
     needed = f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"
-    if card is None:
+    if capacity is None:
         return f"not judged without a GPU; the tensors of a rank need {needed}"
-    spare = format_bytes(card - estimate.needed * (1 + estimate.band))
+    spare = format_bytes(capacity - estimate.needed * (1 + estimate.band))
     condition = ""
     if decision.room.is_unknown_for(decision.chosen.recipe):
         on_host = format_bytes(decision.chosen.estimate.host_per_node)
         condition = f", if each node has at least {on_host} of host memory"
-    return f"yes{condition}: {needed} of {format_bytes(card)} on each GPU, {spare} to spare"
+    return f"yes{condition}: {needed} of {format_bytes(capacity)} on each GPU, {spare} to spare"
 
 
 def _host(decision: Decision) -> str:

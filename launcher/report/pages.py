@@ -93,8 +93,8 @@ def drawn_bars(bars: Sequence[Bar], capacity: int | None) -> dict[str, Any]:
     scale = max(capacity or 0, *(bar.total for bar in bars))
     return {
         "bars": [(bar, _rectangles(bar, scale)) for bar in bars],
-        "card": capacity,
-        "card_at": None if capacity is None else _share(capacity, scale),
+        "capacity": capacity,
+        "capacity_at": None if capacity is None else _share(capacity, scale),
         "legend": [(name, _colour(name)) for name in _names(bars)],
     }
 

@@ -66,9 +66,9 @@ def show_page(console: Console, page: Page) -> None:
 
 
 def _memory(console: Console, decision: Decision) -> None:
-    estimate, card = decision.chosen.estimate, decision.room.card
+    estimate, capacity = decision.chosen.estimate, decision.room.card
     drawn = bars(estimate)
-    scale = max(card or 0, *(bar.total for bar in drawn))
+    scale = max(capacity or 0, *(bar.total for bar in drawn))
     module = max(len("MODULE"), *(min(MODULE, len(bar.module)) for bar in drawn))
     width = min(console.width, 120) - BESIDE_THE_BAR - module
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -76,14 +76,14 @@ def _memory(console: Console, decision: Decision) -> None:
         table.add_column(name, no_wrap=True, min_width=least)
     table.add_column("ALLOCATED", no_wrap=True, justify="right")
     # The right edge is the capacity, unless more is needed.
-    table.add_column("" if card is None else f"OF {format_bytes(scale)}", no_wrap=True)
+    table.add_column("" if capacity is None else f"OF {format_bytes(scale)}", no_wrap=True)
     table.add_column("MODULE", no_wrap=True)
     for bar in drawn:
         size = format_bytes(bar.total if bar.allocated is None else bar.allocated)
         name = bar.module if len(bar.module) <= MODULE else f"…{bar.module[1 - MODULE :]}"
         style = "bold" if bar.allocated is None else ""
         table.add_row(bar.when, bar.phase, size, _drawn(bar, scale, width), Text(name), style=style)
-    _section(console, "memory of a GPU" if card is not None else "memory of a rank", table)
+    _section(console, "memory of a GPU" if capacity is not None else "memory of a rank", table)
     console.print(_legend(drawn, console.width))
     console.print()
     console.print(grid(memory_rows(decision)))

@@ -248,14 +248,14 @@ def _environment() -> dict[str, str]:
 
 def _with_detected_gpus(cluster: Cluster) -> Cluster:
     from launcher.spec.cluster import Gpu
-    from launcher.supervise.gpus import CardsError, installed
+    from launcher.supervise.gpus import GpusError, installed
 
     try:
-        cards = installed()
-    except CardsError:
+        gpus = installed()
+    except GpusError:
         return cluster
-    sizes = [total for _, total in cards if total is not None]
+    sizes = [total for _, total in gpus if total is not None]
     if not sizes:
         return cluster
-    gpu = Gpu(type=cards[0][0], count=len(cards), memory=min(sizes) * 2**20)
+    gpu = Gpu(type=gpus[0][0], count=len(gpus), memory=min(sizes) * 2**20)
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})

@@ -1,4 +1,4 @@
-"""The section of a profile that one scheduler reads. Its class is in that scheduler's room."""
+"""The section of a profile that one scheduler reads. Its class is in that scheduler's package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound="Section")
 
 
 class Section(Value):
-    """What the other rooms may ask of a section, with the answers of a scheduler that has none."""
+    """What other packages may ask of a section, with the answers of a scheduler that has none."""
 
     missing: ClassVar[str] = ""
     "Message if the profile has no such section; empty if it may be left out."
@@ -70,25 +70,25 @@ class Section(Value):
 
 @dataclass(frozen=True)
 class At:
-    """Marks a field whose section has the class `name` in the room `room` of the schedulers.
+    """Marks a field whose section is the class `name` in `launcher.schedulers.{package}.profile`.
 
-    The class is imported when a profile is first read: a room below the schedulers cannot import it.
+    The class is imported when a profile is first read: `spec` cannot import from the schedulers.
     """
 
-    room: str
+    package: str
     name: str
 
     @property
     def kind(self) -> type[Section]:
-        return _imported(self.room, self.name)
+        return _imported(self.package, self.name)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler.generate_schema(self.kind | None)
 
 
 @functools.cache
-def _imported(room: str, name: str) -> type[Section]:
-    kind: type[Section] = getattr(importlib.import_module(f"launcher.schedulers.{room}.profile"), name)
+def _imported(package: str, name: str) -> type[Section]:
+    kind: type[Section] = getattr(importlib.import_module(f"launcher.schedulers.{package}.profile"), name)
     return kind
 
 

@@ -25,20 +25,20 @@ PATIENCE_SECONDS = 30
 "Timeout for nvidia-smi, which wakes every GPU up if persistence mode is off."
 
 
-class CardsError(Exception):
+class GpusError(Exception):
     """The GPUs cannot be claimed; the message says which are busy, and with what."""
 
 
-class BusyError(CardsError):
+class BusyError(GpusError):
     """Too few GPUs are free now, or nvidia-smi does not tell: waiting may help."""
 
 
-class UnknownCardsError(CardsError):
+class UnknownGpusError(GpusError):
     """There is nothing to choose from: no nvidia-smi, or GPUs that the user has hidden."""
 
 
 @dataclass(frozen=True)
-class Card:
+class InstalledGpu:
     """A GPU as nvidia-smi lists it, in its order (PCI bus). Memory in MiB."""
 
     index: int
@@ -57,18 +57,18 @@ def choose(free: Sequence[int], count: int) -> tuple[int, ...] | None:
     return min(groups, key=lambda group: (group[-1] - group[0], group[0] % count, group[0]), default=None)
 
 
-def short_of(cards: Sequence[Card], count: int) -> str:
+def short_of(gpus: Sequence[InstalledGpu], count: int) -> str:
     """Why `count` GPUs cannot be claimed; empty if they can."""
-    free = [card for card in cards if not card.busy]
+    free = [gpu for gpu in gpus if not gpu.busy]
     if len(free) >= count:
         return ""
-    busy = "; ".join(f"GPU {card.index}: {card.busy}" for card in cards if card.busy)
-    have = f"{len(free)} of {len(cards)} GPUs are free" if busy else f"there are {len(cards)} GPUs"
+    busy = "; ".join(f"GPU {gpu.index}: {gpu.busy}" for gpu in gpus if gpu.busy)
+    have = f"{len(free)} of {len(gpus)} GPUs are free" if busy else f"there are {len(gpus)} GPUs"
     return f"{have}, the job needs {count}" + (f" ({busy})" if busy else "")
 
 
 def installed() -> list[tuple[str, int | None]]:
-    """Name and memory in MiB of each GPU. Raises CardsError."""
+    """Name and memory in MiB of each GPU. Raises GpusError."""
     rows = [row.rsplit(", ", 1) for row in _ask("--query-gpu=name,memory.total")]
     return [(name, _number(total)) for name, total in rows]
 
@@ -81,14 +81,14 @@ def user() -> str:
         return str(os.getuid())
 
 
-def survey() -> list[Card]:
-    """All GPUs, with whoever uses or has locked them. Raises CardsError."""
+def survey() -> list[InstalledGpu]:
+    """All GPUs, with whoever uses or has locked them. Raises GpusError."""
     with _choosing():
-        cards = _list_cards()
-        taken, locks = _lock([card for card in cards if not card.busy])
+        gpus = _installed_gpus()
+        taken, locks = _lock([gpu for gpu in gpus if not gpu.busy])
         for lock in locks.values():
             os.close(lock)
-    return [replace(card, busy=card.busy or taken.get(card.index, "")) for card in cards]
+    return [replace(gpu, busy=gpu.busy or taken.get(gpu.index, "")) for gpu in gpus]
 
 
 def claim(
@@ -100,45 +100,45 @@ def claim(
     programs than launcher use are taken when there are too few others. Return their indexes, and open files
     that hold the locks while any process has them open.
 
-    Raises BusyError if waiting helps, UnknownCardsError if there is nothing to choose from, and CardsError.
+    Raises BusyError if waiting helps, UnknownGpusError if there is nothing to choose from, and GpusError.
     """
     with _choosing():
-        cards = [card for card in _list_cards() if among is None or _is_among(card, among)]
-        if among is not None and not cards:
-            raise UnknownCardsError(f"CUDA_VISIBLE_DEVICES={among} names none of this machine")
-        taken, locks = _lock([card for card in cards if shared or not card.busy])
-        quiet = [card.index for card in cards if card.index in locks and not card.busy]
+        gpus = [gpu for gpu in _installed_gpus() if among is None or _is_among(gpu, among)]
+        if among is not None and not gpus:
+            raise UnknownGpusError(f"CUDA_VISIBLE_DEVICES={among} names none of this machine")
+        taken, locks = _lock([gpu for gpu in gpus if shared or not gpu.busy])
+        quiet = [gpu.index for gpu in gpus if gpu.index in locks and not gpu.busy]
         chosen = choose(quiet, count) or choose(list(locks), count)
         for index, lock in locks.items():
             if index not in (chosen or ()):
                 os.close(lock)
     if chosen is None:
-        now = [replace(card, busy=card.busy or taken.get(card.index, "")) for card in cards]
-        raise (BusyError if len(cards) >= count else CardsError)(short_of(now, count))
+        now = [replace(gpu, busy=gpu.busy or taken.get(gpu.index, "")) for gpu in gpus]
+        raise (BusyError if len(gpus) >= count else GpusError)(short_of(now, count))
     for index in chosen:
         os.ftruncate(locks[index], 0)
         os.pwrite(locks[index], json.dumps(dict(who)).encode(), 0)
     return chosen, [locks[index] for index in chosen]
 
 
-def _list_cards() -> list[Card]:
+def _installed_gpus() -> list[InstalledGpu]:
     rows = _ask("--query-gpu=index,uuid,name,memory.total,memory.used")
     busy: dict[str, list[str]] = {}
     for line in _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"):
         uuid, pid, rest = line.split(", ", 2)
         name, _, used = rest.rpartition(", ")
         busy.setdefault(uuid, []).append(_process(pid, name, used))
-    return [_card(row, busy) for row in rows]
+    return [_parsed(row, busy) for row in rows]
 
 
-def _card(row: str, busy: Mapping[str, Sequence[str]]) -> Card:
+def _parsed(row: str, busy: Mapping[str, Sequence[str]]) -> InstalledGpu:
     index, uuid, name, total, used = row.split(", ")
-    card = Card(int(index), uuid, name, _number(total), _number(used))
+    gpu = InstalledGpu(int(index), uuid, name, _number(total), _number(used))
     if uuid in busy:
-        return replace(card, busy=", ".join(busy[uuid]))
-    if (card.used or 0) > BUSY_MIB:
-        return replace(card, busy=f"{card.used} MiB in use by a process that is not seen from here")
-    return card
+        return replace(gpu, busy=", ".join(busy[uuid]))
+    if (gpu.used or 0) > BUSY_MIB:
+        return replace(gpu, busy=f"{gpu.used} MiB in use by a process that is not seen from here")
+    return gpu
 
 
 def _process(pid: str, name: str, used: str) -> str:
@@ -160,9 +160,9 @@ def _ask(query: str) -> list[str]:
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except FileNotFoundError:
-        raise UnknownCardsError("there is no nvidia-smi, so which GPUs are free is not known") from None
+        raise UnknownGpusError("there is no nvidia-smi, so which GPUs are free is not known") from None
     except OSError as error:
-        raise CardsError(f"nvidia-smi: {error.strerror}") from None
+        raise GpusError(f"nvidia-smi: {error.strerror}") from None
     try:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -174,15 +174,15 @@ def _ask(query: str) -> list[str]:
     return [line.strip() for line in out.splitlines() if ", " in line]
 
 
-def _lock(cards: Sequence[Card]) -> tuple[dict[int, str], dict[int, int]]:
+def _lock(gpus: Sequence[InstalledGpu]) -> tuple[dict[int, str], dict[int, int]]:
     """Lock the free ones. Return index -> holder of the others, and index -> open file of the locked ones."""
     taken, locks = {}, {}
-    for card in cards:
-        lock = _open(card.uuid)
+    for gpu in gpus:
+        lock = _open(gpu.uuid)
         if _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            locks[card.index] = lock
+            locks[gpu.index] = lock
         else:
-            taken[card.index] = _holder(os.pread(lock, 1000, 0))
+            taken[gpu.index] = _holder(os.pread(lock, 1000, 0))
             os.close(lock)
     return taken, locks
 
@@ -196,9 +196,9 @@ def _holder(record: bytes) -> str:
     return "".join(char for char in text if char.isprintable())[:200]
 
 
-def _is_among(card: Card, visible: str) -> bool:
+def _is_among(gpu: InstalledGpu, visible: str) -> bool:
     names = [name.strip() for name in visible.split(",")]
-    return str(card.index) in names or any(name and card.uuid.startswith(name) for name in names)
+    return str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
 
 
 @contextlib.contextmanager
@@ -223,14 +223,14 @@ def _choosing() -> Iterator[None]:
 
 
 def _flock(file: int, kind: int) -> bool:
-    """Return False if another process has the lock. Raises CardsError."""
+    """Return False if another process has the lock. Raises GpusError."""
     try:
         fcntl.flock(file, kind)
     except BlockingIOError:
         return False
     except OSError as error:  # such as ENOLCK, where FOLDER is on a network file system
         why = f"{FOLDER}, where taken GPUs are noted, cannot be locked: {error.strerror}"
-        raise CardsError(why) from None
+        raise GpusError(why) from None
     return True
 
 
@@ -247,8 +247,8 @@ def _open(name: str) -> int:
         except FileExistsError:
             file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        raise CardsError(f"{FOLDER}, where taken GPUs are noted: {error.strerror}") from None
+        raise GpusError(f"{FOLDER}, where taken GPUs are noted: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise CardsError(f"{FOLDER}/{name} is no file")
+        raise GpusError(f"{FOLDER}/{name} is no file")
     return file

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.gpus import BusyError, CardsError, UnknownCardsError, claim, polling, user
+from launcher.supervise.gpus import BusyError, GpusError, UnknownGpusError, claim, polling, user
 from launcher.supervise.sweep_queue import QueueError, SweepQueue
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -52,7 +52,7 @@ class Turn:
         """Try to take a place and GPUs. Return why the run must wait, or "". Raises TurnError."""
         try:
             return self._take()
-        except (CardsError, QueueError) as error:
+        except (GpusError, QueueError) as error:
             raise TurnError(str(error)) from None
 
     def _take(self) -> str:
@@ -82,7 +82,7 @@ class Turn:
         except BusyError as error:
             self._why = f"waits for GPUs: {error}"
             return self._why
-        except UnknownCardsError as error:  # a machine without nvidia-smi
+        except UnknownGpusError as error:  # a machine without nvidia-smi
             print(f"[launcher] GPUs are not assigned: {error}", file=sys.stderr, flush=True)
         else:
             self._locks += locks

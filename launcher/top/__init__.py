@@ -1,1 +1,1 @@
-"""`launcher top`: runs on a live screen, drawn by Textual, which no other room imports."""
+"""`launcher top`: runs on a live screen, drawn by Textual, which no other package imports."""

@@ -79,7 +79,7 @@ usd_per_gpu_hour: {price}
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """With what two cards need traced already."""
+    """With what two gpus need traced already."""
     lab = Lab(tmp_path_factory.mktemp("plan"))
     del lab.environ["COLUMNS"]
     lab.script(TASK, "stack.py")
@@ -192,7 +192,7 @@ def test_what_if_stands_beside_the_chosen_one(lab: Lab) -> None:
     )
 
 
-def test_cards_are_compared_and_the_fastest_comes_first(lab: Lab) -> None:
+def test_gpus_are_compared_and_the_fastest_comes_first(lab: Lab) -> None:
     asked = question(lab, "-c", "two.yaml", "--gpu", "RTX 3060", "--gpu", "A100 80GB")
     assert [one["label"] for one in asked["answers"]] == [
         "2 x A100 80GB (79.1 GiB)",
@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_refused_with_what_would(lab: Lab) -> None:
     said = told(lab, "-c", "tiny.yaml", *fixed, "--gpu", "A100 80GB", "--html", "no.html", code=4)
     assert "nothing fits" in said["refused"] and "chosen" not in said
     assert "nothing fits" in (lab.folder / "no.html").read_text()
-    assert said["questions"][0]["answers"][0]["fits"], "on a larger card it does"
+    assert said["questions"][0]["answers"][0]["fits"], "on a larger gpu it does"
 
 
 class Page(HTMLParser):

@@ -24,7 +24,7 @@ from launcher.doctor.outcome import BUS, Outcome, outcome
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import Setting, candidates
 from launcher.doctor.values import Expected, Measured
-from launcher.planning.hardware import card_of
+from launcher.planning.hardware import gpu_type_of
 from launcher.spec.base import GIB
 from launcher.supervise.ports import free_port
 from tests.lab import Lab
@@ -120,7 +120,7 @@ def test_the_free_memory_of_the_gpu_is_compared_with_the_plan(
 def test_a_healthy_gpu_reaches_half_its_data_sheet(group: Group) -> None:
     end = run(group, "compute")
     assert end.ok and end.each[0]["flops"] > 1e12 and end.each[0]["bytes_per_second"] > 1e10
-    if card_of(gpu_name()) is None:
+    if gpu_type_of(gpu_name()) is None:
         pytest.skip("no data sheet of this GPU")
     expected = Expected(gpus_per_node=1, gpu_type=gpu_name())
     [finding] = examine([Measured("compute", 0, plain(end))], expected)

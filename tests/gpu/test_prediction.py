@@ -1,4 +1,4 @@
-"""The estimate against what CUDA's caching allocator counts: 0.1 to 8 billion parameters on one card.
+"""The estimate against what CUDA's caching allocator counts: 0.1 to 8 billion parameters on one GPU.
 
 Where a recipe shards over several ranks, the others are pretended: collectives do nothing, and what this rank
 allocates is what it would allocate among them.
@@ -46,7 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "8b": {"layers": 32, "dim": 4096, "heads": 32, "kv_heads": 8, "hidden": 14_336, "vocabulary": 128_256},
 }
-CARDS = {"24 GB": 23.6, "47.4 GiB": 47.4, "80 GB": 79.1}
+SIZES = {"24 GB": 23.6, "47.4 GiB": 47.4, "80 GB": 79.1}
 "GiB that a process can use, as in the profiles of clusters/."
 
 
@@ -149,12 +149,12 @@ FITTING = (
     case("1b", loss_chunks=8, **SELECTIVE),
     case("7b", ranks=8, loss_chunks=8, **FULL),
 )
-"For each card, with the largest micro-batch said to fit, and the smallest said not to."
+"For each GPU, with the largest micro-batch said to fit, and the smallest said not to."
 
 
 @cache
 def estimate(one: Case) -> Any:
-    return predicted(one.job, one.recipe, one.ranks, "cuda", _card())
+    return predicted(one.job, one.recipe, one.ranks, "cuda", _gpu())
 
 
 def measured(cases: Sequence[tuple[Case, float | None]], folder: Path) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def measured(cases: Sequence[tuple[Case, float | None]], folder: Path) -> list[d
 @pytest.fixture(scope="module")
 def truths(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
     """All in one process: a start costs more than most cases."""
-    _skip_without_a_card()
+    _skip_without_a_gpu()
     answers = measured([(one, None) for one in CASES], tmp_path_factory.mktemp("truths"))
     return dict(zip(CASES, answers, strict=True))
 
@@ -199,28 +199,28 @@ def test_the_allocated_peak_is_as_predicted(one: Case, truths: dict[Case, dict[s
     truth = truths[one]
     if truth["failed"] is not None:
         assert _total() < estimate(one).needed * (1 + estimate(one).band), f"ran out in {truth['failed']}"
-        pytest.skip("too large for this card, and predicted to be")
+        pytest.skip("too large for this GPU, and predicted to be")
     assert said(one, truth) == pytest.approx(peak(truth["peaks"]), rel=0.08)
 
 
 def test_half_of_the_allocated_peaks_are_within_three_percent(truths: dict[Case, dict[str, Any]]) -> None:
     found = dict(errors(truths))
-    assert len(found) >= 30, "cases that fit on this card"
+    assert len(found) >= 30, "cases that fit on this GPU"
     assert statistics.median(map(abs, found.values())) <= 0.03, found
 
 
 @pytest.mark.parametrize("one", CASES, ids=str)
 def test_the_reserved_peak_is_within_the_stated_band(one: Case, truths: dict[Case, dict[str, Any]]) -> None:
     if truths[one]["failed"] is not None:
-        pytest.skip("did not fit on this card")
+        pytest.skip("did not fit on this GPU")
     assert estimate(one).reserved == pytest.approx(truths[one]["reserved"], rel=estimate(one).band)
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_what_is_said_to_fit_trains_and_what_is_said_not_to_runs_out(card: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_said_to_fit_trains_and_what_is_said_not_to_runs_out(size: str, tmp_path: Path) -> None:
     """The cap is the allocator's: what lies outside of it, such as the CUDA context, has no part in it."""
-    _skip_without_a_card()
-    cap = min(CARDS[card], _total() / GIB)
+    _skip_without_a_gpu()
+    cap = min(SIZES[size], _total() / GIB)
     asked = [found for one in FITTING for found in borders(one, cap)]
     assert asked
     answers = measured([(one, cap) for one, _ in asked], tmp_path)
@@ -249,14 +249,14 @@ def borders(one: Case, cap: float) -> Iterator[tuple[Case, bool]]:
             return
 
 
-def _skip_without_a_card() -> None:
+def _skip_without_a_gpu() -> None:
     """The fixture of conftest.py comes after those of a module."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
 
 
-def _card() -> Gpu | None:
+def _gpu() -> Gpu | None:
     import torch
 
     if not torch.cuda.is_available():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Affine, Work
-from launcher.planning.hardware import Card, Hardware, card_of
+from launcher.planning.hardware import GpuType, Hardware, gpu_type_of
 from launcher.planning.speed import step_time
 from launcher.spec.recipe import Recipe
 
@@ -97,7 +97,7 @@ class Anchor(NamedTuple):
     model: str
     decoder: Decoder
     gpus: int
-    card: Card
+    gpu: GpuType
     inter_node: float
     length: int
     micro_batch: int
@@ -118,7 +118,7 @@ class Anchor(NamedTuple):
         rows = self.decoder.parameters // self.decoder.dim
         shapes = ModelShapes((Parameter("all", (rows, self.decoder.dim), size),), 0)
         ranks = Ranks(self.gpus, min(8, self.gpus), on_gpu=True)
-        hardware = Hardware(card=self.card, inter_node=self.inter_node, threads=1)
+        hardware = Hardware(gpu=self.gpu, inter_node=self.inter_node, threads=1)
         time = step_time(recipe, work(self.decoder, self.length, recipe.activations), shapes, ranks, hardware)
         return time.samples_per_second * self.length / self.gpus
 
@@ -127,13 +127,13 @@ class Anchor(NamedTuple):
         return self.predicted / self.published - 1
 
 
-def _card(label: str) -> Card:
-    card = card_of(label)
-    assert card is not None
-    return card
+def _gpu(label: str) -> GpuType:
+    gpu = gpu_type_of(label)
+    assert gpu is not None
+    return gpu
 
 
-A100, A100_40, H100, H200 = (_card(label) for label in ("A100 80GB", "A100 40GB", "H100", "H200"))
+A100, A100_40, H100, H200 = (_gpu(label) for label in ("A100 80GB", "A100 40GB", "H100", "H200"))
 H100_96 = H100._replace(bandwidth=2400)  # HBM2e, 500 W
 KEEP: dict[str, object] = {}
 FULL: dict[str, object] = {"activations": "checkpoint"}
@@ -145,31 +145,29 @@ FLOAT8: dict[str, object] = {**COMPILED, "precision": "float8"}
 def _mpt(
     name: str,
     gpus: int,
-    card: Card,
+    gpu: GpuType,
     shape: tuple[int, int, int],
     recipe: dict[str, object],
     published: int,
     fitted: bool = False,
 ) -> Anchor:
-    inter_node = 200 * GB if card is not H100 else 400 * GB
-    return Anchor(
-        f"MPT {name}", MPT[name], gpus, card, inter_node, *shape, recipe, published, FOUNDRY, fitted
-    )
+    inter_node = 200 * GB if gpu is not H100 else 400 * GB
+    return Anchor(f"MPT {name}", MPT[name], gpus, gpu, inter_node, *shape, recipe, published, FOUNDRY, fitted)
 
 
 def _llama(
     name: str,
     gpus: int,
-    card: Card,
+    gpu: GpuType,
     shape: tuple[int, int, int],
     recipe: dict[str, object],
     published: int,
     source: str,
     fitted: bool = False,
 ) -> Anchor:
-    inter_node = 400 * GB if card is not A100 else 200 * GB  # A100: not published, taken as MosaicML's
+    inter_node = 400 * GB if gpu is not A100 else 200 * GB  # A100: not published, taken as MosaicML's
     return Anchor(
-        f"Llama {name}", LLAMA[name], gpus, card, inter_node, *shape, recipe, published, source, fitted
+        f"Llama {name}", LLAMA[name], gpus, gpu, inter_node, *shape, recipe, published, source, fitted
     )
 
 
@@ -221,13 +219,13 @@ def table() -> str:
         "|---|---|---|---|---:|---:|---:|---|",
     ]
     for one in ANCHORS:
-        card = "H100 HBM2e" if one.card is H100_96 else one.card.label
+        gpu = "H100 HBM2e" if one.gpu is H100_96 else one.gpu.label
         recipe = (
             ", ".join("compile" if value is True else str(value) for value in one.recipe.values()) or "keep"
         )
         shape = f"{one.length} x {one.micro_batch} x {one.accum}"
         lines.append(
-            f"| {one.model} | {one.gpus} {card} | {shape} | {recipe} | {one.published:,} | "
+            f"| {one.model} | {one.gpus} {gpu} | {shape} | {recipe} | {one.published:,} | "
             f"{one.predicted:,.0f} | {one.error:+.0%} | {'fitted' if one.fitted else ''} |"
         )
     return "\n".join(lines)

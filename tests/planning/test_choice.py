@@ -19,17 +19,17 @@ from tests.planning.toy import Toy
 
 PLACES: dict[str, dict[str, Any]] = {
     "7B on 8 A6000": {},
-    "7B on 8 H100": {"card": "H100"},
-    "7B on one 4090": {"gpus": 1, "card": "RTX 4090", "host": 256 * GIB, "per_rank": 4},
+    "7B on 8 H100": {"gpu": "H100"},
+    "7B on one 4090": {"gpus": 1, "gpu": "RTX 4090", "host": 256 * GIB, "per_rank": 4},
     "70B on 16 A100": {
         "gpus": 16,
-        "card": "A100 80GB",
+        "gpu": "A100 80GB",
         "decoder": LLAMA["70B"],
         "per_rank": 6,
         "host": 2000 * GIB,
     },
-    "1B on 2 A5000": {"gpus": 2, "card": "RTX A5000", "decoder": MPT["1B"], "host": 64 * GIB},
-    "125M on 4 A10": {"gpus": 4, "card": "A10", "decoder": MPT["125M"]},
+    "1B on 2 A5000": {"gpus": 2, "gpu": "RTX A5000", "decoder": MPT["1B"], "host": 64 * GIB},
+    "125M on 4 A10": {"gpus": 4, "gpu": "A10", "decoder": MPT["125M"]},
 }
 
 
@@ -67,7 +67,7 @@ def test_every_recipe_of_the_space_is_told_of_once_with_a_reason(place):
 
 
 def test_a_search_asks_only_what_may_win():
-    toy = Toy(card="H100")
+    toy = Toy(gpu="H100")
     assert len(toy.space().rests) > 250 and toy.choice.chosen is not None
     assert len(toy.asked) < 30
 
@@ -93,7 +93,7 @@ def test_activations_in_8_bits_are_the_choice_of_a_job_alone_and_stay_on_every_r
 
 
 def test_another_optimizer_is_taken_when_nothing_fits_with_the_default():
-    toy = Toy(gpus=1, card="A100 80GB", per_rank=4, decoder=MPT["7B"])
+    toy = Toy(gpus=1, gpu="A100 80GB", per_rank=4, decoder=MPT["7B"])
     space = toy.space(offload="none", sharding="none")
     choice = toy.choose(space)
     assert choice.chosen is not None and choice.chosen.recipe.optimizer != "adamw"
@@ -101,33 +101,33 @@ def test_another_optimizer_is_taken_when_nothing_fits_with_the_default():
 
 
 def test_another_optimizer_is_taken_when_it_is_much_faster():
-    toy = Toy(gpus=1, card="RTX A5000", per_rank=4, decoder=MPT["3B"])
+    toy = Toy(gpus=1, gpu="RTX A5000", per_rank=4, decoder=MPT["3B"])
     choice = toy.choice
     assert choice.chosen is not None and choice.chosen.recipe.optimizer != "adamw"
     assert "times as fast as adamw" in choice.reason
 
 
 def test_another_optimizer_is_not_taken_for_a_little():
-    choice = Toy(card="H100").choice
+    choice = Toy(gpu="H100").choice
     assert choice.chosen is not None and choice.chosen.recipe.optimizer == "adamw"
     [line] = [line for line in choice.explain() if line.startswith("optimizer: ")]
     assert "not enough to replace the optimizer adamw" in line
 
 
 def test_unknown_host_memory_is_not_taken_for_unlimited():
-    toy = Toy(gpus=2, card="RTX A5000", decoder=MPT["1B"], host=None)
+    toy = Toy(gpus=2, gpu="RTX A5000", decoder=MPT["1B"], host=None)
     assert toy.choice.chosen is not None and not toy.choice.chosen.recipe.offloads
     [line] = [line for line in toy.choice.explain() if line.startswith("offload: ")]
     assert "cpu" in line and "`node.memory` is not set in the profile" in line
 
 
 def test_with_unknown_host_memory_an_offload_is_chosen_only_if_nothing_else_fits():
-    toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=None)
+    toy = Toy(gpus=2, gpu="RTX A5000", decoder=LLAMA["13B"], host=None)
     assert toy.choice.chosen is not None and toy.choice.chosen.recipe.offloads
 
 
 def test_when_nothing_fits_the_nearest_is_named_with_what_is_missing():
-    toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=300 * GIB, length=2**20, per_rank=2)
+    toy = Toy(gpus=2, gpu="RTX A5000", decoder=LLAMA["13B"], host=300 * GIB, length=2**20, per_rank=2)
     choice = toy.choice
     assert choice.chosen is None
     assert "nothing fits; " in choice.reason and "more than it has" in choice.reason
@@ -135,7 +135,7 @@ def test_when_nothing_fits_the_nearest_is_named_with_what_is_missing():
 
 
 def test_states_that_do_not_fit_are_not_traced():
-    toy = Toy(gpus=2, card="RTX A5000", decoder=LLAMA["13B"], host=62 * GIB)
+    toy = Toy(gpus=2, gpu="RTX A5000", decoder=LLAMA["13B"], host=62 * GIB)
     choice = toy.choose(toy.space(optimizer="adamw"))
     assert choice.chosen is None and not toy.asked
     assert choice.reason.startswith("nothing fits: the nearest needs ")
@@ -143,7 +143,7 @@ def test_states_that_do_not_fit_are_not_traced():
 
 
 def test_a_step_in_the_backward_pass_is_chosen_where_gradients_do_not_fit_and_nothing_clips_them():
-    """7B on two cards of 48 GB: 50.2 GiB of model states on each, of which 12.6 are gradients."""
+    """7B on two gpus of 48 GB: 50.2 GiB of model states on each, of which 12.6 are gradients."""
     toy = Toy(gpus=2, per_rank=1)
     free, clipping = (toy.choose(toy.space(clips=clips, optimizer="adamw")).chosen for clips in (False, True))
     assert free is not None and clipping is not None
@@ -157,7 +157,7 @@ def test_a_step_in_the_backward_pass_is_chosen_where_gradients_do_not_fit_and_no
 
 
 def test_the_neighbours_are_explained_in_a_line_for_each_field():
-    lines = Toy(card="H100").choice.explain()
+    lines = Toy(gpu="H100").choice.explain()
     assert 4 <= len(lines) <= 9
     fields = [line.split(":")[0] for line in lines[1:]]
     assert len(set(fields)) == len(fields)
@@ -177,7 +177,7 @@ def test_where_nothing_is_known_of_the_speed_what_loses_least_is_taken():
 
 def test_a_larger_micro_batch_without_accumulation_may_fit_where_a_smaller_one_does_not():
     """`grad_sync: each` under no sharding: what accumulates holds gradients during the next forward pass."""
-    toy = Toy(gpus=1, card="RTX A6000", decoder=MPT["1B"], per_rank=2)
+    toy = Toy(gpus=1, gpu="RTX A6000", decoder=MPT["1B"], per_rank=2)
     space = toy.space()
     recipe = space.base
 

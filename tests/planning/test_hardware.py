@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.memory.states import Ranks
-from launcher.planning.hardware import CARDS, card_of, hardware_of
+from launcher.planning.hardware import GPU_TYPES, gpu_type_of, hardware_of
 from launcher.render.shipped import clusters_dir
 from launcher.spec.cluster import Cluster, Network
 from launcher.spec.load import load_cluster
@@ -15,11 +15,11 @@ def cluster(**fields: object) -> Cluster:
     return Cluster.model_validate({"name": "c", "scheduler": "local", "node": {"gpu": GPU}, **fields})
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.label)
-def test_every_card_is_found_by_what_people_call_it_and_is_faster_in_fewer_bits(card):
-    assert card_of(card.label) is card
-    assert card_of(f"NVIDIA {card.label}") is card
-    rates = [rate for rate in (card.fp32, card.tf32, card.half, card.float8) if rate is not None]
+@pytest.mark.parametrize("gpu", GPU_TYPES, ids=lambda gpu: gpu.label)
+def test_every_gpu_is_found_by_what_people_call_it_and_is_faster_in_fewer_bits(gpu):
+    assert gpu_type_of(gpu.label) is gpu
+    assert gpu_type_of(f"NVIDIA {gpu.label}") is gpu
+    rates = [rate for rate in (gpu.fp32, gpu.tf32, gpu.half, gpu.float8) if rate is not None]
     assert rates == sorted(rates)
 
 
@@ -36,30 +36,30 @@ def test_every_card_is_found_by_what_people_call_it_and_is_faster_in_fewer_bits(
     ],
 )
 def test_a_device_is_found_by_the_name_that_cuda_gives_it(device, label):
-    card = card_of(device)
-    assert card is not None and card.label == label
+    gpu = gpu_type_of(device)
+    assert gpu is not None and gpu.label == label
 
 
-def test_parts_of_a_gpu_and_other_cards_are_not_guessed():
+def test_parts_of_a_gpu_and_other_gpus_are_not_guessed():
     for name in (
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "AMD Instinct MI300X",
     ):
-        assert card_of(name) is None
+        assert gpu_type_of(name) is None
 
 
 @pytest.mark.parametrize("profile", sorted(clusters_dir().glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_gpu_of_every_shipped_profile_is_known(profile):
     gpu = load_cluster(profile).node.gpu
-    assert gpu is None or card_of(gpu.type) is not None
+    assert gpu is None or gpu_type_of(gpu.type) is not None
 
 
 def test_volta_has_fast_products_in_fp16_alone():
-    card = card_of("V100 32GB")
-    assert card is not None
-    assert card.flops("fp16-mixed") == 125e12 and card.flops("bf16-mixed") == card.flops("fp32") == 15.7e12
-    assert card.flops("float8") is None
+    gpu = gpu_type_of("V100 32GB")
+    assert gpu is not None
+    assert gpu.flops("fp16-mixed") == 125e12 and gpu.flops("bf16-mixed") == gpu.flops("fp32") == 15.7e12
+    assert gpu.flops("float8") is None
 
 
 @pytest.mark.parametrize(("text", "rate"), [("400Gb/s", 50e9), ("3.2 Tbit/s", 400e9), ("50GB/s", 50e9)])

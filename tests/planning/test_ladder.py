@@ -20,9 +20,9 @@ from tests.planning.toy import Toy
 
 PLACES: dict[str, Toy] = {
     "7B on 8 A6000": Toy(),
-    "7B on 8 H100": Toy(card="H100"),
-    "70B on 16 A100": Toy(gpus=16, card="A100 80GB", decoder=LLAMA["70B"], per_rank=4, host=2000 * GIB),
-    "3B on one 4090": Toy(gpus=1, card="RTX 4090", decoder=MPT["3B"], per_rank=4),
+    "7B on 8 H100": Toy(gpu="H100"),
+    "70B on 16 A100": Toy(gpus=16, gpu="A100 80GB", decoder=LLAMA["70B"], per_rank=4, host=2000 * GIB),
+    "3B on one 4090": Toy(gpus=1, gpu="RTX 4090", decoder=MPT["3B"], per_rank=4),
     "unknown speed": Toy(known=False),
 }
 
@@ -98,7 +98,7 @@ def test_a_knob_that_saves_too_little_is_told_of_and_the_next_one_is_tried():
 
 
 def test_with_batch_norm_a_smaller_micro_batch_comes_after_the_rest_and_never_below_two():
-    toy = Toy(card="H100")
+    toy = Toy(gpu="H100")
     space = toy.space(batch_norm=True)
     chosen = toy.choose(space).chosen
     assert chosen is not None
@@ -110,7 +110,7 @@ def test_with_batch_norm_a_smaller_micro_batch_comes_after_the_rest_and_never_be
 
 
 def test_a_full_host_takes_nothing_more():
-    toy = Toy(card="H100", host=GIB)
+    toy = Toy(gpu="H100", host=GIB)
     chosen, ladder = rungs(toy)
     assert {rung.recipe.offload for rung in ladder} == {"none"} == {chosen.offload}
 
@@ -250,7 +250,7 @@ def test_below_a_step_in_backward_without_a_plan_micro_batches_are_accumulated(p
 
 def test_a_plan_accumulates_below_a_step_in_backward_where_that_saves_memory():
     fields = {"optimizer_step": "backward", "activations": "keep", "sharding": "fsdp", "offload": "none"}
-    chosen, ladder = rungs(Toy(card="H100", per_rank=2), clips=False, **fields)
+    chosen, ladder = rungs(Toy(gpu="H100", per_rank=2), clips=False, **fields)
     assert (chosen.optimizer_step, chosen.micro_batch_size) == ("backward", 2)
     assert ladder[-1].recipe.changes_from(chosen).keys() >= {"optimizer_step", "micro_batch_size"}
     assert all(rung.saved > 0 for rung in ladder)

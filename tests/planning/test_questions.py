@@ -36,7 +36,7 @@ def test_the_limit_ends_the_search_where_memory_has_none():
 
 def test_the_fewest_gpus_are_the_first_on_which_something_fits():
     def on(gpus: int) -> Toy:
-        return Toy(gpus=gpus, card="A100 80GB", decoder=LLAMA["70B"], host=200 * 2**30, per_rank=2)
+        return Toy(gpus=gpus, gpu="A100 80GB", decoder=LLAMA["70B"], host=200 * 2**30, per_rank=2)
 
     answer = least_gpus((1, 2, 4, 8, 16, 32), lambda gpus: on(gpus).choice)
     assert answer is not None
@@ -45,9 +45,9 @@ def test_the_fewest_gpus_are_the_first_on_which_something_fits():
     assert least_gpus((1, 2), lambda gpus: on(gpus).choice) is None
 
 
-def test_cards_are_compared_by_speed_and_those_that_are_too_small_come_last():
+def test_gpus_are_compared_by_speed_and_those_that_are_too_small_come_last():
     def on(label: str) -> Toy:
-        return Toy(gpus=1, card=label, per_rank=4, host=32 * 2**30)
+        return Toy(gpus=1, gpu=label, per_rank=4, host=32 * 2**30)
 
     answers = compare_gpus(("RTX 3060", "A100 80GB", "H200", "B200"), lambda label: on(label).choice)
     fitting = [one for one in answers if one.choice.chosen is not None]
@@ -56,10 +56,10 @@ def test_cards_are_compared_by_speed_and_those_that_are_too_small_come_last():
 
 
 def test_the_cheapest_is_by_the_price_of_the_tokens_not_of_the_hour():
-    def offer(card: str, price: float) -> Offer:
-        chosen = Toy(card=card).choice.chosen
+    def offer(gpu: str, price: float) -> Offer:
+        chosen = Toy(gpu=gpu).choice.chosen
         assert chosen is not None
-        return Offer(card, chosen, 8, price)
+        return Offer(gpu, chosen, 8, price)
 
     offers = [offer("RTX A6000", 0.49), offer("H100", 2.99)]
     costs = cheapest_for_tokens(offers, 1e9, tokens_per_sample=2048)

@@ -12,7 +12,7 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
 from launcher.memory.trace import Affine, Work
 from launcher.planning import speed
-from launcher.planning.hardware import Hardware, card_of
+from launcher.planning.hardware import Hardware, gpu_type_of
 from launcher.planning.speed import StepTime, step_time
 from launcher.report.content import time_parts
 from launcher.spec.errors import SpecError
@@ -27,7 +27,7 @@ NOTHING = Work(*[Affine(0, 0)] * 4)
 
 
 @pytest.mark.parametrize(
-    "anchor", ANCHORS, ids=lambda one: f"{one.model}-{one.gpus}x{one.card.label}-{one.published}"
+    "anchor", ANCHORS, ids=lambda one: f"{one.model}-{one.gpus}x{one.gpu.label}-{one.published}"
 )
 def test_a_published_throughput_is_predicted_within_its_tolerance(anchor):
     assert abs(anchor.error) < (0.07 if anchor.fitted else 0.20)
@@ -72,14 +72,14 @@ def timed(
     world: int = 8,
     per_node: int = 8,
     does: Work = NOTHING,
-    card: str = "A100 80GB",
+    gpu: str = "A100 80GB",
     offloaded: float = 0,
     **fields: Any,
 ) -> StepTime:
     recipe = Recipe.model_validate({**RECIPE, **fields})
-    found = card_of(card)
+    found = gpu_type_of(gpu)
     assert found is not None
-    hardware = Hardware(card=found, inter_node=10e9, threads=2)
+    hardware = Hardware(gpu=found, inter_node=10e9, threads=2)
     return step_time(recipe, does, MODEL, Ranks(world, per_node, on_gpu=True), hardware, offloaded)
 
 
@@ -116,7 +116,7 @@ def test_over_nodes_the_ring_is_as_fast_as_the_network_and_hybrid_spares_it():
 
 def test_without_nvlink_the_ring_goes_over_pcie():
     expected = 3 * 8 * PARAMETERS * 7 / 8 / (32e9 * speed.PCIE_RING_REACHED)
-    assert timed(card="RTX A6000").communication == pytest.approx(expected)
+    assert timed(gpu="RTX A6000").communication == pytest.approx(expected)
 
 
 def test_what_a_tensor_parallel_group_exchanges_is_waited_for():
@@ -206,7 +206,7 @@ def test_offloaded_activations_go_down_and_up_again():
     assert time.offload == pytest.approx(3 * 2 * 1e9 / (32e9 * speed.PCIE_REACHED))
 
 
-def test_float8_on_a_card_without_it_is_refused_with_what_runs():
+def test_float8_on_a_gpu_without_it_is_refused_with_what_runs():
     with pytest.raises(SpecError, match="use bf16-mixed on A100 80GB"):
         timed(precision="float8")
 

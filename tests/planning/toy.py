@@ -11,7 +11,7 @@ from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, alike_on_node, states_of
 from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
-from launcher.planning.hardware import Hardware, card_of, memory_of
+from launcher.planning.hardware import Hardware, gpu_type_of, memory_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
 from launcher.spec.base import GIB
@@ -27,7 +27,7 @@ OVERHEAD = {"CUDA context": GIB // 2}
 @dataclass
 class Toy:
     gpus: int = 8
-    card: str = "RTX A6000"
+    gpu: str = "RTX A6000"
     decoder: Decoder = LLAMA["7B"]
     length: int = 2048
     per_rank: int = 16
@@ -35,7 +35,7 @@ class Toy:
     host: int | None = 512 * GIB
     "Host memory of a node; None if unknown."
     known: bool = True
-    "Whether anything is known of the card's speed."
+    "Whether anything is known of the gpu's speed."
     asked: list[Recipe] = field(default_factory=list)
 
     @property
@@ -44,13 +44,13 @@ class Toy:
 
     @property
     def hardware(self) -> Hardware:
-        card = card_of(self.card)
-        assert card is not None
-        return Hardware(card=card, inter_node=12.5e9, threads=1)
+        gpu = gpu_type_of(self.gpu)
+        assert gpu is not None
+        return Hardware(gpu=gpu, inter_node=12.5e9, threads=1)
 
     @property
     def capacity(self) -> Capacity:
-        return Capacity(card=memory_of(self.hardware.card), host=self.host)
+        return Capacity(card=memory_of(self.hardware.gpu), host=self.host)
 
     def space(
         self, chunks: bool = False, batch_norm: bool = False, clips: bool = True, **fixed: Any

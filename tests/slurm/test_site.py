@@ -14,7 +14,7 @@ from launcher.schedulers.over_ssh.login import Answer, Here
 from launcher.schedulers.slurm import checks
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
 from launcher.schedulers.slurm.feasibility import Feasibility
-from launcher.schedulers.slurm.gpu_types import likely_cards
+from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import Site, gpus_of, site
 from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job
@@ -58,11 +58,11 @@ def test_gres_as_sites_write_it(gres: str, gpus: tuple[tuple[str, int], ...]) ->
     ],
 )
 def test_which_gpu_a_gres_type_means(gres_type: str, labels: list[str]) -> None:
-    assert [card.label for card in likely_cards(gres_type)] == labels
+    assert [gpu.label for gpu in likely_types(gres_type)] == labels
 
 
 def test_a_feature_of_the_node_tells_which_a100_it_is() -> None:
-    assert {card.memory for card in likely_cards("a100", ["a100-80gb", "ib"])} == {79.1}
+    assert {gpu.memory for gpu in likely_types("a100", ["a100-80gb", "ib"])} == {79.1}
 
 
 @pytest.mark.parametrize("where", SITES)

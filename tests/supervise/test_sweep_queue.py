@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervise.gpus import CardsError, _flock
+from launcher.supervise.gpus import GpusError, _flock
 from launcher.supervise.sweep_queue import QueueError, SweepQueue
 
 # Takes its turn at each line of stdin, as far as it can.
@@ -93,6 +93,6 @@ def test_a_queue_that_cannot_be_written_or_locked_says_where(tmp_path: Path) -> 
 
 def test_a_folder_of_gpu_locks_without_locks_says_so(tmp_path: Path) -> None:
     file = os.open(tmp_path, os.O_PATH)  # cannot be locked
-    with pytest.raises(CardsError, match="where taken GPUs are noted, cannot be locked: Bad file descriptor"):
+    with pytest.raises(GpusError, match="where taken GPUs are noted, cannot be locked: Bad file descriptor"):
         _flock(file, 2)
     os.close(file)

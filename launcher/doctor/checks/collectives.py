@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion, Verdict
-from launcher.planning.hardware import GIGA, TERA, card_of
+from launcher.planning.hardware import GIGA, TERA, gpu_type_of
 from launcher.spec.base import format_bytes
 
 GLOO_LEAST = 25e6
@@ -58,16 +58,16 @@ def compute(measured: Measured, expected: Expected) -> Opinion:
         return Opinion("broken", "equal bits", cause, "Leave the node out, and have it checked.")
     if value["kind"] != "ok":
         return _failed(value, expected, "equal bits")
-    card = card_of(expected.gpu_type or "") if expected.gpus_per_node else None
+    gpu = gpu_type_of(expected.gpu_type or "") if expected.gpus_per_node else None
     flops = {int(rank): one["flops"] for rank, one in value["each"].items()}
     moved = {int(rank): one["bytes_per_second"] for rank, one in value["each"].items()}
-    least_flops = SHEET_SHARE * card.half * TERA if card else MEDIAN_SHARE * median(flops.values())
-    least_moved = SHEET_SHARE * card.bandwidth * GIGA if card else MEDIAN_SHARE * median(moved.values())
+    least_flops = SHEET_SHARE * gpu.half * TERA if gpu else MEDIAN_SHARE * median(flops.values())
+    least_moved = SHEET_SHARE * gpu.bandwidth * GIGA if gpu else MEDIAN_SHARE * median(moved.values())
     slow = sorted(
         {rank for rank, one in flops.items() if one < least_flops}
         | {rank for rank, one in moved.items() if one < least_moved}
     )
-    told = "half the data sheet" if card else "half the median"
+    told = "half the data sheet" if gpu else "half the median"
     if not slow:
         return Opinion("good", told)
     cause = f"{ranks(slow, expected)} computes or copies slowly. All others wait for it in every step."
@@ -81,8 +81,8 @@ def least_bandwidth(expected: Expected) -> float | None:
         return GLOO_LEAST
     if expected.nodes > 1:
         return NCCL_SHARE * expected.inter_node if expected.inter_node else None
-    card = card_of(expected.gpu_type or "")
-    return NCCL_SHARE * (card.nvlink or card.pcie) * GIGA if card else None
+    gpu = gpu_type_of(expected.gpu_type or "")
+    return NCCL_SHARE * (gpu.nvlink or gpu.pcie) * GIGA if gpu else None
 
 
 def pairs(measured: Measured, expected: Expected) -> Opinion:

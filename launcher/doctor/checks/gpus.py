@@ -7,7 +7,7 @@ from typing import Any
 from launcher.doctor.checks.host import version
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion
-from launcher.planning.hardware import card_of
+from launcher.planning.hardware import gpu_type_of
 from launcher.spec.base import format_bytes
 
 MEMORY_SHARE = 0.97
@@ -32,7 +32,7 @@ def count(measured: Measured, expected: Expected) -> Opinion:
 def name(measured: Measured, expected: Expected) -> Opinion:
     if expected.gpu_type is None:
         return Opinion("good")
-    wanted, found = card_of(expected.gpu_type), card_of(measured.value)
+    wanted, found = gpu_type_of(expected.gpu_type), gpu_type_of(measured.value)
     same = wanted == found if wanted and found else expected.gpu_type in measured.value
     if same:
         return Opinion("good", expected.gpu_type)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.planning.hardware import Card, memory_of
+from launcher.planning.hardware import GpuType, memory_of
 from launcher.schedulers.over_ssh.login import Answer, Login, LoginError, ask
-from launcher.schedulers.slurm.gpu_types import likely_cards
+from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
 from launcher.spec.base import GIB, format_bytes, format_duration
 
@@ -27,8 +27,8 @@ class Choice:
     memory: int
     "Bytes."
     features: frozenset[str]
-    card: Card | None
-    others: tuple[Card, ...]
+    gpu: GpuType | None
+    others: tuple[GpuType, ...]
     "Other GPUs that the same GRES type may mean."
     device: str
     "The name that nvidia-smi reports; empty without nvidia-smi."
@@ -36,7 +36,7 @@ class Choice:
 
     @property
     def words(self) -> str:
-        kind = self.device or (self.card.label if self.card else self.gres_type or "GPU")
+        kind = self.device or (self.gpu.label if self.gpu else self.gres_type or "GPU")
         gpus = f"{self.gpus}x {kind}" if self.gpus else "no GPUs"
         return f"partition {self.partition.name}: {self.nodes} nodes with {gpus}"
 
@@ -126,7 +126,7 @@ def _choices(here: Site, partition: Partition, device: str, device_memory: int) 
         gpus = max(counts, key=lambda count: (counts[count], count))
         alike = [group for group in same if _of_type(group, type_) == gpus]
         features = frozenset.intersection(*(group.features for group in alike))
-        cards = likely_cards(type_ or "", features)
+        meant = likely_types(type_ or "", features)
         own = bool(device) and gpus > 0 and (not type_ or _names_device(type_, device))
         yield Choice(
             partition=partition,
@@ -136,8 +136,8 @@ def _choices(here: Site, partition: Partition, device: str, device_memory: int) 
             cpus=min(group.cpus for group in alike),
             memory=min(group.memory for group in alike),
             features=features,
-            card=cards[0] if cards else None,
-            others=tuple(cards[1:]),
+            gpu=meant[0] if meant else None,
+            others=tuple(meant[1:]),
             device=device if own else "",
             device_memory=device_memory if own else 0,
         )
@@ -148,7 +148,7 @@ def _of_type(group: Nodes, type_: str | None) -> int:
 
 
 def _names_device(gres_type: str, device: str) -> bool:
-    return any(re.fullmatch(card.names, device) for card in likely_cards(gres_type))
+    return any(re.fullmatch(gpu.names, device) for gpu in likely_types(gres_type))
 
 
 def _count(groups: list[Nodes]) -> int:
@@ -215,11 +215,11 @@ def _gpu(choice: Choice) -> Iterator[str]:
     if choice.device:
         yield f"    type: {_text(choice.device)}   # by nvidia-smi on the login node"
         yield f"    memory: {_size(choice.device_memory)}"
-    elif choice.card is not None:
-        also = ", ".join(f"{card.label} ({card.memory} GiB)" for card in choice.others)
+    elif choice.gpu is not None:
+        also = ", ".join(f"{gpu.label} ({gpu.memory} GiB)" for gpu in choice.others)
         check = f"; CHECK, it may also be {also}" if also else ""
-        yield f"    type: {_text(choice.card.label)}   # Slurm calls it {said}{check}"
-        yield f"    memory: {_size(memory_of(choice.card))}   # what a process can use"
+        yield f"    type: {_text(choice.gpu.label)}   # Slurm calls it {said}{check}"
+        yield f"    memory: {_size(memory_of(choice.gpu))}   # what a process can use"
     else:
         yield f"    # CHECK both: Slurm says {said}; `nvidia-smi --query-gpu=name,memory.total --format=csv`"
         yield f"    type: {_text(choice.gres_type or 'GPU')}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
-from launcher.schedulers.slurm.gpu_types import likely_cards
+from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.limits import Asked, associations, default_qos, exceeded, flags
 from launcher.schedulers.slurm.profile import Slurm
 from launcher.schedulers.slurm.scripts import cpus_per_node
@@ -296,8 +296,8 @@ class Feasibility:
             yield f"slurm.gres_type is not set, and the job may get any of {', '.join(types)}"
         needed = self.plan.estimate.needed if self.plan.estimate is not None else None
         for name in types if type_ is None else [type_]:
-            cards = likely_cards(name, _features(wanted))
-            largest = max(map(memory_of, cards), default=None)
+            meant = likely_types(name, _features(wanted))
+            largest = max(map(memory_of, meant), default=None)
             if largest is None:
                 continue
             if needed is not None and needed > largest:

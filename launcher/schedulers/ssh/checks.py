@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import __version__
-from launcher.supervise.gpus import Card, short_of
+from launcher.supervise.gpus import InstalledGpu, short_of
 
 _INSTALL = "in launcher's checkout there: {python} -m pip install '.[train]'"
 BUSY = "; wait, or ask for fewer with resources.gpus_per_node"
@@ -49,12 +49,12 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
         f"secrets: {name} has no value here, nor there ({why}): export it here, or name a `file:`"
         for name, _, why in (secret.partition(": ") for secret in facts["secrets"])
     ]
-    cards = [Card(**card) for card in facts["cards"]]
+    gpus = [InstalledGpu(**gpu) for gpu in facts["gpus"]]
     if need.waits:
-        cards = [replace(card, busy="") for card in cards]
-    if need.gpus and facts["cards_trouble"]:
-        refusals.append(facts["cards_trouble"])
-    elif need.gpus and (short := short_of(cards, need.gpus)):
+        gpus = [replace(gpu, busy="") for gpu in gpus]
+    if need.gpus and facts["gpus_trouble"]:
+        refusals.append(facts["gpus_trouble"])
+    elif need.gpus and (short := short_of(gpus, need.gpus)):
         refusals.append(f"{short}{BUSY}")
     if facts["ends_at_logout"]:
         warnings.append(

@@ -100,7 +100,7 @@ def deal(
     if not good:
         raise HostError("\n".join(refused))
     need = about["gpus_per_node"]
-    seats = dealt([len(facts[rank]["cards"]) // need if need else 1 for rank in good], at_once or tasks)
+    seats = dealt([len(facts[rank]["gpus"]) // need if need else 1 for rank in good], at_once or tasks)
     shares = [
         Share(
             Chosen((hosts[rank],), Place(None, facts[rank]["port"]), ()),
@@ -118,21 +118,21 @@ def deal(
     return [shares[seat] for seat in per_task], tuple(notes)
 
 
-def free_rooms(host: Over, about: About, there: str) -> float:
+def runs_that_fit(host: Over, about: About, there: str) -> float:
     """Return how many runs like this one fit on a host's free GPUs now; 0 if it cannot take any."""
     facts, found = _look([host], about, there)
     if found[0].refusals:
         return 0
     need = about["gpus_per_node"]
-    return sum(not card["busy"] for card in facts[0]["cards"]) // need if need else math.inf
+    return sum(not gpu["busy"] for gpu in facts[0]["gpus"]) // need if need else math.inf
 
 
-def dealt(rooms: Sequence[int], seats: int) -> list[int]:
+def dealt(capacities: Sequence[int], seats: int) -> list[int]:
     """Distribute `seats` over hosts in turn, in proportion to how many runs each host can hold.
 
-    `rooms` holds that number for each host, at least 1. Return each seat's host as an index of `rooms`.
+    `capacities` holds that number for each host, at least 1. Return each seat's host as an index of it.
     """
-    order = sorted((turn / room, host) for host, room in enumerate(rooms) for turn in range(room))
+    order = sorted((turn / most, host) for host, most in enumerate(capacities) for turn in range(most))
     return [order[seat % len(order)][1] for seat in range(seats)]
 
 

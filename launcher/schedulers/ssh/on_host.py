@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.schedulers.ssh.reachability import meet
-from launcher.supervise.gpus import CardsError, claim, installed, survey, user
+from launcher.supervise.gpus import GpusError, claim, installed, survey, user
 from launcher.supervise.secret_file import SecretFileError, read_secret_file
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
@@ -46,19 +46,19 @@ class RefusedError(Exception):
 
 def look(request: Request) -> dict[str, Any]:
     """Report facts about the host. The sender judges them."""
-    cards, trouble = [], ""
+    gpus, trouble = [], ""
     if request["gpus"]:
         try:
-            cards = [asdict(card) for card in survey()]
-        except CardsError as error:
+            gpus = [asdict(gpu) for gpu in survey()]
+        except GpusError as error:
             trouble = str(error)
     return {
         "launcher": _version("launcher"),
         "torch": importlib.util.find_spec("torch") is not None,
         "runs": _unwritable(request["runs"]),
         "tools": [tool for tool in TOOLS if shutil.which(tool) is None],
-        "cards": cards,
-        "cards_trouble": trouble,
+        "gpus": gpus,
+        "gpus_trouble": trouble,
         "secrets": list(filter(None, map(_why_not_here, request["secrets"]))),
         "addresses": _addresses(),
         "port": _free_port(request["port"]),
@@ -328,7 +328,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     try:
         answer = ACTIONS[request["do"]](request)
-    except (RefusedError, CardsError) as error:
+    except (RefusedError, GpusError) as error:
         answer = {"refused": str(error)}
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

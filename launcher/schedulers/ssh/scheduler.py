@@ -37,9 +37,9 @@ from launcher.schedulers.ssh.choose import (
     Place,
     choose,
     deal,
-    free_rooms,
     hosts_of,
     python_of,
+    runs_that_fit,
 )
 from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
 from launcher.schedulers.ssh.moves import Living, to_move
@@ -168,14 +168,14 @@ class SshHosts(OneByOne):
         living = [_living(run, status) for run, status in statuses if not status.ended]
         at_once = _at_once(runs[0])
         for host in self.hosts:
-            rooms: float | None = None
+            more: float | None = None
             while (move := to_move(host, living, at_once))[0]:
                 moved, places = move
-                if rooms is None:
-                    rooms = free_rooms(self._on(host).ssh, moved[0].run.read_about(), self.there)
-                if rooms < 1:
+                if more is None:
+                    more = runs_that_fit(self._on(host).ssh, moved[0].run.read_about(), self.there)
+                if more < 1:
                     break
-                rooms -= 1
+                more -= 1
                 for place, one in enumerate(moved):
                     now = replace(one, waits=False)  # if it did not move, it has begun
                     if self._move(one.run, host, places):

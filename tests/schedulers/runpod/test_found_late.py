@@ -49,8 +49,8 @@ def test_of_two_that_a_look_finds_who_has_begun_the_run_is_kept_else_the_first(l
     lab.no_pods(run)
 
 
-@pytest.mark.parametrize("card", [A5000, pytest.param(A6000, marks=pytest.mark.slow)])
-def test_a_pod_runs_with_the_plan_of_its_own_card_or_is_ended(lab: Lab, card: str) -> None:
+@pytest.mark.parametrize("gpu", [A5000, pytest.param(A6000, marks=pytest.mark.slow)])
+def test_a_pod_runs_with_the_plan_of_its_own_gpu_or_is_ended(lab: Lab, gpu: str) -> None:
     ready = lab.prepare(gpu=True, other_gpus={A6000: "47.4GiB"})
     lab.sandbox.faults(server_error={"p": 1, "times": 1, "on": "POST /(v2/pods|graphql)$"}, no_capacity=1)
     words = rf"{A6000}, .*: not requested while a pod with {A5000} may still appear"
@@ -60,8 +60,8 @@ def test_a_pod_runs_with_the_plan_of_its_own_card_or_is_ended(lab: Lab, card: st
     run = find_run(ready.request.run_id)
     there = json.loads((lab.there(run) / "run.json").read_text())
     assert there["cluster"]["runpod"]["gpu_id"] == A5000
-    made(lab, run, gpu={"id": card, "count": 1})
-    if card == A5000:
+    made(lab, run, gpu={"id": gpu, "count": 1})
+    if gpu == A5000:
         lab.until(run, "running")
         lab.go(run)
         lab.until(run, "succeeded")

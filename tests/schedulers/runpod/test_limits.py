@@ -174,7 +174,7 @@ def test_a_submission_leads_with_the_price_of_the_first_offer_and_the_worst_of_a
         "1 x " + A5000
     )
     assert cost["worst_usd"] == pytest.approx(2 * 0.4914, abs=1e-3), (
-        "the other card, should the first be refused"
+        "the other gpu, should the first be refused"
     )
     shown = CliRunner().invoke(app, first).stdout.splitlines()
     assert [line.split()[0] for line in shown[:5]] == ["price", "predicted", "predicted", "worst", "job"]

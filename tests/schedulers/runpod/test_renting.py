@@ -103,7 +103,7 @@ def posts(there: RunPodOfOurs) -> list[Asked]:
     return [asked for asked in there.server.asked if asked.method == "POST"]
 
 
-def card(asked: Asked) -> str:
+def gpu_of(asked: Asked) -> str:
     return str(asked.body["variables"]["input"]["gpuTypeId"])
 
 
@@ -170,7 +170,7 @@ def test_where_every_candidate_refuses_after_a_doubt_the_doubt_stays(serve: Any)
         UnclearError, match=r"(?s)503.*no room.*B, .*not requested while a pod with A may still"
     ):
         rent(client, order(offer("A"), offer("B"), offer("A", 2.0)))
-    assert [card(asked) for asked in posts(there)] == ["A", "A", "A"]
+    assert [gpu_of(asked) for asked in posts(there)] == ["A", "A", "A"]
     client, _ = serve(lambda *_: Reply(400, {"detail": "no room"}))
     with pytest.raises(NotRentedError, match="RunPod refused every offer with the same error"):
         rent(client, order(offer("A"), offer("B")))
@@ -200,16 +200,16 @@ def test_before_the_next_offer_is_asked_for_a_doubted_pod_is_looked_for(serve: A
 
     rented = rent(client, replace(wanted, body=body))
     assert (rented.id, rented.offer.need.gpu_id) == ("p1", "A") and len(posts(there)) == 2
-    assert set(bodies) == {"A"}, "the plan stays the one of its card"
+    assert set(bodies) == {"A"}, "the plan stays the one of its gpu"
     assert list(there.pods) == ["p1"]
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_another_card_is_asked_for_once_every_doubtful_pod_is_accounted_for(serve: Any, hidden: bool) -> None:
-    """Each of two creations of a card is lost; of their pods, which are too dear, one may stay hidden."""
+def test_another_gpu_is_asked_for_once_every_doubtful_pod_is_accounted_for(serve: Any, hidden: bool) -> None:
+    """Each of two creations of a gpu is lost; of their pods, which are too dear, one may stay hidden."""
 
     def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
-        number, gpu = len(posts(there)), card(asked)
+        number, gpu = len(posts(there)), gpu_of(asked)
         if gpu == "B" or not (number == 1 and hidden):
             there.pods[f"p{number}"] = pod(f"p{number}", cost=5.0 if gpu == "A" else 1.0)
         there.hidden = NEVER if number == 1 else 0

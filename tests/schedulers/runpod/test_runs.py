@@ -136,7 +136,7 @@ def test_where_nobody_tells_the_pod_is_found_by_its_name_later(lab: Lab) -> None
     assert found.handle.endswith(pod["id"]) and scheduler_of(run) is lab.scheduler
 
 
-def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_card_is_rented(lab: Lab) -> None:
+def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_gpu_is_rented(lab: Lab) -> None:
     ready = lab.prepare(gpu=True, limits=Limits(max_price=0.6), other_gpus={A6000: "47.4GiB"})
     assert [line.split(":")[0] for line in ready.warnings if "1 x" in line] == [
         f"rents 1 x {A5000}, SECURE, EU-RO-1, stock HIGH",
@@ -147,14 +147,14 @@ def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_card_is_rent
     run = lab.submit(ready)
     (pod,) = lab.pods(run)
     assert pod["gpu"]["id"] == A6000 and lab.bill(run) == 2
-    assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that card"
+    assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that gpu"
     assert json.loads((lab.there(run) / "run.json").read_text())["cluster"]["runpod"]["gpu_id"] == A6000
 
 
-def test_a_card_on_which_the_job_does_not_fit_is_not_even_asked_for(lab: Lab) -> None:
+def test_a_gpu_on_which_the_job_does_not_fit_is_not_even_asked_for(lab: Lab) -> None:
     job = {"plan": {"params": 3e9}}
-    cards = {A6000: "47.4GiB", "NVIDIA A100-SXM4-80GB": "79.1GiB"}
-    ready = lab.prepare(gpu=True, job=job, other_gpus=cards)
+    gpus = {A6000: "47.4GiB", "NVIDIA A100-SXM4-80GB": "79.1GiB"}
+    ready = lab.prepare(gpu=True, job=job, other_gpus=gpus)
     assert [one.gpu_id for one in (ready, *ready.others)] == ["NVIDIA A100-SXM4-80GB"]
     told = [line for line in ready.warnings if " x " in line]
     assert len(told) == 1 and told[0].startswith("rents 1 x NVIDIA A100-SXM4-80GB")
@@ -183,14 +183,14 @@ HELD = {"plan": {"params": 2e9}, "recipe": {"offload": "cpu", "sharding": "fsdp"
     ],
     ids=["no traces", "host memory", "host memory of a command"],
 )
-def test_a_card_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_only(
+def test_a_gpu_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_only(
     lab: Lab, job: dict[str, Any], server_limit: bool, words: str
 ) -> None:
     ready = lab.prepare(gpu=True, job=job, other_gpus={A6000: "47.4GiB"}, server_limit=server_limit)
     assert not [line for line in ready.warnings if line.startswith("rents")]
     with pytest.raises(SchedulerError, match=words) as caught:
         lab.scheduler.check(ready)
-    assert str(caught.value).count("--unplanned") == 2, "both cards"
+    assert str(caught.value).count("--unplanned") == 2, "both gpus"
     asked = lab.prepare(gpu=True, job=job, limits=Limits(unplanned=True), server_limit=server_limit)
     assert [line for line in asked.warnings if line.startswith(f"rents 1 x {A5000}")]
     lab.scheduler.check(asked)

@@ -24,8 +24,8 @@ GOOD = {
     "torch": True,
     "runs": "",
     "tools": [],
-    "cards": [],
-    "cards_trouble": "",
+    "gpus": [],
+    "gpus_trouble": "",
     "secrets": [],
     "addresses": ["10.0.0.1", "192.168.0.1"],
     "port": 61007,
@@ -184,9 +184,9 @@ def test_findings_name_the_host_and_say_what_to_do() -> None:
         "a: systemd-logind there kills your processes when your last session closes",
     ]
     gpus = Need("/env/bin/python", "/data/runs", gpus=2)
-    card = {"index": 0, "uuid": "GPU-0", "name": "A6000", "total": 49140, "used": 4, "busy": ""}
-    assert problems("a", {**GOOD, "cards": [card]}, NEED) == problems("a", GOOD, NEED)
-    trouble = problems("a", {**GOOD, "cards_trouble": "nvidia-smi gave no answer"}, gpus)
+    gpu = {"index": 0, "uuid": "GPU-0", "name": "A6000", "total": 49140, "used": 4, "busy": ""}
+    assert problems("a", {**GOOD, "gpus": [gpu]}, NEED) == problems("a", GOOD, NEED)
+    trouble = problems("a", {**GOOD, "gpus_trouble": "nvidia-smi gave no answer"}, gpus)
     assert trouble.refusals == ("a: nvidia-smi gave no answer",)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.gpus import Card, choose, short_of
+from launcher.supervise.gpus import InstalledGpu, choose, short_of
 from tests.lab import events, wait_for
 from tests.schedulers.ssh.hosts import ROOT, Host, Laptop
 
@@ -21,10 +21,10 @@ GPU = {"type": "NVIDIA RTX A6000", "count": 8, "memory": "47.4GiB"}
 # Takes as many GPUs as asked, says which, and keeps them until its stdin ends.
 TAKE = """
 import sys
-from launcher.supervise.gpus import CardsError, claim
+from launcher.supervise.gpus import GpusError, claim
 try:
     print("has", *claim(int(sys.argv[1]), {"run": sys.argv[2], "user": "alice"})[0], flush=True)
-except CardsError as error:
+except GpusError as error:
     sys.exit(print(error, flush=True))
 sys.stdin.read()
 """
@@ -56,10 +56,12 @@ def test_neighbours_are_taken_where_there_are_some(
 
 
 def test_what_is_missing_is_said_with_whoever_has_it() -> None:
-    cards = [Card(i, f"GPU-{i}", "A6000", 49140, 4, busy) for i, busy in enumerate(("", "bob", "", ""))]
-    assert short_of(cards, 3) == ""
-    assert short_of(cards, 4) == "3 of 4 GPUs are free, the job needs 4 (GPU 1: bob)"
-    assert short_of(cards[:1], 2) == "there are 1 GPUs, the job needs 2"
+    gpus = [
+        InstalledGpu(i, f"GPU-{i}", "A6000", 49140, 4, busy) for i, busy in enumerate(("", "bob", "", ""))
+    ]
+    assert short_of(gpus, 3) == ""
+    assert short_of(gpus, 4) == "3 of 4 GPUs are free, the job needs 4 (GPU 1: bob)"
+    assert short_of(gpus[:1], 2) == "there are 1 GPUs, the job needs 2"
 
 
 class Machine:

@@ -30,7 +30,7 @@ while not (run / "go").exists():
 
 
 @pytest.mark.parametrize(
-    ("rooms", "seats", "hosts"),
+    ("capacities", "seats", "hosts"),
     [
         ([2, 1], 4, [0, 1, 0, 0]),
         ([4, 2], 6, [0, 1, 0, 0, 1, 0]),
@@ -38,8 +38,8 @@ while not (run / "go").exists():
         ([8], 3, [0, 0, 0]),
     ],
 )
-def test_a_host_with_more_gpus_gets_more_runs(rooms: list[int], seats: int, hosts: list[int]) -> None:
-    assert dealt(rooms, seats) == hosts
+def test_a_host_with_more_gpus_gets_more_runs(capacities: list[int], seats: int, hosts: list[int]) -> None:
+    assert dealt(capacities, seats) == hosts
 
 
 def hosts_of_runs(*runs: str) -> list[Living]:
