@@ -37,7 +37,9 @@ def fsdp(**fields: Any) -> Recipe:
     return recipe(sharding="fsdp", **fields)
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize(
+    "model", [pytest.param(LLAMA, id="llama"), pytest.param(GPT, id="gpt", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("chosen", "world"),
     [

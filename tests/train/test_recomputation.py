@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutput
 
 from launcher.train.activations import recomputed
 from launcher.train.budget import Unlimited
@@ -243,6 +242,8 @@ def of_a_frozen_dataclass(block: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def of_an_output_of_transformers(block: Any, x: torch.Tensor) -> torch.Tensor:
+    from transformers.modeling_outputs import BaseModelOutput  # takes a second
+
     return block(BaseModelOutput(last_hidden_state=x * 2)).last_hidden_state  # type: ignore[no-any-return]
 
 
