@@ -54,12 +54,11 @@ def new_model(
             f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "
             "keep them as integers, compute them in forward, or use precision: bf16-mixed"
         )
-    kept = KeptMemory(model, task) if task.adapter is None else None  # an adapter freezes the model
+    kept = KeptMemory(model, task)
     model = cast(model, recipe)
-    if kept is not None:
-        kept.check(model)
     if task.adapter is not None:
         model = with_adapter(model, task, recipe)
+    kept.check(model)
     return with_fp32_outputs(model, recipe)
 
 
@@ -99,7 +98,7 @@ def arranged(
     on_host = recipe.offload == "cpu" and device.type == "cpu"
     with budget.host_side() if on_host else nullcontext():
         model = shard(model, blocks, outer, rank, fill, mesh).train()
-    originals.check()
+    originals.check(model)
     kept.check(model)
     if mesh.tensor is not None:
         check_parts(model)

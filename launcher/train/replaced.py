@@ -1,7 +1,8 @@
 """Parameters that sharding replaces: what the task had attached to the original is lost without a word.
 
-FSDP, tensor parallelism and quantization put another tensor in the place of a parameter. Hooks on the
-original no longer run, and a reference to it that the task kept still has the initial values.
+FSDP, tensor parallelism and quantization put another tensor in the place of a parameter, and a pipeline moves
+it to another stage. Hooks on the original no longer run, and a reference to it that the task kept still has
+the initial values.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from launcher.spec.listed import listed
 from launcher.train.rank import SetupError
 from launcher.train.task import TaskError
 
-_INSTEAD = "or use sharding: ddp or zero1 without tensor, which keep the parameters"
+_INSTEAD = "or use sharding: ddp or zero1 without tensor and pipeline, which keep the parameters"
 
 
 class Originals:
@@ -32,32 +33,32 @@ class Originals:
             if p is not None
         ]
 
-    def check(self) -> None:
-        """Make each later use of a replaced parameter raise TaskError. Raise SetupError if one had hooks."""
+    def check(self, model: nn.Module) -> None:
+        """Make each later use of a parameter that is no longer in `model` raise TaskError. Raise SetupError
+        if one that was replaced had hooks."""
         hooked = []
-        replaced: dict[int, tuple[str, Any]] = {}
+        left: dict[int, tuple[str, Any]] = {}
+        there = {id(p) for p in model.parameters()}
         for name, module, attribute, original, had_hooks in self._places:
             now, before = module._parameters.get(attribute), original()
-            if now is None or now is before:
-                continue
-            if had_hooks:
+            if had_hooks and now is not None and now is not before:
                 hooked.append(name)
-            if before is not None:
-                replaced[id(before)] = name, before
+            if before is not None and id(before) not in there:
+                left[id(before)] = name, before
         if hooked:
             raise SetupError(
                 f"{listed(hooked)} of the model had a gradient hook (register_hook or "
                 "register_post_accumulate_grad_hook), which would not run: sharding replaces the parameter, "
                 f"and its gradient is a part. Remove the hook, {_INSTEAD}"
             )
-        for name, p in replaced.values():
+        for name, p in left.values():
             if type(p) in (nn.Parameter, torch.Tensor):
                 p.__class__ = Replaced
                 p.reason = (
                     f"{name} of the model was used through a reference that the task or the model had kept "
-                    "from before the parameter was sharded. That tensor keeps the initial values, and its "
-                    "gradient is lost. Read the parameter from its module at each use, as in module.weight, "
-                    f"{_INSTEAD}"
+                    "from before the parameter was sharded or moved to another stage. That tensor keeps the "
+                    "initial values, and its gradient is lost. Read the parameter from its module at each "
+                    f"use, as in module.weight, {_INSTEAD}"
                 )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.budget import Unlimited
@@ -199,7 +201,7 @@ def sharded(model: nn.Linear) -> None:
     """Do to the parameters what FSDP does to them: put others in their place."""
     originals = Originals(model)
     model.weight = nn.Parameter(model.weight.detach()[:1])
-    originals.check()
+    originals.check(model)
 
 
 @pytest.mark.parametrize("use", [lambda w: w.detach(), lambda w: nn.functional.linear(torch.ones(2), w)])
@@ -278,6 +280,7 @@ def test_what_is_in_no_memory_of_a_trained_parameter_or_is_the_parameter_goes_on
     model.frozen = nn.Linear(4, 4).requires_grad_(False)
     model.register_buffer("table", torch.ones(4))
     model.register_buffer("part", model.table[:2])
+    model.scripted = torch.jit.trace(nn.BatchNorm1d(4).eval(), torch.ones(2, 4))
     task.kept = [model.table, model.frozen.weight.data, model.embed.weight.detach().clone()]  # type: ignore[attr-defined]
     in_other_memory(model, task)
     for kept in task.kept:  # type: ignore[attr-defined]
@@ -285,6 +288,113 @@ def test_what_is_in_no_memory_of_a_trained_parameter_or_is_the_parameter_goes_on
     with torch.no_grad():
         model.spectral(model.head.weight)
         model.rnn(model.normed(model.same[0]))
+
+
+class Teaches(nn.Module):
+    """A frozen layer and buffers, one of which is a part of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("center", torch.zeros(6))
+        self.register_buffer("part", self.center[:2])
+
+
+TAKEN = {
+    "data": lambda tensor: tensor.data,
+    "view": lambda tensor: tensor.detach()[1:3],
+    "turned": lambda tensor: tensor.data.t(),
+    "itself": lambda tensor: tensor,
+}
+
+
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN.keys())
+@pytest.mark.parametrize("name", ["teacher.weight", "center"])
+def test_what_is_kept_of_a_frozen_parameter_or_a_buffer_follows_it_through_a_cast(
+    name: str, take: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Otherwise a teacher or a center that a task updates through it would never change."""
+    model, task = Teaches(), traps.Trap()
+    task.kept = [take(model.get_parameter(name) if "." in name else model.get_buffer(name))]  # type: ignore[attr-defined]
+    kept = KeptMemory(model, task)
+    model.bfloat16()
+    kept.check(model)
+    now = model.get_parameter(name) if "." in name else model.get_buffer(name)
+    [mine] = task.kept  # type: ignore[attr-defined]
+    mine.fill_(7)
+    assert mine.dtype == torch.bfloat16
+    assert torch.equal(take(now).float(), torch.full_like(take(now), 7, dtype=torch.float32))
+    assert (now == 7).sum() == mine.numel(), "and nothing else was written"
+    model.center[:2] = 3
+    assert model.part.tolist() == [3, 3]
+
+
+def keeps(where: str, model: Keeps, task: Any) -> None:
+    memory = model.embed.weight.data
+
+    def closes() -> None:
+        memory.zero_()
+
+    def by_default(values: torch.Tensor = memory) -> None:
+        values.zero_()
+
+    match where:
+        case "closure":
+            task.clamp = closes
+        case "partial":
+            task.clamp = partial(closes)
+        case "default":
+            task.clamp = by_default
+        case "class":
+            type(task).kept = [memory]
+        case "hook":
+            model.embed.register_forward_pre_hook(lambda module, args: memory.zero_())
+
+
+@pytest.mark.parametrize("where", ["closure", "partial", "default", "class", "hook"])
+def test_memory_of_a_parameter_is_found_wherever_a_task_keeps_it(where: str) -> None:
+    class Task(traps.Trap):
+        pass
+
+    model, task = Keeps(), Task()
+    keeps(where, model, task)
+    in_other_memory(model, task)
+    with pytest.raises(TaskError, match=r"uses the memory of embed\.weight"):
+        {
+            "class": lambda: Task.kept[0] + 1,  # type: ignore[attr-defined]
+            "hook": lambda: model.embed(torch.tensor([1])),
+        }.get(where, getattr(task, "clamp", None))()  # type: ignore[misc]
+
+
+def test_what_is_kept_of_a_frozen_parameter_raises_when_it_is_used_after_sharding() -> None:
+    model, task = Teaches(), traps.Trap()
+    task.kept = [model.teacher.weight.data, model.teacher.bias.data, model.center.data]  # type: ignore[attr-defined]
+    kept = KeptMemory(model, task)
+    model.teacher.weight = nn.Parameter(model.teacher.weight.detach()[:1].clone(), requires_grad=False)
+    kept.check(model)
+    for one in task.kept[1:]:  # type: ignore[attr-defined]
+        one.fill_(7)
+    assert (model.teacher.bias == 7).all() and (model.center == 7).all()
+    with pytest.raises(TaskError, match=r"kept\[0\] uses the memory of teacher\.weight"):
+        task.kept[0].fill_(7)  # type: ignore[attr-defined]
+
+
+def test_under_an_adapter_all_that_is_kept_of_the_model_is_frozen() -> None:
+    model, task = Keeps(), traps.Trap()
+    task.adapter, task.kept = Adapter(kind="lora"), [model.embed.weight.data]  # type: ignore[attr-defined]
+    in_other_memory(model, task)
+    assert torch.equal(task.kept[0], model.embed.weight)  # type: ignore[attr-defined]
+
+
+def test_a_kept_parameter_of_another_stage_raises_when_it_is_used() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    kept = [model[0].weight, model[1].weight]
+    originals = Originals(model)
+    model[0] = nn.Identity()
+    originals.check(model)
+    kept[1] + 1
+    with pytest.raises(TaskError, match=r"0\.weight of the model .* another stage"):
+        kept[0] + 1
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])

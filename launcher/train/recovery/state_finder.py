@@ -464,7 +464,7 @@ class StateFinder:
         for kind in classes:
             if id(kind) not in seen:
                 seen.add(id(kind))
-                values = Slotted(kind, partial(_values_of, kind))
+                values = Slotted(kind, partial(values_of, kind))
                 entries = Entries(f"{kind.__name__}.", values, _SET_BY_THE_LOOP)
                 self._search(entries, found, waiting, home=vars(kind))
 
@@ -593,7 +593,7 @@ def _set_in(value: Any, names: Iterable[str]) -> list[str]:
     return [name for name in names if hasattr(value, name)]
 
 
-def _values_of(kind: type) -> list[str]:
+def values_of(kind: type) -> list[str]:
     """Return the names of class attributes that are plain values or containers."""
     return [
         name
