@@ -23,7 +23,7 @@ class Logged:
     def add(self, name: str, total: Number, weight: Number) -> None:
         """Add to the sums of `name`. Raises KeyError for a name that is not declared."""
         before, weights = self._sums[name]
-        self._sums[name] = before + _detached(total), weights + _detached(weight)
+        self._sums[name] = before + _exact(total), weights + _exact(weight)
 
     def values(self) -> list[Number]:
         """Return sum and weight of each name, in order, for the reduction over the ranks."""
@@ -35,8 +35,9 @@ class Logged:
         return {name: total / weight for name, total, weight in pairs if weight}
 
 
-def _detached(value: Number) -> Number:
-    return value.detach().reshape(()) if isinstance(value, torch.Tensor) else value
+def _exact(value: Number) -> Number:
+    """Return the value without its graph and in fp64: a sum of small numbers in bf16 stops at 256 of them."""
+    return value.detach().reshape(()).double() if isinstance(value, torch.Tensor) else float(value)
 
 
 _open: list[Logged] = []

@@ -9,6 +9,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -108,10 +109,9 @@ class Task(ABC):
         ranks. Logging adds no collective and does not wait for the device. Raises TaskError for a name not in
         `metrics`.
         """
-        for value in (total, weight):
-            if not (
-                isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-            ):
+        values: tuple[Any, ...] = (total, weight)
+        for value in values:
+            if not (isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)):
                 raise TaskError(f"log: {name}: must be a number or a one-element tensor, not {value!r:.80}")
         try:
             logged.log(name, total, weight)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
+from launcher.train.logged import log, open_logged
+from launcher.train.task import TaskError
 from tests.train.runs import job, prepare, recipe, start
 from tests.train.test_traps import any_error
+from tests.train.traps import Counted
 
 TRAIN = {"eval_every": 1, "checkpoint_every": 1, "keep_best": True, "keep_checkpoints": 1}
 
@@ -47,6 +52,25 @@ def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path
             assert one["place"] == pytest.approx(other["place"], rel=1e-5), name
     changed = [e for e in RunDir(tmp_path / "repeated").read_events() if e["event"] == "downgrade"]
     assert changed and changed[0]["step"] == 2
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.int8])
+def test_a_sum_over_many_micro_batches_is_exact_whatever_the_type_of_its_parts(kind: torch.dtype) -> None:
+    metrics = open_logged(["a", "b"])
+    log("a", 2.0**24, 2**24)
+    for _ in range(1000):
+        log("a", torch.tensor([3], dtype=kind), torch.ones((), dtype=kind))
+    assert metrics.values()[:2] == [2**24 + 3000, 2**24 + 1000]
+    assert metrics.means(metrics.values()) == {"a": (2**24 + 3000) / (2**24 + 1000)}
+
+
+def test_numbers_of_numpy_can_be_logged() -> None:
+    metrics = open_logged(Counted.metrics)
+    task = Counted()
+    task.log("accuracy", np.float32(0.5), np.int64(2))
+    assert metrics.means(metrics.values()) == {"accuracy": 0.25}
+    with pytest.raises(TaskError, match="accuracy: must be a number"):
+        task.log("accuracy", "0.5")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
