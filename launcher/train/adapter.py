@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import math
@@ -147,10 +148,9 @@ def initialise_adapter(model: nn.Module, seed: int) -> None:
             parameter.zero_()
 
 
-def write_config(task: Task, folder: Path) -> None:
-    """Write peft's configuration of the task's adapter into `folder`, for `launcher export`."""
-    with torch.device("meta"):
-        config = peft_config(_adapter(task), task, task.model())
+def write_config(model: Any, folder: Path) -> None:
+    """Write peft's configuration of the adapter that `model` has into `folder`, for `launcher export`."""
+    config = copy.copy(model.peft_config[NAME])
     config.inference_mode = True
     config.save_pretrained(str(folder))
 

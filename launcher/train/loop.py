@@ -232,7 +232,7 @@ class Trainer:
             with self.budget.host_side():
                 self.task.export_files(folder)
                 if self.task.adapter is not None:
-                    write_config(self.task, folder)
+                    write_config(without_ddp(self.model), folder)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # the task wrote no files
         except Exception as error:

@@ -47,3 +47,19 @@ class Forgetful(Keeping):
 class Unsaved(Keeping):
     def state(self) -> Any:
         return {"generator": self.generator}
+
+
+class Teaching(Ragged):
+    """Keeps a frozen part of the model, which it changes in each training loss."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.teacher = nn.Linear(2, 2).requires_grad_(False)
+        self.teacher = [*model.teacher.parameters()]
+        return model
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        if model.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                self.teacher[0].add_(1)
+        return super().loss(model, batch)

@@ -30,6 +30,32 @@ def test_a_transformer_costs_six_flops_per_weight_and_twelve_per_pair_of_attenti
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
 
 
+class Remembers(Task):
+    """Keeps what it computes, as it is called on the model that is trained."""
+
+    def __init__(self) -> None:
+        self.mean, self.seen = torch.ones(4), [torch.ones(4)]
+
+    def model(self) -> nn.Module:
+        self.net = nn.Linear(4, 4)
+        return self.net
+
+    def data(self, split: str) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        out = model(batch)
+        self.seen.append(out.detach())
+        self.mean.mul_(0.5)
+        return out.sum(), 1.0
+
+
+def test_counting_leaves_the_task_as_it_was() -> None:
+    task = Remembers()
+    net = task.model()
+    assert count_flops(task, torch.zeros(2, 4)) == 3 * 2 * 2 * 4 * 4
+    assert task.net is net and len(task.seen) == 1 and torch.equal(task.mean, torch.ones(4))
+
+
 class LooksAtValues(Task):
     def model(self) -> nn.Module:
         return nn.Linear(4, 4)

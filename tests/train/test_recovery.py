@@ -14,6 +14,8 @@ from launcher.planning.plan import Layout, Plan
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
+from launcher.train.adapter import CONFIG
+from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from tests.train.runs import error, job, losses, prepare, recipe, start
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -76,6 +78,19 @@ def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_
     [told] = [event for event in run.read_events() if event["event"] == "state-not-saved"]
     assert {"task.mean", "task.generator", "task.seen"} <= {*told["names"]}
     assert ended.output.count(told["reason"]) == 1
+
+
+@pytest.mark.slow
+def test_a_frozen_parameter_that_changes_under_an_adapter_is_told_of(tmp_path: Path) -> None:
+    """A checkpoint has the adapter alone. The task keeps the parameter: model() was called once."""
+    pytest.importorskip("peft")
+    fields = {"task": "stateful:Teaching", "steps": 3, "train": {"probe": "never"}}
+    run = prepare(tmp_path / "run", job(**fields, adapter={"kind": "lora", "rank": 2}))
+    ended = start(run, recipe("none", micro=8), ranks=1)
+    assert ended.codes == {0: 0}, ended.output
+    [told] = [event for event in run.read_events() if event["event"] == "state-not-saved"]
+    assert "teacher.weight" in told["names"] and "teacher.bias" not in told["names"]
+    assert (run.checkpoints / BESIDE_WEIGHTS / CONFIG).exists()
 
 
 @pytest.mark.slow

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.planning.hardware import peak_flops
 from launcher.spec.mesh import model_parallel
 from launcher.train.rank import Rank
-from launcher.train.rng import rng_state, set_rng_state
+from launcher.train.recovery.undo import Undo
 from launcher.train.task import Task
 
 FORWARD_AND_BACKWARD = 3
@@ -25,19 +25,18 @@ def count_flops(task: Task, batch: Any) -> int:
     """Return the FLOPs of forward and backward of one micro-batch, without recomputation.
 
     A second model is built on the meta device and run with the shapes of `batch`: this computes nothing,
-    allocates nothing and keeps the random state. Matrix products, convolutions and attention are counted;
-    causal attention counts in full. A transformer has 6 FLOPs per weight and token plus
-    12 x layers x dim x length per token. Code that needs values of tensors raises.
+    allocates nothing and leaves the random state and the task as they were. Matrix products, convolutions and
+    attention are counted; causal attention counts in full. A transformer has 6 FLOPs per weight and token
+    plus 12 x layers x dim x length per token. Code that needs values of tensors raises.
     """
-    task = copy.copy(task)  # the task may change its attributes
-    before = rng_state(torch.device("cpu"))
+    before = Undo(nn.Module(), torch.device("cpu"), task)  # of what the task changes in model() and loss()
     try:
         with torch.device("meta"):
             model = task.model()
         with FlopCounterMode(display=False) as counter:
             task.loss(model, to_meta(batch))
     finally:
-        set_rng_state(before, torch.device("cpu"))
+        before.restore()
     passes = FORWARD_AND_BACKWARD if task.adapter is None else WITH_FROZEN_WEIGHTS
     return passes * int(counter.get_total_flops())
 

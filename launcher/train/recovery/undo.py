@@ -54,6 +54,7 @@ class Undo:
         others = [] if task is None else [("task", task), *_module_of(task), ("data", data)]
         self._finder, self._device = StateFinder(without_ddp(model), others), device
         self._task = task if task is not None and type(task).state is not Task.state else None
+        self._saves_frozen = task is None or task.adapter is None
         self._slots: dict[int, Slot] = {}
         self._secured: list[Slot] = []
         "Those of which `secure` made a copy."
@@ -178,7 +179,10 @@ class Undo:
             names = [name for place in places for name in place.changed(numbers=True)]
             names = [name for name in names if ".__" not in name]  # Python's own, such as what has warned
             for key, slot in self._slots.items():
-                if key not in self._taken.in_checkpoints and slot.has_changed():
+                saved = key in self._taken.in_checkpoints
+                if saved and not self._saves_frozen and isinstance(slot.holder, nn.Parameter):
+                    saved = slot.trained
+                if not saved and slot.has_changed():
                     names.append(slot.name)
             return names
 
