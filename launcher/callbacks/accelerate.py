@@ -7,7 +7,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 from launcher.callbacks.names import numbers_of
-from launcher.rundir.metrics_log import log
+from launcher.rundir.metrics_log import record
 
 
 class LogTracker(GeneralTracker):  # type: ignore[misc]
@@ -32,4 +32,4 @@ class LogTracker(GeneralTracker):  # type: ignore[misc]
         """Record one line. Without `step`, the calls are counted."""
         self._step = self._step + 1 if step is None else step
         if numbers := numbers_of(values):
-            log(self._step, **numbers)
+            record(self._step, numbers)

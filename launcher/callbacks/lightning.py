@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from launcher.callbacks.names import numbers_of
-from launcher.rundir.metrics_log import log
+from launcher.rundir.metrics_log import record
 
 
 class LogLogger(Logger):
@@ -29,4 +29,4 @@ class LogLogger(Logger):
         """Record one line. Lightning counts steps from 0."""
         numbers = numbers_of(metrics)
         if step is not None and numbers:
-            log(step + 1, **numbers)
+            record(step + 1, numbers)

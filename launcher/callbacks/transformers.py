@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from launcher.callbacks.names import is_summary, numbers_of
-from launcher.rundir.metrics_log import log
+from launcher.rundir.metrics_log import record
 
 
 class LogCallback(TrainerCallback):
@@ -16,6 +16,10 @@ class LogCallback(TrainerCallback):
     def __init__(self) -> None:
         self._step = 0
         self._tokens = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count from the checkpoint on with which a resumed training begins."""
+        self._step, self._tokens = state.global_step, int(state.num_input_tokens_seen)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -30,4 +34,4 @@ class LogCallback(TrainerCallback):
             if state.num_input_tokens_seen > self._tokens:
                 numbers["tokens"] = int(state.num_input_tokens_seen) - self._tokens
         self._step, self._tokens = state.global_step, int(state.num_input_tokens_seen)
-        log(state.global_step, steps=state.max_steps, **numbers)
+        record(state.global_step, numbers, steps=state.max_steps)

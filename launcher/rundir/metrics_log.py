@@ -16,7 +16,7 @@ from launcher.rundir.mask import masked_text
 from launcher.rundir.time import stamp
 from launcher.spec import variables
 
-RESERVED = frozenset({"time", "attempt", "seconds", "seconds_lost"})
+RESERVED = frozenset({"time", "attempt", "step", "steps", "seconds", "seconds_lost"})
 "Fields of a line that `log` writes itself."
 _COUNTED = ("tokens", "samples")
 
@@ -85,6 +85,11 @@ def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics:
     Raises nothing, because a report must not end a training. What cannot be recorded is told once on stderr:
     a metric that is not a number, a name that launcher writes itself, a step below 0, a full disk.
     """
+    record(step, metrics, steps=steps, rank=rank)
+
+
+def record(step: int, metrics: Mapping[str, Any], *, steps: int | None = None, rank: int | None = 0) -> None:
+    """Do what `log` does, with metrics of any name: a framework may report one that is called `step`."""
     folder = os.environ.get(variables.RUN_DIR)
     if folder is None or rank not in (None, int(os.environ.get("RANK", "0"))):
         return

@@ -34,7 +34,7 @@ model = accelerator.prepare(Net())
 for step, row in enumerate(rows[:4], 1):
     loss = model(**row)["loss"]
     accelerator.backward(loss)
-    accelerator.log({"train_loss": loss.item(), "epoch": 0}, step=step)
+    accelerator.log({"train_loss": loss.item(), "epoch": 0, "step": 9, "steps": 9, "rank": 1}, step=step)
 accelerator.end_training()
 """
 TRANSFORMERS = """
@@ -44,6 +44,15 @@ args = TrainingArguments(output_dir="out", max_steps=4, logging_steps=2, eval_st
     per_device_train_batch_size=8, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     include_num_input_tokens_seen="COUNT")
 Trainer(Net(), args, train_dataset=rows, eval_dataset=rows, callbacks=[LogCallback()]).train()
+"""
+RESUMED = """
+from transformers import Trainer, TrainingArguments
+from launcher.callbacks.transformers import LogCallback
+for steps, resumes in ((4, False), (6, True)):
+    args = TrainingArguments(output_dir="out", max_steps=steps, logging_steps=2, save_steps=4,
+        per_device_train_batch_size=8, use_cpu=True, report_to=[], disable_tqdm=True,
+        include_num_input_tokens_seen="all")
+    Trainer(Net(), args, train_dataset=rows, callbacks=[LogCallback()]).train(resume_from_checkpoint=resumes)
 """
 LIGHTNING = """
 import lightning
@@ -84,7 +93,8 @@ def recorded(script: str, folder: Path) -> list[dict[str, Any]]:
 def test_accelerate(tmp_path: Path) -> None:
     lines = recorded(ACCELERATE, tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert all(line["loss"] > 0 and "epoch" not in line for line in lines)
+    assert all(line["loss"] > 0 and line["rank"] == 1 for line in lines)
+    assert not any({"epoch", "steps"} & line.keys() for line in lines)
 
 
 @pytest.mark.slow
@@ -97,6 +107,14 @@ def test_transformers(tmp_path: Path, count: str) -> None:
     assert all({"lr", "grad_norm"} <= line.keys() for line in training)
     (evaluation,) = [line for line in lines if "eval_loss" in line]
     assert evaluation["step"] == 4 and len(lines) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_resumed_training_of_transformers_counts_from_its_checkpoint_on(tmp_path: Path) -> None:
+    lines = recorded(RESUMED, tmp_path)
+    assert [(line["step"], line["samples"]) for line in lines] == [(2, 16), (4, 16), (6, 16)]
+    assert len({line.get("tokens") for line in lines}) == 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ FROM = "from"
 "Field of a copied line that names the kind of log. `launcher.log` does not write it."
 MAX_METRICS = 100
 "Maximum metrics of a run. If there are more, the first names are kept."
-_WRITTEN = RESERVED | {FROM, "step", "steps", "samples", "tokens"}
+_WRITTEN = RESERVED | {FROM, "samples", "tokens"}
 "Fields that are not copied."
 _TOKENS_SO_FAR = ("num_input_tokens_seen", "num_tokens")
 "Names under which transformers and TRL log the tokens of all steps so far."
