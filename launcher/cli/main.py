@@ -44,6 +44,7 @@ from launcher.cli.output import (
     EXIT_USAGE,
     fail,
     make_output_harmless,
+    message_of,
 )
 from launcher.spec.long_work import listen
 
@@ -163,16 +164,9 @@ def _main() -> None:
         code = _exit_code(error)
         if code is None:
             raise
-        fail(_message(error), code)
+        fail(message_of(error), code)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _message(error: Exception) -> str:
-    """The message of an error. System errors lose their number and name the file if it is known."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -88,6 +88,13 @@ def page_file(option: str, path: Path) -> Path:
     return path.resolve()
 
 
+def message_of(error: Exception) -> str:
+    """The message of an error. System errors lose their number and name the file if it is known."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
     """Print one clear message and exit. Long values that it quotes are shortened."""
     for line in message.splitlines() or [""]:

@@ -28,13 +28,12 @@ def list_runs(
     """List the runs in all folders where runs were started, newest first."""
     from launcher.api.listing import Filter, listed
     from launcher.cli.output import console, print_json
+    from launcher.report.listing import as_json, row_of, show_list
 
     chosen = listed(Filter(state, name, cluster, tag, since), limit)
     if json:
-        print_json([status.as_json() for status in chosen.found.values()])
+        print_json([as_json(status, run) for run, status in chosen.found.items()])
         return
-    from launcher.report.listing import row_of, show_list
-
     show_list(console(), [row_of(status, run) for run, status in chosen.found.items()])
     if chosen.older:
         print(f"({chosen.older} older: --limit 0)")
@@ -48,7 +47,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     from dataclasses import replace
 
     from launcher.cli.output import console, print_json
-    from launcher.report.listing import row_of, show_status
+    from launcher.report.listing import as_json, row_of, show_status
     from launcher.report.why import why
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.lookup import scheduler_of
@@ -61,7 +60,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     scheduler = scheduler_of(found)
     now = scheduler.status(found)
     if json:
-        print_json({**now.as_json(), "why": why(found, now.state, now.reason)})
+        print_json({**as_json(now, found), "why": why(found, now.state, now.reason)})
     else:
         lines = why(found, now.state, now.reason)[1:4] if now.resumable else []
         show_status(console(), replace(now, path=scheduler.where(found)), row_of(now, found), lines)
@@ -103,9 +102,13 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     json: AsJson = False,
 ) -> None:
-    """Delete runs that have ended, with logs and checkpoints. Runs that have not ended are refused."""
+    """Delete runs that have ended, with logs and checkpoints. Runs that have not ended are refused.
+
+    If a run cannot be deleted, the others still are.
+    """
     from launcher.api.clean import to_delete
-    from launcher.cli.output import fail, print_json
+    from launcher.cli.output import fail, message_of, print_json
+    from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.lookup import remove
     from launcher.spec.base import counted
 
@@ -118,8 +121,12 @@ def clean(
     if paths and not yes:
         print("\n".join(str(path) for path in paths))
         typer.confirm(f"delete {counted(len(paths), 'run')}?", abort=True)
-    remove(chosen)
+    kept = remove(chosen)
+    paths = [run.path for run in chosen if run not in kept]
     if json:
         print_json({"deleted": [path.name for path in paths]})
-    else:
+    elif paths or not kept:
         print(f"deleted {counted(len(paths), 'run')}")
+    if errors := [*dict.fromkeys(kept.values())]:
+        refused = any(isinstance(error, SchedulerError) for error in errors)
+        raise (SchedulerError if refused else OSError)("\n".join(map(message_of, errors)))

@@ -14,17 +14,16 @@ def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
 
     The exit code is 0 until all have ended, and then that of the first that did not succeed.
     """
+    from launcher.report.listing import as_json, row_of, show_list
     from launcher.schedulers.lookup import states_of
 
     states_by_run = states_of(sweep.runs)
     found = list(states_by_run.values())
     states = Counter(status.state for status in found)
     if json:
-        runs = [status.as_json() for status in found]
+        runs = [as_json(status, run) for run, status in states_by_run.items()]
         print_json({"sweep_id": sweep.id, "states": dict(states), "runs": runs})
     else:
-        from launcher.report.listing import row_of, show_list
-
         show_list(console(), [row_of(status, run) for run, status in states_by_run.items()])
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
         print(f"\n{sweep.id}: {counts}")

@@ -16,8 +16,8 @@ from launcher.diagnosis.literals import needed
 from launcher.diagnosis.patterns import PATTERNS, UNLESS, Pattern
 from launcher.diagnosis.users_patterns import UserPattern
 
-MAX_TEXT = 1000
-"Maximum characters of a clue's text."
+MAX_TEXT, MAX_END = 1000, 200
+"Maximum characters of a clue's text, and how many of them are its end: that has the exit code of a command."
 MAX_CONTEXT = 200
 "Maximum characters of each line around a clue."
 BEFORE, AFTER = 3, 8
@@ -95,6 +95,13 @@ _MEASURE = re.compile(
 )
 
 
+def shortened(text: str) -> str:
+    """Return at most MAX_TEXT characters of a text, without its middle if it is longer."""
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[: MAX_TEXT - MAX_END - 3]}...{text[-MAX_END:]}"
+
+
 class _Row:
     """A pattern that is compiled on first use."""
 
@@ -151,6 +158,8 @@ class _Reader:
         "The function of that traceback's first frame."
         self.chained = False
         "Whether that traceback is of a consequence of the exception before it."
+        self.above: Sequence[bytes] = ()
+        "The lines above that traceback."
         self.progress = 0
         "Line where the program's counter last increased after a failure; 0 if it has not since."
         self.growing: Clue | None = None
@@ -183,6 +192,8 @@ class Collector:
         "The latest of these shapes, with its newline."
         self._counters: dict[str, float] | None = None
         "The program's own counters since the latest clue, by the text before them; None if not looked for."
+        self._own_ends: dict[str, Clue] = {}
+        "The exception of its own that ended each rank, by label, as far as is known."
 
     def feed(self, stream: str, lines: bytes, first: int, time: float = 0.0) -> None:
         """Read complete lines, each ending in a newline.
@@ -232,17 +243,20 @@ class Collector:
             result = self._kind_of(reader, line._replace(text=start), raw, hash(raw), before)
             if result is not None and start.strip(" +|"):
                 clue = Clue(
-                    result[0], start.strip()[:MAX_TEXT], stream, number, time, result[1], label=line.label
+                    result[0], shortened(start.strip()), stream, number, time, result[1], label=line.label
                 )
                 self._keep(reader, clue)
-            self._open_traceback(reader, [normalise(raw_line).text for raw_line in before])
+            self._open_traceback(reader, before)
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)
             result = self._kind_of(reader, line, many[index], known, before)
             if result is not None:
-                context = tuple(printable(raw_line)[:MAX_CONTEXT] for raw_line in before)
+                # What it follows from, such as the words of a program that failed, precedes the traceback.
+                follows = open_before and result[0] == "consequence"
+                around = (reader.above if follows else ()) or before
+                context = tuple(printable(raw_line)[:MAX_CONTEXT] for raw_line in around)
                 clue = Clue(
-                    result[0], line.text.strip()[:MAX_TEXT], stream, number, time, result[1],
+                    result[0], shortened(line.text.strip()), stream, number, time, result[1],
                     uncaught=open_before and not reader.frames and self._ends(reader),
                     label=line.label, before=context,
                 )  # fmt: skip
@@ -260,16 +274,17 @@ class Collector:
         else:
             self._busy.discard(stream)
 
-    def _open_traceback(self, reader: _Reader, before: Sequence[str]) -> None:
-        chained = any(_CHAINED.search(text) for text in before)
-        if any(_NOISE.search(text) for text in before):
+    def _open_traceback(self, reader: _Reader, above: Sequence[bytes]) -> None:
+        texts = [normalise(raw_line).text for raw_line in above]
+        chained = any(_CHAINED.search(text) for text in texts)
+        if any(_NOISE.search(text) for text in texts):
             reader.noise = "beside"
-        elif any(_THREAD.search(text) for text in before):
+        elif any(_THREAD.search(text) for text in texts):
             reader.noise = "thread"
         elif not chained:
             reader.noise = ""
         reader.frames, reader.growing = 1, None
-        reader.outermost, reader.chained = "", chained
+        reader.outermost, reader.chained, reader.above = "", chained, above
 
     @staticmethod
     def _ends(reader: _Reader) -> bool:
@@ -320,6 +335,9 @@ class Collector:
     def _keep(self, reader: _Reader, clue: Clue) -> None:
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
             self._outlived(reader, clue)
+        end = self._own_ends.get(clue.label)
+        if end is not None and clue.stream and _only_said(clue, end):
+            clue = clue._replace(survived=True)  # held back in a buffer until the program had ended
         found = self._found.setdefault((clue.kind, clue.strength), [])
         if len(found) >= 2 or (found and found[0].survived):
             found.pop()
@@ -370,6 +388,7 @@ class Collector:
                 return False
             return not (delayed and clue.uncaught and clue.strength != "weak")
 
+        self._own_ends.pop(label, None)
         self._mark(label, goes_on)
         reader.progress = number
         for other in self._readers.values():
@@ -392,8 +411,8 @@ class Collector:
             )
             reader.progress = 0
         if new.uncaught and not reader.chained and _OWN_FAULT.match(new.text):
-            check = _CHECK.match(new.text) is not None
-            self._mark(new.label, lambda clue: not _ended(clue) and not (check and clue.kind in _CHECKED))
+            self._own_ends[new.label] = new
+            self._mark(new.label, lambda clue: _only_said(clue, new))
 
     def _mark(self, label: str, survived: Callable[[Clue], bool]) -> None:
         for clues in self._found.values():
@@ -401,6 +420,12 @@ class Collector:
                 clue._replace(survived=clue.survived or survived(clue)) if clue.label == label else clue
                 for clue in clues
             ]
+
+
+def _only_said(clue: Clue, end: Clue) -> bool:
+    """Whether the program merely printed the clue, and then an error of its own ended it."""
+    checked = _CHECK.match(end.text) is not None and clue.kind in _CHECKED
+    return not _ended(clue) and not checked
 
 
 def _ended(clue: Clue) -> bool:

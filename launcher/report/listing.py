@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.report.spent import seconds_run, usd_per_hour
+from launcher.report.spent import spent
 from launcher.report.terminal import STATE_STYLE
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
@@ -52,11 +52,11 @@ LEAST_REASON = 24
 
 def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     """Return the row of a run. `now` is in seconds since the epoch."""
-    about, events = run.read_about(), run.read_events()
+    about = run.read_about()
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
-    seconds = seconds_run(run, events, now, ended=status.ended)
-    per_hour = usd_per_hour(run, events)
+    took = spent(run, now, ended=status.ended)
+    seconds, usd = took["seconds"], took["usd"]
     gpus = (about.nodes or 0) * (about.gpus_per_node or 0)
     loss, tags = newest(run, "loss"), about.job.tags
     return Row(
@@ -68,11 +68,16 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
         cluster=about.cluster.name or "",
         gpus=str(gpus) if gpus else "",
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
-        usd="" if seconds is None or per_hour is None else f"{per_hour * seconds / 3600:.2f}",
+        usd="" if usd is None else f"{usd:.2f}",
         tags=",".join(map(str, tags)) if isinstance(tags, list) else "",
         attempt="" if status.attempt is None else str(status.attempt),
         reason=status.reason,
     )
+
+
+def as_json(status: Status, run: RunDir) -> dict[str, Any]:
+    """Return the status with the time and the money that the run took."""
+    return {**status.as_json(), **spent(run, time.time(), ended=status.ended)}
 
 
 def step_of(step: int | None, steps: int | None) -> str:

@@ -49,6 +49,17 @@ def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool
     return total + max(0.0, (last_alive(run, attempt, last, now) if ended else now) - begun)
 
 
+def spent(run: RunDir, now: float, *, ended: bool) -> dict[str, float | None]:
+    """Return `seconds`, which excludes queueing, and `usd`, their cost at the billed price or the profile's.
+
+    None if it is unknown. `now` is in seconds since the epoch.
+    """
+    events = run.read_events()
+    seconds, per_hour = seconds_run(run, events, now, ended=ended), usd_per_hour(run, events)
+    usd = None if seconds is None or per_hour is None else per_hour * seconds / 3600
+    return {"seconds": seconds, "usd": usd}
+
+
 def is_seen_after_its_end(event: Event) -> bool:
     """Return whether an event shows that a supervisor had ended before, perhaps without recording its end."""
     told = isinstance(event, Finished) and event.by is not None

@@ -85,10 +85,29 @@ def cancel_all(runs: Iterable[RunDir], name: str) -> Cancelled:
     return done
 
 
-def remove(runs: Iterable[RunDir]) -> None:
-    """Delete everything of the runs, here and where they ran. Raises SchedulerError, OSError."""
+def remove(runs: Iterable[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
+    """Delete everything of the runs, here and where they ran.
+
+    Return those that could not be deleted, each with the reason.
+    """
+    kept: dict[RunDir, SchedulerError | OSError] = {}
     for scheduler, its_runs in _by_scheduler(runs).items():
-        scheduler.remove(its_runs)
+        kept |= _kept(scheduler, its_runs)
+    return kept
+
+
+def _kept(scheduler: Scheduler, runs: Sequence[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
+    """Delete runs of one scheduler, each by itself if it cannot delete all of them together."""
+    from launcher.schedulers.over_ssh.login import LoginError
+
+    try:
+        scheduler.remove(runs)
+    except (SchedulerError, OSError) as error:
+        left = [run for run in runs if run.path.exists()]
+        if len(left) < 2 or isinstance(error, LoginError):  # a host that does not answer is not asked again
+            return dict.fromkeys(left, error)
+        return {run: why for single in left for run, why in _kept(scheduler, [single]).items()}
+    return {}
 
 
 def _by_scheduler(runs: Iterable[RunDir]) -> dict[Scheduler, list[RunDir]]:

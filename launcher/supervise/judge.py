@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from launcher.diagnosis.cause import Candidate, Cause, cause_of, clue_of_exception, clues_of_text
 from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
 from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
-from launcher.diagnosis.collector import MAX_TEXT, NAMED
+from launcher.diagnosis.collector import NAMED, shortened
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
 from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.rundir.files import read_record
@@ -58,6 +59,9 @@ EXIT_NOT_STARTED = 78
 NO_RANK = (
     "start.sh ended with exit code 0 before any rank began: does a line of `setup:` replace the shell (exec)?"
 )
+
+_CHILD_FAILED = re.compile(r"CalledProcessError: .* (returned non-zero exit status \d+|died with .+)\.$")
+"The message of Python's subprocess module about a program that the rank ran."
 
 DISK_FULL = "No space left on device"
 
@@ -492,12 +496,16 @@ def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | N
     """Return the verdict if no output explains the end: only the exit code is known."""
     rank, code = int(record["rank"]), int(record["exit_code"])
     how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    said = cause.found.clue.text if cause is not None and cause.found.clue.uncaught else None
+    if child := _CHILD_FAILED.search(said or ""):
+        how += f" because a program that it ran {child[1]}"
     return Verdict(
         failure="unknown",
         reason=f"rank {rank} {how}, and its output holds no known error",
         rank=rank,
         node=record.get("node"),
         exit_code=code,
+        exception=said,
         last_lines=tuple(record.get("last_lines", ())),
         evidence=(f"exits/rank-{rank:03d}.json",),
         seen=_seen(cause),
@@ -527,7 +535,7 @@ def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool
     explained = any(clue.kind != "consequence" and clue.strength != "weak" for clue in clues)
     # If the kernel killed a child of the program, such as a pool's process, any exit code may follow.
     if code in _KILLED or (clues and not explained and evidence.host_oom_kills.get(node or 0)):
-        kill = _kill(evidence, node, f"rank {rank}", time)
+        kill = _kill(evidence, node, f"rank {rank}", time, code)
         yield kill._replace(
             candidate=Candidate(kill.candidate.clue, rank, node), evidence=(*where, *kill.evidence)
         )
@@ -542,7 +550,7 @@ def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool
 
 def _prints(clue: Clue, exception: str) -> bool:
     """Return whether a line of output shows the recorded exception. Python prints the module of its type."""
-    first = exception.partition("\n")[0][:MAX_TEXT]
+    first = shortened(exception.partition("\n")[0])
     return bool(first) and clue.text.endswith(first)
 
 
@@ -566,8 +574,14 @@ def _torchrun_findings(evidence: Evidence) -> Iterator[_Finding]:
             yield _Finding(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
 
 
-def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Finding:
-    """Explain a SIGKILL. The kernel sent it if it counted an OOM kill or the ranks used nearly all memory."""
+def _kill(
+    evidence: Evidence, node: int | None, who: str, time: float, code: int = -signal.SIGKILL
+) -> _Finding:
+    """Explain a SIGKILL. The kernel sent it if it counted an OOM kill or the ranks used nearly all memory.
+
+    `code`: exit code of the process. If it is positive, the process has ended itself, such as a shell whose
+    program was killed.
+    """
     kills = evidence.host_oom_kills.get(node, 0) if node is not None else 0
     if kills:
         clue = Clue("host-memory", f"oom_kill +{kills}", time=time)
@@ -578,9 +592,13 @@ def _kill(evidence: Evidence, node: int | None, who: str, time: float) -> _Findi
     if limit and NEAR_LIMIT * limit <= used <= limit:
         numbers = f"its node's ranks had {format_bytes(used)} of {format_bytes(limit)} host memory"
         clue = Clue("host-memory", numbers, time=time)
-        return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) when {numbers}", (numbers,))
+        how = "was killed (SIGKILL)" if code < 0 else f"ended with exit code {code}"
+        return _Finding(Candidate(clue), f"{who} {how} when {numbers}", (numbers,))
     clue = Clue("killed", "SIGKILL", time=time)
-    return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) from outside the run")
+    if code < 0:
+        return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) from outside the run")
+    what = "a program that it ran was killed (SIGKILL), or it chose this code itself"
+    return _Finding(Candidate(clue), f"{who} ended with exit code {code}: {what}")
 
 
 NEAR_LIMIT = 0.9

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import remove_error_folders
 from launcher.spec import variables
 from launcher.supervise import worker
 from launcher.supervise.ports import hold_port
@@ -35,7 +36,11 @@ def main() -> None:
     with hold_port() as holder:
         environment = shared_environment(os.environ, ranks, holder.getsockname()[1])
         supervised = variables.SUPERVISED in os.environ
-        sys.exit(LocalRanks(ranks, argv, environment, heeds_stop=not supervised).run())
+        code = LocalRanks(ranks, argv, environment, heeds_stop=not supervised).run()
+    # Killed workers have left theirs.
+    node = int(os.environ.get(variables.NODE_RANK, "0"))
+    remove_error_folders(RunDir(Path(os.environ[variables.RUN_DIR])), node)
+    sys.exit(code)
 
 
 class LocalRanks:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from benchmarks.verdicts import judged
 
-from launcher.diagnosis.cause import Candidate, cause_of, clue_of_exception
+from launcher.diagnosis.cause import Candidate, cause_of, clue_of_exception, clues_of_text
 from launcher.diagnosis.clue import CLASS_OF
-from launcher.diagnosis.collector import Collector
+from launcher.diagnosis.collector import MAX_TEXT, Collector
 
 HEAD = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\n'
 KEY = f"{HEAD}KeyError: 'labels'"
@@ -243,6 +243,32 @@ def test_whatever_a_program_said_its_own_fault_ended_it(said: str, failure: str)
     for fault in ("KeyError: 'labels'", "TypeError: unhashable type: 'list'"):
         assert judged_of_rank(f"{said}\n{ENDED}{fault}") == "user-error"
     assert judged_of_rank(f"{said}\n{ENDED}RuntimeError: stopped") == failure
+
+
+def test_what_is_printed_after_an_own_fault_was_held_back_until_then() -> None:
+    """A library's buffer of its own is written when the process ends, after Python's traceback."""
+
+    def judged(*said: tuple[str, str]) -> str:
+        collector = Collector()
+        for stream, text in said:
+            for number, line in enumerate(text.splitlines(), 1):
+                collector.feed(stream, line.encode() + b"\n", number)
+        cause = cause_of(Candidate(clue, rank=0) for clue in collector.clues())
+        assert cause is not None
+        return cause.failure
+
+    fault, late = ("err", f"{ENDED}KeyError: 'labels'"), ("out", "cache: CUDA out of memory")
+    assert judged(late) == "gpu-oom"
+    assert judged(fault, late) == "user-error"
+    assert judged(fault, ("out", STEPS), late) == "gpu-oom", "another process had ended by the KeyError"
+    assert judged(fault, ("err", f"{ENDED}{MEMORY}")) == "gpu-oom", "its own traceback"
+
+
+def test_a_long_command_that_failed_keeps_its_exit_code_and_what_it_said() -> None:
+    failed = f"subprocess.CalledProcessError: Command '{'x ' * 900}' returned non-zero exit status 3."
+    (clue,) = clues_of_text(f"vocab.json is not there\n{ENDED}{failed}\n".encode().splitlines(True))
+    assert clue.text.endswith("returned non-zero exit status 3.") and len(clue.text) == MAX_TEXT
+    assert clue.before == ("vocab.json is not there",)
 
 
 @pytest.mark.parametrize("end", ["ValueError: the training diverged", "AssertionError"])

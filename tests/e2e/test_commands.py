@@ -483,3 +483,16 @@ def test_rendering_leaves_no_trace_among_the_runs(lab: Lab) -> None:
     assert lab.cli("list", "--json").stdout.strip() == "[]"
     asked = lab.cli("clean", "elsewhere/waiting", "--json")
     assert asked.returncode == 2 and "--yes" in asked.stderr and (lab.folder / "elsewhere/waiting").exists()
+
+
+def test_a_run_that_cannot_be_deleted_keeps_no_other(lab: Lab) -> None:
+    job, runs = lab.job(command="python train.py"), [f"elsewhere/{name}" for name in "abcd"]
+    for run in runs:
+        assert lab.cli("render", str(job), "-c", "local", "--out", run).returncode == 0
+    for kept in (lab.folder / runs[0], lab.folder / runs[2]):
+        kept.rename(lab.folder / kept.name)
+        kept.symlink_to(lab.folder / kept.name)
+    done = lab.cli("clean", *runs, "--yes", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (2, {"deleted": ["b", "d"]})
+    assert done.stderr.count("symbolic link") == 2
+    assert sorted(path.name for path in (lab.folder / "elsewhere").iterdir()) == ["a", "c"]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from launcher.api.listing import Filter, listed
-from launcher.report.listing import Row, as_html, columns, row_of, show_list, show_status
+from launcher.report.listing import Row, as_html, as_json, columns, row_of, show_list, show_status
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
@@ -52,6 +52,8 @@ def test_a_run_that_goes_on_and_one_that_has_ended(tmp_path: Path) -> None:
     assert row_of(status(run, "succeeded"), run, now=NOON + 9e6).duration == "30m"
     append_json(run.events, {"time": stamp(NOON + 8101), "event": "found", "usd_per_hour": 8.0})
     assert row_of(status(run, "succeeded"), run, now=NOON + 9e6).usd == "4.00", "the price that was paid"
+    told = as_json(status(run, "succeeded"), run)
+    assert (told["state"], told["seconds"], told["usd"]) == ("succeeded", 1800.0, 4.0)
 
 
 def test_a_step_of_an_evaluation_alone_keeps_the_last_loss(tmp_path: Path) -> None:

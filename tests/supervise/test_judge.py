@@ -410,6 +410,29 @@ def test_an_exception_before_a_crash_counts_and_before_a_signal_from_outside_doe
     assert verdict.failure == failure
 
 
+def test_an_exit_code_of_137_is_no_signal_that_the_rank_got() -> None:
+    """A shell ends so if its program was killed; any program may."""
+
+    def reason(code: int) -> str:
+        return judge(Evidence(ranks=1, exit_codes={0: 137}, exits=(ended(0, code),))).reason
+
+    assert reason(-signal.SIGKILL) == "rank 0 was killed (SIGKILL) from outside the run"
+    assert reason(137) == (
+        "rank 0 ended with exit code 137: a program that it ran was killed (SIGKILL), or it chose this code "
+        "itself"
+    )
+
+
+@pytest.mark.parametrize("how", ["returned non-zero exit status 3", "died with <Signals.SIGKILL: 9>"])
+def test_a_program_that_a_rank_ran_is_named_with_how_it_ended(how: str) -> None:
+    error = f"subprocess.CalledProcessError: Command '['prepare', 'data']' {how}."
+    lines = ("prepare: no data", *TRACEBACK[:-1], error)
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, 1, lines=lines),)))
+    assert (verdict.failure, verdict.confidence, verdict.exception) == ("unknown", "guess", error)
+    assert verdict.reason.startswith(f"rank 0 ended with exit code 1 because a program that it ran {how}, ")
+    assert verdict.seen[0].before == ("prepare: no data",)
+
+
 def test_a_rank_that_crashed_after_the_others_had_gone_is_not_the_first_to_fail() -> None:
     lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
     hurt = (*TRACEBACK[:-1], lost)

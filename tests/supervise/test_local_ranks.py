@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import with_shared
 from launcher.supervise.ports import RENDEZVOUS_PORTS, hold_port
 from tests.lab import wait_for
 
@@ -174,6 +175,7 @@ def test_a_killed_worker_ends_all_and_the_exit_code_tells_of_it(tmp_path: Path, 
     ranks.worker(1).kill()
     assert ranks.process.wait(240) == 128 + signal.SIGKILL
     assert ranks.record(0)["stopping"] and not ranks.run.attempt(0).exit(1).exists()
+    assert ranks.run not in list(with_shared(ranks.run.path.parent)), "its folder for errors is removed"
 
 
 def test_when_the_process_that_starts_the_ranks_is_killed_nothing_is_left(
