@@ -32,14 +32,14 @@ class Follower:
         """What was written since the last call, attempt by attempt, merged by time."""
         attempts = self._files(self._oldest)
         for files in attempts:
-            grown = []
+            changed = []
             for file in files:
                 source = self._sources.get(file)
                 if source is None:
                     source = self._sources[file] = self._source(file)
-                if source.reader.size() > source.reader.offset:
-                    grown.append(source)
-            yield from merge(grown, self._folding)
+                if source.reader.size() != source.reader.offset:  # it has grown, or was truncated
+                    changed.append(source)
+            yield from merge(changed, self._folding)
         # The previous attempt may still be written to when the next one begins; older ones are complete.
         if len(attempts) > 2:
             self._oldest = attempts[-2][0].attempt if attempts[-2] else self._oldest

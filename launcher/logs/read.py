@@ -33,14 +33,16 @@ class OffsetReader:
     def read(self, limit: int) -> bytes:
         """At most `limit` bytes of complete lines (a single longer line is returned whole), or nothing.
 
-        An unfinished line at the end of the file is left for a later call. Raises OSError, but a missing file
-        counts as empty.
+        An unfinished line at the end of the file is left for a later call. A file that was truncated is read
+        from its beginning. Raises OSError, but a missing file counts as empty.
         """
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
             return b""
         with file:
+            if os.fstat(file.fileno()).st_size < self.offset:
+                self.offset = 0
             while True:
                 data = os.pread(file.fileno(), limit, self.offset)
                 end = data.rfind(b"\n") + 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.logs.show import LogOptions, show_logs
 from launcher.rundir.layout import RunDir
+from tests.lab import wait_for
 from tests.logs.helpers import write_rank
 
 
@@ -62,6 +63,20 @@ def test_a_new_line_is_shown_within_half_a_second(tmp_path: Path) -> None:
     delays = [shown - float(line.rpartition(b" ")[2]) for shown, line in screen.shown]
     assert len(delays) == 25
     assert max(delays) < 0.5
+
+
+def test_a_file_that_is_emptied_to_free_space_is_followed_from_its_new_beginning(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    path = write_rank(run, 0, [(at, b"before %d" % at) for at in range(9)])
+    done = threading.Event()
+    thread, screen = follow(run, done)
+    wait_for(lambda: len(screen.shown) == 9, "all lines are shown")
+    os.truncate(path, 0)
+    write_rank(run, 0, [(10, b"after")])
+    wait_for(lambda: len(screen.shown) == 10, "the first line of the truncated file")
+    done.set()
+    thread.join(240)
+    assert screen.shown[-1][1].endswith(b"| after")
 
 
 def test_new_ranks_and_attempts_appear_and_the_end_is_drained(tmp_path: Path) -> None:
