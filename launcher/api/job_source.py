@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import numbers
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,16 @@ def as_text(name: str, value: Any) -> str:
     if isinstance(value, str) and not name.startswith("args."):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_number)
     except (TypeError, ValueError, RecursionError):
         message = f"{value!r} is not a number, text, list or mapping"
         raise SpecError([Problem("set", name, message)]) from None
+
+
+def _number(value: Any) -> int | float:
+    """Return a number of another library, such as numpy, as one of Python. Raises TypeError."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError

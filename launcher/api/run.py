@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -292,7 +293,8 @@ class Runs(Sequence[Run]):
 def _numbers(given: int | Iterable[int] | None) -> frozenset[int] | None:
     if given is None:
         return None
-    return frozenset({given} if isinstance(given, int) else given)
+    many = given if isinstance(given, Iterable) else (given,)
+    return frozenset(map(operator.index, many))  # an integer of numpy too, and no text
 
 
 def _text(numbers: frozenset[int] | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 from typer.core import TyperCommand
@@ -200,7 +200,10 @@ def submit(
     warnings = checked(scheduler, ready)
     if not json:
         show_plan(console(), request.job, request.cluster, request.plan, warnings, ready.offered)
-    started = scheduler.submit(ready)
+    try:
+        started = scheduler.submit(ready)
+    except KeyboardInterrupt:
+        _interrupted(request.run_id)
     handle = scheduler.handle(started)
     if json:
         from launcher.report.data import submitted_data
@@ -213,6 +216,22 @@ def submit(
 
         raise SystemExit(follow_run(scheduler, started))
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
+
+
+def _interrupted(run_id: str) -> NoReturn:
+    """Say what a submission that was interrupted leaves, and exit."""
+    from launcher.cli.output import EXIT_DETACHED, fail
+    from launcher.rundir.find import RunNotFoundError, find_run
+
+    try:
+        find_run(run_id)
+    except RunNotFoundError:
+        fail(f"interrupted: {run_id} was not submitted", EXIT_DETACHED)
+    fail(
+        f"interrupted: {run_id} may have been started: `launcher status {run_id}` shows it, "
+        f"`launcher cancel {run_id}` ends it",
+        EXIT_DETACHED,
+    )
 
 
 def run(

@@ -210,10 +210,15 @@ class LocalScheduler(OneByOne):
             except OSError as error:
                 raise _not_started(run, before, f"cannot start {command[0]}: {error.strerror}") from None
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and process.poll() is None:
-            if supervisor_alive(run):
-                return
-            time.sleep(0.02)
+        try:
+            while time.monotonic() < deadline and process.poll() is None:
+                if supervisor_alive(run):
+                    return
+                time.sleep(0.02)
+        except KeyboardInterrupt:
+            process.kill()
+            _not_started(run, before, "interrupted by Ctrl-C as it started")
+            raise
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run ended before we looked
         process.kill()  # if it came up later, it would keep running after we reported failure

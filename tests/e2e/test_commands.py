@@ -18,7 +18,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
-from tests.lab import Lab, events, verdicts, wait_for
+from tests.lab import PATIENCE, Lab, events, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -496,3 +496,29 @@ def test_a_run_that_cannot_be_deleted_keeps_no_other(lab: Lab) -> None:
     assert (done.returncode, json.loads(done.stdout)) == (2, {"deleted": ["b", "d"]})
     assert done.stderr.count("symbolic link") == 2
     assert sorted(path.name for path in (lab.folder / "elsewhere").iterdir()) == ["a", "c"]
+
+
+def test_ctrl_c_while_a_supervisor_starts_ends_it_and_names_the_run(lab: Lab) -> None:
+    """Its start is held, so that the interrupt comes within it."""
+    held = lab.folder / "held"
+    held.write_text("#!/bin/bash\necho $$ > pid.part && mv pid.part pid\nexec sleep 600\n")
+    held.chmod(0o755)
+    (lab.folder / "slow.yaml").write_text(f"name: slow\nscheduler: local\npaths: {{python: {held}}}\n")
+    program = [sys.executable, "-m", "launcher", "submit", str(lab.job(command="true"))]
+    submit = subprocess.Popen(
+        [*program, "-c", "slow.yaml"], cwd=lab.folder, env=lab.environ, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(
+        lambda: [*lab.folder.glob("runs/*/pid")] or submit.poll() is not None, "process of the supervisor"
+    )
+    submit.send_signal(signal.SIGINT)
+    said = submit.communicate(timeout=PATIENCE)[1]
+    assert submit.returncode == 130, said
+    run = lab.newest()
+    assert f"`launcher status {run.id}`" in said
+    cmdline = Path("/proc", (run.path / "pid").read_text().strip(), "cmdline")  # empty for a zombie
+    wait_for(lambda: not cmdline.exists() or not cmdline.read_bytes(), "it has ended")
+    assert (lab.status(run)["state"], run.read_state().reason) == (
+        "failed",
+        "interrupted by Ctrl-C as it started",
+    )
