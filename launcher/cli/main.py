@@ -150,6 +150,7 @@ def _leave(code: str | int | None) -> NoReturn:
 
 def _main() -> None:
     """Run the command. A user's error ends in one message and a documented exit code."""
+    _open_missing_streams()
     make_output_harmless()
     listen(LongWork(plain="--json" not in sys.argv))
     try:
@@ -157,9 +158,12 @@ def _main() -> None:
             _with_only(sys.argv[1] if len(sys.argv) > 1 else "")()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # `| head`. SIGPIPE stays ignored: a server that hangs up must not end us
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:
+        _reader_gone()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich exit with 1
+            _reader_gone()
+        raise
     except Exception as error:
         code = _exit_code(error)
         if code is None:
@@ -167,6 +171,26 @@ def _main() -> None:
         fail(message_of(error), code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_missing_streams() -> None:
+    """Discard what is written to a standard stream that was closed (`>&-`). Python then has None for it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def _reader_gone() -> NoReturn:
+    """Exit after `| head`. SIGPIPE stays ignored, because a server that hangs up must not end us."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def _exit_code(error: Exception) -> int | None:

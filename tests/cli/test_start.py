@@ -88,6 +88,30 @@ def test_a_mistake_gets_one_clear_message_and_a_documented_exit_code(arguments, 
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
+OUTPUTS = [["--help"], ["list"], ["schema", "job"], ["templates", "list"]]
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+def test_a_reader_that_has_left_is_told_by_the_exit_code(arguments, tmp_path):
+    """Whoever notices it: rich, typer or launcher."""
+    read, write = os.pipe()
+    os.close(read)
+    program, env = [sys.executable, "-m", "launcher"], {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*program, *arguments], cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS, ids=" ".join)
+def test_output_to_a_closed_stream_is_discarded(arguments, tmp_path):
+    program = f"exec {sys.executable} -m launcher {' '.join(arguments)} >&- <&-"
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_starter_job_is_written_once_and_never_over_another(tmp_path):
     def init() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
