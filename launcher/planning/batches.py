@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 
 from launcher.spec.mesh import can_wait
@@ -26,8 +28,9 @@ def finely(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
     """Return `recipe` and its `rungs`, with every divisor of the batch between their micro-batches."""
     found = [recipe]
     for rung in rungs:
-        sizes = range(found[-1].micro_batch_size - 1, rung.micro_batch_size, -1)
-        found += [with_micro_batch(rung, size) for size in sizes if _per_rank(rung) % size == 0]
+        low, high = rung.micro_batch_size, found[-1].micro_batch_size
+        sizes = [size for size in reversed(divisors(_per_rank(rung))) if low < size < high]
+        found += [with_micro_batch(rung, size) for size in sizes]
         found.append(rung)
     return tuple(found)
 
@@ -35,6 +38,13 @@ def finely(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
     """Return the recipe with micro-batches of `size`, which must divide the samples of each rank."""
     return recipe.model_copy(update={"micro_batch_size": size, "grad_accum": _per_rank(recipe) // size})
+
+
+@functools.lru_cache
+def divisors(of: int) -> tuple[int, ...]:
+    """Return the divisors in ascending order."""
+    low = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
+    return tuple(sorted({*low, *(of // n for n in low)}))
 
 
 def _per_rank(recipe: Recipe) -> int:
@@ -77,9 +87,9 @@ def smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:
     if setting.micro_batch_stays is not None:
         return None
     half = recipe.micro_batch_size // 2
-    for size in (*range(half, 0, -1), *range(half + 1, recipe.micro_batch_size)):
-        if _per_rank(recipe) % size == 0:
-            smaller = with_micro_batch(recipe, size)
-            if not broken_rules(smaller, setting):
-                return smaller
+    sizes = [size for size in divisors(_per_rank(recipe)) if size < recipe.micro_batch_size]
+    for size in sorted(sizes, key=lambda size: (size > half, abs(half - size))):
+        smaller = with_micro_batch(recipe, size)
+        if not broken_rules(smaller, setting):
+            return smaller
     return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.planning.batches import divisors
 from launcher.spec.mesh import can_wait, data_ranks
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
@@ -131,9 +132,3 @@ class Space:
 
 def _waits(recipe: Recipe) -> bool:
     return recipe.grad_accum > 1 and can_wait(recipe)
-
-
-@functools.lru_cache
-def divisors(of: int) -> tuple[int, ...]:
-    """Return the divisors in ascending order."""
-    return tuple(n for n in range(1, of + 1) if of % n == 0)
