@@ -17,6 +17,7 @@ from launcher import __version__
 from launcher.images.names import PREFIX
 from launcher.rundir.time import now
 from launcher.rundir.versions import version_of
+from launcher.schedulers import git
 from launcher.schedulers.base import Prepared, Request, Scheduler
 from launcher.schedulers.store import Place
 
@@ -128,9 +129,9 @@ class Code:
     def state(self) -> dict[str, Any] | None:
         """Return the commit, and the files with uncommitted changes; None if there is no repository."""
         with self._lock:
-            git, self._git = self._git, ()
-            if git:
-                self._state = _answers_of(git)
+            asked, self._git = self._git, ()
+            if asked:
+                self._state = _answers_of(asked)
             return self._state
 
 
@@ -148,7 +149,7 @@ def _ask_git(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
     try:
         return tuple(
             subprocess.Popen(
-                ["git", "-C", str(workdir), *arguments],
+                ["git", "-C", str(workdir), *arguments], env=git.environment(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             )
             for arguments in asked
@@ -159,12 +160,12 @@ def _ask_git(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
 
 def _answers_of(both: tuple[subprocess.Popen[str], ...]) -> dict[str, Any] | None:
     said = []
-    for git in both:
+    for one in both:
         try:
-            said.append(git.communicate(timeout=10)[0])
+            said.append(one.communicate(timeout=10)[0])
         except subprocess.TimeoutExpired:
-            git.kill()
-            git.communicate()
-    if len(said) < 2 or any(git.returncode for git in both):
+            one.kill()
+            one.communicate()
+    if len(said) < 2 or any(one.returncode for one in both):
         return None
     return {"commit": said[0].strip(), "changed_files": [line[3:] for line in said[1].splitlines()]}

@@ -54,5 +54,13 @@ def test_a_later_submission_sees_what_has_changed(repository: Path, monkeypatch:
     assert look_at_code(repository).state() == after and after["commit"] != before["commit"]
 
 
+def test_it_is_asked_about_the_folder_in_a_hook_of_another_repository_too(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
+    assert look_at_code(repository).state() == {"commit": commit, "changed_files": []}
+
+
 def test_without_a_repository_nothing_is_said(tmp_path: Path) -> None:
     assert look_at_code(tmp_path).state() is None

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
+from launcher.schedulers import git
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.secret_names import looks_secret
 
@@ -169,7 +170,7 @@ def _listed_by_git(folder: Path) -> list[str] | None:
     """The files that git lists; None if the folder is in no repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C"})
+        done = subprocess.run(command, capture_output=True, env=git.environment())
     except FileNotFoundError:
         return None
     if done.returncode == 0:

@@ -204,3 +204,17 @@ def test_a_line_that_is_no_pattern_is_named(tmp_path: Path) -> None:
     (work / ".launcherignore").write_text("*.bin\n!\n")
     with pytest.raises(SnapshotError, match=r"\.launcherignore:2: '!' is not a pattern"):
         code_files(work)
+
+
+def test_the_repository_of_a_hook_is_not_that_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git sets these variables for hooks and for `git rebase --exec`."""
+    work, other = _write(tmp_path / "w", "a.py", "b.bin"), _write(tmp_path / "other", "z.py")
+    (work / ".gitignore").write_text("*.bin\n")
+    for folder in (work, other):
+        _git(folder, "init", "-q")
+        _git(folder, "add", ".")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert code_files(work) == ([".gitignore", "a.py"], [])
