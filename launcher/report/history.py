@@ -61,14 +61,14 @@ class Turn(NamedTuple):
         if again is None:
             return None
         if not self.before:
-            return again - begun
+            return max(0.0, again - begun)
         if not self.after:
-            return again - _seconds(self.before[-1]["time"])
+            return max(0.0, again - _seconds(self.before[-1]["time"]))
         first = self.after[0]
         repeated = sum(line["seconds"] for line in self.before if line["step"] >= first["step"])
         taken = first["seconds"] + first.get("seconds_lost", 0.0)
         idle = _seconds(first["time"]) - taken - _seconds(self.before[-1]["time"])
-        return float(idle + repeated)
+        return float(max(0.0, idle) + repeated)
 
 
 def history(run: RunDir) -> list[str]:

@@ -26,7 +26,8 @@ from launcher.spec.events import (
 def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> float | None:
     """Return the total seconds from each start of a supervisor to its end, or None before the first start.
 
-    A killed supervisor has recorded no end, so its time ends when it was last seen alive.
+    A killed supervisor has recorded no end, so its time ends when it was last seen alive. If the clock
+    was set back meanwhile, it counts as no time.
     """
     total: float | None = None
     begun: float | None = None
@@ -35,14 +36,15 @@ def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool
     for event in events:
         moment = seconds_of(event.time) or last
         if begun is not None and is_seen_after_its_end(event):
-            total, begun = (total or 0.0) + last_alive(run, attempt, last, moment) - begun, None
+            total = (total or 0.0) + max(0.0, last_alive(run, attempt, last, moment) - begun)
+            begun = None
         match event:
             case SupervisorStarted():
                 total, begun, attempt = total or 0.0, moment, None
             case AttemptStarted():
                 attempt = event.attempt
             case Finished() if begun is not None:
-                total, begun = (total or 0.0) + moment - begun, None
+                total, begun = (total or 0.0) + max(0.0, moment - begun), None
         last = moment
     if begun is None or total is None:
         return total

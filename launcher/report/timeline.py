@@ -129,6 +129,7 @@ def _phases(
             begin, number, index = attempt
             if before is not None:
                 moment = last_alive(run, number, before, moment)
+            moment = max(begin, moment)  # the clock may have been set back
             trains = _first_step(metrics, number, begin, moment)
             spans.append(Span("start-up", f"start-up of attempt {number}", begin, trains, index))
             if trains < moment:
@@ -142,7 +143,7 @@ def _phases(
             case Submitted() | Requeued() | Waiting() if waits is None:
                 waits = moment, index
             case SupervisorStarted() if waits is not None:
-                spans.append(Span("queue", "waiting to start", waits[0], moment, waits[1]))
+                spans.append(Span("queue", "waiting to start", waits[0], max(waits[0], moment), waits[1]))
                 waits = None
             case AttemptStarted():
                 close(moment)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from launcher.api.listing import Filter, listed
 from launcher.report.listing import Row, as_html, as_json, columns, row_of, show_list, show_status
+from launcher.report.timeline import timeline_of
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
@@ -54,6 +55,17 @@ def test_a_run_that_goes_on_and_one_that_has_ended(tmp_path: Path) -> None:
     assert row_of(status(run, "succeeded"), run, now=NOON + 9e6).usd == "4.00", "the price that was paid"
     told = as_json(status(run, "succeeded"), run)
     assert (told["state"], told["seconds"], told["usd"]) == ("succeeded", 1800.0, 4.0)
+
+
+def test_a_clock_that_is_set_back_gives_no_negative_time(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    sizes = {"micro_batch_size": 1, "grad_accum": 1}
+    append_json(run.events, {"time": stamp(NOON + 61), "event": "attempt", "attempt": 0, "recipe": sizes})
+    append_json(run.events, {"time": stamp(NOON - 3000), "event": "finished", "state": "succeeded"})
+    row = row_of(status(run, "succeeded"), run, now=NOON + 9000)
+    assert (row.duration, row.usd) == ("0s", "0.00")
+    drawn = timeline_of(run, run.read_events(), [], [], NOON + 9000, ended=True)
+    assert drawn.spans and all(span.begin <= span.end for span in drawn.spans)
 
 
 def test_a_step_of_an_evaluation_alone_keeps_the_last_loss(tmp_path: Path) -> None:
