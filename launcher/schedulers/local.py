@@ -111,6 +111,8 @@ class LocalScheduler(OneByOne):
             run.append(Submitted(handle=self.handle(run), command=list(prepared.command)))
             with working("starting the supervisor"):
                 self._start(run, prepared.command)
+        except _InterruptedStartError:
+            raise KeyboardInterrupt from None
         except OSError as error:  # there is no supervisor
             shutil.rmtree(run.path, ignore_errors=True)
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
@@ -135,10 +137,13 @@ class LocalScheduler(OneByOne):
             )
         self._end_orphans(run)
         python = cluster.get("paths", {}).get("python") or sys.executable
-        with in_force(run, again):
-            run.cancel.unlink(missing_ok=True)
-            run.append(Resubmitted(handle=self.handle(run)))
-            self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
+        try:
+            with in_force(run, again):
+                run.cancel.unlink(missing_ok=True)
+                run.append(Resubmitted(handle=self.handle(run)))
+                self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
+        except _InterruptedStartError:
+            raise KeyboardInterrupt from None
 
     def status(self, run: RunDir) -> Status:
         """The actual state: what the supervisor wrote last, or `lost` if it died without a record."""
@@ -217,14 +222,18 @@ class LocalScheduler(OneByOne):
                 time.sleep(0.02)
         except KeyboardInterrupt:
             process.kill()
-            _not_started(run, before, "interrupted by Ctrl-C as it started")
-            raise
+            reason = "interrupted by Ctrl-C as it started"
+            raise _InterruptedStartError(_not_started(run, before, reason)) from None
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run ended before we looked
         process.kill()  # if it came up later, it would keep running after we reported failure
         said = self.logs(run, start).decode(errors="replace").strip()
         reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
         raise _not_started(run, before, reason)
+
+
+class _InterruptedStartError(SchedulerError):
+    """The user pressed Ctrl-C while a supervisor started, which was then ended."""
 
 
 def _for_us_alone(path: str, flags: int) -> int:

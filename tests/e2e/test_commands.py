@@ -522,3 +522,27 @@ def test_ctrl_c_while_a_supervisor_starts_ends_it_and_names_the_run(lab: Lab) ->
         "failed",
         "interrupted by Ctrl-C as it started",
     )
+
+
+def test_ctrl_c_while_a_resume_starts_takes_its_changes_back(lab: Lab) -> None:
+    hold, held = lab.folder / "hold", lab.folder / "held"
+    python = lab.script(
+        f'#!/bin/bash\nif [ -e {hold} ]; then touch {held}; exec sleep 600; fi\nexec {sys.executable} "$@"\n',
+        "held-python",
+    )
+    python.chmod(0o755)
+    (lab.folder / "slow.yaml").write_text(f"name: slow\nscheduler: local\npaths: {{python: {python}}}\n")
+    job = lab.job(command="false", steps=1, retries={"same": 0})
+    assert lab.cli("run", str(job), "-c", "slow.yaml").returncode == EXIT_CODES["unknown"]
+    run = lab.newest()
+    before = lab.status(run)
+    hold.touch()
+    program = [sys.executable, "-m", "launcher", "resume", "--set", "steps=2"]
+    resumes = subprocess.Popen(program, cwd=lab.folder, env=lab.environ)
+    wait_for(lambda: held.exists() or resumes.poll() is not None, "process of the supervisor")
+    resumes.send_signal(signal.SIGINT)
+    assert resumes.wait(PATIENCE) == 130
+    assert lab.status(run)["state"] == before["state"] == "failed"
+    hold.unlink()
+    assert lab.cli("resume", "--follow").returncode == EXIT_CODES["unknown"]
+    assert len(events(run, "withdrawn")) == 1 and run.read_about().job.steps == 1
