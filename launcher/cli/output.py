@@ -90,9 +90,19 @@ def page_file(option: str, path: Path) -> Path:
 
 def message_of(error: Exception) -> str:
     """The message of an error. System errors lose their number and name the file if it is known."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_directory():
+        return "the current directory was deleted; change to another one"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 (Path.cwd() raises the same)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:

@@ -88,6 +88,16 @@ def test_a_mistake_gets_one_clear_message_and_a_documented_exit_code(arguments, 
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
+def test_in_a_folder_that_was_deleted_the_message_says_so(tmp_path):
+    program = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m launcher list"
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "launcher: the current directory was deleted; change to another one\n",
+    )
+
+
 OUTPUTS = [["--help"], ["list"], ["schema", "job"], ["templates", "list"]]
 
 
