@@ -14,16 +14,20 @@ class Logged:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
+        self.counts: bool
+        "Whether what is logged is added. A rank without samples left repeats one in an evaluation."
         self.clear()
 
     def clear(self) -> None:
         """Reset all sums, before the first or a repeated pass of a step."""
+        self.counts = True
         self._sums: dict[str, tuple[Number, Number]] = dict.fromkeys(self.names, (0.0, 0.0))
 
     def add(self, name: str, total: Number, weight: Number) -> None:
-        """Add to the sums of `name`. Raises KeyError for a name that is not declared."""
+        """Add to the sums of `name`, if the batch counts. Raises KeyError for a name that is not declared."""
         before, weights = self._sums[name]
-        self._sums[name] = before + _exact(total), weights + _exact(weight)
+        if self.counts:
+            self._sums[name] = before + _exact(total), weights + _exact(weight)
 
     def values(self) -> list[Number]:
         """Return sum and weight of each name, in order, for the reduction over the ranks."""

@@ -572,6 +572,7 @@ class Trainer:
         self.logged.clear()
         self.model.eval()
         for (batch, counts), chunk in self._evaluated(self.held_out.batches()):
+            self.logged.counts = counts
             with self.where.during("evaluation", users=True):
                 found = (
                     self.stages.forward(batch, chunk)

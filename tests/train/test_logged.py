@@ -74,6 +74,20 @@ def test_numbers_of_numpy_can_be_logged() -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_without_samples_left_adds_nothing_to_the_metrics_of_an_evaluation(tmp_path: Path) -> None:
+    """Of 64 samples in groups of 2 x 6, the last group has 4: the second rank repeats a sample."""
+    assert len(Counted().data("eval")) % 12 == 4
+    fields = {"task": "traps:Counted", "steps": 1, "batch": {"global": 12}, "train": {"eval_every": 1}}
+    found = []
+    for ranks in (1, 2):
+        run = prepare(tmp_path / str(ranks), job(**fields))
+        ended = start(run, recipe("ddp" if ranks > 1 else "none", 12 // ranks), ranks=ranks)
+        assert set(ended.codes.values()) == {0}, ended.output
+        found.append(own(run)[0]["eval_accuracy"])
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+@pytest.mark.slow
 def test_the_marker_of_a_checkpoint_tells_its_held_out_loss_and_the_best_stays(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", 1, 8)
     losses = {line["step"]: line["eval_loss"] for line in run.read_metrics()}
