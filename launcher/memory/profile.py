@@ -131,7 +131,7 @@ class Profile:
         ends = [end for name, _, end in self.trace.spans() if name.startswith("backward")]
         numbers = self.trace.live_at(max(ends) - 1) if ends else []
         there = (one for number in numbers if (one := self._counted[number]) is not None)
-        # The loss itself, which a model may compute, is gone before the update.
+        # The sums of losses and weights are gone before the update.
         kept = [one for one in there if one.category == ACTIVATIONS and one.at(1) > SCALAR]
         return Affine(sum(one.fixed for one in kept), sum(one.per_sample for one in kept))
 

@@ -56,6 +56,23 @@ class Speech(Task):
         )
 
 
+class Pictures(Task):
+    """The loss is over as many values as the model has inputs."""
+
+    def __init__(self, loss: str, reduction: str = "sum") -> None:
+        self.of, self.reduction = getattr(functional, loss), reduction
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid())
+
+    def data(self, split: str) -> Any:
+        return [torch.rand(2, TIME, WIDTH) for _ in range(4)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        loss = self.of(model(batch[:, 0]).float(), batch[:, 1], reduction=self.reduction)
+        return loss.sum() if self.reduction == "none" else loss, len(batch)
+
+
 def kept_by(task: Task, micro: int) -> int:
     """Bytes that live after a real forward pass, without the parameters."""
     model, batch = task.model(), task.collate([task.data("train")[0]] * micro)
@@ -66,14 +83,12 @@ def kept_by(task: Task, micro: int) -> int:
         return budget.live
 
 
-def traced(task: Task, micro: int) -> int:
-    """The same bytes in a trace."""
+def traced(task: Task, micro: int, passes: int = 1) -> int:
+    """The same bytes in a trace, after the forward pass alone or after both passes."""
     chosen = recipe(precision="fp32", sharding="none")
-    sample = Tracer(task, JOB, "cpu").sample(chosen, Ranks(1, 1, on_gpu=True), micro)
-    (_, begin), (_, end) = sample.phases[:2]
-    return sum(
-        sample.sizes[event] if event >= 0 else -sample.sizes[~event] for event in sample.events[begin:end]
-    )
+    sample = Tracer(task, JOB, "cpu").sample(chosen, Ranks(1, 1, on_gpu=True), micro, complete=True)
+    end = sample.phases[passes][1]
+    return sum(sample.sizes[event] if event >= 0 else -sample.sizes[~event] for event in sample.events[:end])
 
 
 @pytest.mark.parametrize(
@@ -89,3 +104,22 @@ def traced(task: Task, micro: int) -> int:
 def test_ctc_and_an_lstm_keep_what_a_real_step_keeps(options: dict[str, Any]) -> None:
     task = Speech(**options)
     assert traced(task, 3) == pytest.approx(kept_by(task, 3), rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "mse_loss",
+        "smooth_l1_loss",
+        "binary_cross_entropy",
+        "soft_margin_loss",
+        "l1_loss",
+        "huber_loss",
+        "binary_cross_entropy_with_logits",
+    ],
+)
+def test_a_loss_over_pictures_keeps_what_a_real_step_keeps(loss: str) -> None:
+    for reduction in ("sum", "none"):
+        task = Pictures(loss, reduction)
+        assert traced(task, 3) == pytest.approx(kept_by(task, 3), rel=0.02), reduction
+    assert traced(task, 3, passes=2) == 16, "the sums of losses and weights"

@@ -76,12 +76,33 @@ def _workspace(
     return None if workspace is None else workspace.nbytes
 
 
+def _in_place_of_all(loss: Any) -> Callable[..., torch.Tensor]:
+    """Return a fake kernel of a loss whose sum or mean stays in the memory of the losses of all elements: the
+    real kernel shrinks that tensor to a scalar, which frees nothing (mse_loss in ATen/native/Loss.cpp)."""
+
+    def kernel(output: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        reduced: torch.Tensor = loss(output, target, *args, **kwargs)
+        if reduced.dim() > 0:
+            return reduced
+        shape = torch.broadcast_shapes(output.shape, target.shape)  # type: ignore[no-untyped-call]
+        return reduced.new_empty(shape).as_strided((), ())
+
+    return kernel
+
+
+_SHRUNK = (
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.soft_margin_loss.default,
+)
 KERNELS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.mkldnn_rnn_layer.default: _mkldnn_rnn_layer,
+    **{loss: _in_place_of_all(loss) for loss in _SHRUNK},
     # A wait for a collective returns its tensor. torch's fake kernel makes a new one.
     torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
 }

@@ -266,6 +266,7 @@ class Tracer:
         last_stage, sent = rank.coordinates.pipeline == rank.mesh.pipeline - 1, None
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         sums: list[torch.Tensor] = []
+        waits: torch.Tensor | None = None
         for number, (forward, backward) in enumerate(passes, start=1):
             recorder.begin(forward)
             sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
@@ -274,6 +275,7 @@ class Tracer:
             with accumulate(model, rank.recipe, last=last), ExitStack() as stack:
                 received = empty(form).requires_grad_() if form is not None else None
                 output, weight = self._forward(model, rank, arrived, received)
+                waits = None
                 recorder.send(None if last_stage else output)
                 recorder.begin(backward)
                 if later is not None:
@@ -284,15 +286,14 @@ class Tracer:
                 if received is not None and received.grad is not None:
                     sent = placed_like(received, received.grad)
                 recorder.send(sent)
-            output = output.detach()  # the loop keeps no graph, which would keep what was received
-            del arrived, received, gradient, weight
+            returned = Form.of(output)
+            # The loop keeps no graph, which would keep what was received, and adds the loss to a sum.
+            waits = None if last_stage else output.detach()
+            del arrived, received, gradient, weight, output
             if later is not None:
                 recorder.begin(backward.replace("backward", LATER))
                 later.compute(reduce=meets(rank.recipe, last=last))
-        returned = Form.of(output)
-        if not last_stage:
-            del output
-        del sent
+        del waits, sent
         if complete:
             recorder.begin("evaluation")
             model.eval()
