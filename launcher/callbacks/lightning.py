@@ -7,12 +7,16 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from launcher.callbacks.names import numbers_of
+from launcher.callbacks.names import counts_batches, numbers_of
 from launcher.rundir.metrics_log import record
 
 
 class LogLogger(Logger):
     """Records what a LightningModule logs with `self.log`, every `log_every_n_steps`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step = 0
 
     @property
     def name(self) -> str:
@@ -28,5 +32,8 @@ class LogLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Record one line. Lightning counts steps from 0."""
         numbers = numbers_of(metrics)
-        if step is not None and numbers:
-            record(step + 1, numbers)
+        if step is None or not numbers:
+            return
+        if not counts_batches(metrics):
+            self._step = step + 1
+        record(self._step, numbers)

@@ -14,6 +14,7 @@ _PREFIXES = {
     "valid_": "eval_",
     "eval/": "eval_",
 }
+_HELD_OUT = ("eval_", "test_")
 _LEFT_OUT = ("epoch", "total_flos", "num_input_tokens_seen", "num_tokens", "train_loss")
 _LEFT_OUT_ENDS = ("_runtime", "_per_second", "_steps")
 
@@ -32,6 +33,15 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if not left_out and not isinstance(value, str):
             found[_RENAMED.get(ours, ours)] = value
     return found
+
+
+def counts_batches(metrics: Mapping[str, Any]) -> bool:
+    """Return whether Lightning logs these metrics under a number of held-out batches instead of a step.
+
+    It logs an `epoch` with everything except what an evaluation logs with `on_step=True`, for which it counts
+    the batches of all evaluations.
+    """
+    return "epoch" not in metrics and all(name.startswith(_HELD_OUT) for name in numbers_of(metrics))
 
 
 def is_summary(metrics: Mapping[str, Any]) -> bool:

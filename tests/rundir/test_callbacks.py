@@ -68,10 +68,12 @@ class Module(lightning.LightningModule):
         return loss
     def validation_step(self, row, index):
         self.log("val_loss", self.net(**row)["loss"])
+        self.log("val_batch", float(index), on_step=True, on_epoch=False)
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 trainer = lightning.Trainer(accelerator="cpu", devices=1, max_steps=4, log_every_n_steps=2,
-    logger=LogLogger(), enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    val_check_interval=2, logger=LogLogger(), enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False)
 trainer.fit(Module(), DataLoader(rows, 8), DataLoader(rows, 8))
 """
 
@@ -122,4 +124,5 @@ def test_a_resumed_training_of_transformers_counts_from_its_checkpoint_on(tmp_pa
 def test_lightning(tmp_path: Path) -> None:
     lines = recorded(LIGHTNING, tmp_path)
     assert [line["step"] for line in lines if "loss" in line] == [2, 4]
-    assert [line["step"] for line in lines if "eval_loss" in line] == [4]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [2, 4]
+    assert [line["step"] for line in lines if "eval_batch" in line] == [2] * 4 + [4] * 4, "no steps"

@@ -269,6 +269,31 @@ def test_the_file_of_lightnings_csv_logger_is_read_while_it_grows_and_gets_colum
     ]
 
 
+@needs("lightning", "tensorboard")
+@pytest.mark.parametrize("kind", ["CSVLogger", "TensorBoardLogger"])
+def test_the_batches_of_lightnings_evaluations_are_no_steps(run: RunDir, kind: str) -> None:
+    """`self.log("val_loss", loss, on_step=True, on_epoch=True)`, as the Trainer calls its loggers."""
+    from lightning.pytorch import loggers
+
+    logger = getattr(loggers, kind)(work(run))
+    batches = 0
+    for epoch in (0, 1):
+        for step in (2 * epoch, 2 * epoch + 1):
+            logger.log_metrics({"train_loss": 1 / (step + 1), "epoch": epoch}, step)
+        for _ in range(9):
+            logger.log_metrics({"val_loss_step": 5.0}, batches)
+            batches += 1
+        logger.log_metrics({"val_loss_epoch": 4.0 - epoch, "epoch": epoch}, 2 * epoch + 1)
+    logger.save()
+    logger.finalize("success")
+    lines = steps_that_count(taken_over(run))
+    assert [(line["step"], line["loss"]) for line in lines] == [
+        (1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 0.25)
+    ]  # fmt: skip
+    assert [line.get("eval_loss_epoch") for line in lines] == [None, 4.0, None, 3.0]
+    assert sum(line.get("samples", 0) for line in lines) == 3 * 16
+
+
 def save_state(run: RunDir, *steps: int) -> None:
     from transformers import TrainerState
 

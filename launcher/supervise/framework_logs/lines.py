@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.callbacks.names import numbers_of
+from launcher.callbacks.names import counts_batches, numbers_of
 from launcher.rundir.metrics_log import RESERVED, StepLines
 from launcher.supervise.framework_logs.reading import Reading, number
 
@@ -32,6 +32,8 @@ class FrameworkLines:
         self._step: int | None = None
         self._told: dict[str, int] = {}
         "Metric -> the step under which it was last logged."
+        self._lightning = False
+        "A step of the training was logged together with its `epoch`, as Lightning does."
         self._tokens: float | None = None
         self._names: set[str] = set()
 
@@ -61,7 +63,11 @@ class FrameworkLines:
     def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:
         """Return a line, or None if the reading belongs to no step that launcher counts."""
         numbers = self._numbers(reading.metrics)
-        step = self._counted(reading.step + 1 - self._first_of(reading, numbers), numbers)
+        self._lightning |= "epoch" in reading.metrics and any(not one.startswith("eval_") for one in numbers)
+        if self._lightning and counts_batches(reading.metrics):
+            step = self._step or 0
+        else:
+            step = self._counted(reading.step + 1 - self._first_of(reading, numbers), numbers)
         if step < 1 or not numbers:
             return None
         before, self._step = self._step, step
