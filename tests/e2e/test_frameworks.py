@@ -25,21 +25,23 @@ class Case(NamedTuple):
     script: str
     packages: str = "torch"
     samples: int = 64
+    "56 do not fill whole steps: 28 on each rank are 3 micro-batches of 8 and a rest, or 7 of 4."
     length: str = "steps=6"
     failing_rank: str | None = None
     "The others then wait in a collective. None: memory runs out on every rank."
 
     def __str__(self) -> str:
-        return self.script.removeprefix("with_")
+        return f"{self.script.removeprefix('with_')} {self.samples}"
 
 
 CASES = [
+    Case("with_ddp", samples=56, failing_rank="0"),
     Case("with_ddp", failing_rank="0"),
-    Case("with_fsdp"),
+    Case("with_fsdp", samples=56),
     Case("with_transformers", "transformers accelerate"),
-    Case("with_accelerate", "accelerate"),
+    Case("with_accelerate", "accelerate", samples=56),
     Case("with_lightning", "lightning", samples=32, length="epochs=3"),
-    Case("with_deepspeed", "deepspeed", failing_rank="1"),
+    Case("with_deepspeed", "deepspeed", samples=56, failing_rank="1"),
 ]
 GLOBAL_BATCH = 16
 
@@ -55,7 +57,7 @@ def test_a_framework_goes_on_from_its_checkpoint_with_half_the_micro_batch(lab: 
     lab.script((SCRIPTS / f"{case.script}.py").read_text())
     lab.script((SCRIPTS / "small_gpu.py").read_text(), "small_gpu.py")
     lab.script(_blocks(PAGE, "yaml")[0], "job.yaml")
-    lab.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(lab.folder)}
+    lab.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(lab.folder), "SAMPLES": str(case.samples)}
     if case.failing_rank is not None:
         lab.environ["FAILING_RANK"] = case.failing_rank
 
@@ -84,8 +86,8 @@ def test_a_framework_goes_on_from_its_checkpoint_with_half_the_micro_batch(lab: 
     whole = {**first, **second}
     per_epoch = case.samples // GLOBAL_BATCH
     for begin in range(1, 6 - per_epoch + 2, per_epoch):
-        seen = [sample for step in range(begin, begin + per_epoch) for one in whole[step] for sample in one]
-        assert sorted(seen) == list(range(case.samples)), f"the epoch that begins with step {begin}"
+        seen = {sample for step in range(begin, begin + per_epoch) for one in whole[step] for sample in one}
+        assert len(seen) == per_epoch * GLOBAL_BATCH, f"the epoch that begins with step {begin}"
 
     _trackers_are_on(lab.folder)
 

@@ -19,8 +19,9 @@ HOLDS = 4
 FROM_STEP = 4
 "First step that needs more memory."
 
-SAMPLES = [{"input_ids": row, "labels": row} for row in (torch.arange(64)[:, None] + torch.arange(8)) % 64]
-"64 samples of 8 tokens. The first token of a sample is its number."
+_TOKENS = (torch.arange(int(os.environ["SAMPLES"]))[:, None] + torch.arange(8)) % 64
+SAMPLES = [{"input_ids": row, "labels": row} for row in _TOKENS]
+"At most 64 samples of 8 tokens. The first token of a sample is its number."
 
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.69 GiB of which "

@@ -22,7 +22,7 @@ accelerator.init_trackers("frameworks")
 torch.manual_seed(0)
 model = watch(TinyModel())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-loader = DataLoader(SAMPLES, batch_size=micro_batch, shuffle=True)
+loader = DataLoader(SAMPLES, batch_size=micro_batch, shuffle=True, drop_last=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 step, steps = 0, int(os.environ["LAUNCHER_STEPS"])
@@ -48,6 +48,6 @@ while step < steps:
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 (checkpoints / "unfinished").rename(checkpoints / f"step-{step:08d}")
-        if step == steps:
+        if step == steps or step % per_epoch == 0:
             break
 accelerator.end_training()

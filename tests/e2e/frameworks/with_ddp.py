@@ -34,11 +34,11 @@ if newest.exists():
     step = saved["step"]
 
 sampler = DistributedSampler(SAMPLES, shuffle=True, seed=0)
-loader = DataLoader(SAMPLES, batch_size=micro_batch, sampler=sampler)
+loader = DataLoader(SAMPLES, batch_size=micro_batch, sampler=sampler, drop_last=True)
 per_epoch = len(loader) // accumulate
 while step < steps:
     sampler.set_epoch(step // per_epoch)
-    batches = itertools.islice(loader, step % per_epoch * accumulate, None)
+    batches = itertools.islice(loader, step % per_epoch * accumulate, per_epoch * accumulate)
     while step < steps and (group := list(itertools.islice(batches, accumulate))):
         for number, batch in enumerate(group, start=1):
             model.require_backward_grad_sync = number == accumulate

@@ -34,12 +34,14 @@ engine.load_checkpoint(checkpoints)
 
 accumulate = engine.gradient_accumulation_steps()
 sampler = DistributedSampler(SAMPLES, shuffle=True, seed=0)
-loader = DataLoader(SAMPLES, batch_size=engine.train_micro_batch_size_per_gpu(), sampler=sampler)
+micro_batch = engine.train_micro_batch_size_per_gpu()
+loader = DataLoader(SAMPLES, batch_size=micro_batch, sampler=sampler, drop_last=True)
 per_epoch = len(loader) // accumulate
 steps = int(os.environ["LAUNCHER_STEPS"])
 while engine.global_steps < steps:
     sampler.set_epoch(engine.global_steps // per_epoch)
-    for batch in itertools.islice(loader, engine.global_steps % per_epoch * accumulate, None):
+    skipped = engine.global_steps % per_epoch * accumulate
+    for batch in itertools.islice(loader, skipped, per_epoch * accumulate):
         engine.backward(engine(**batch))
         last = engine.is_gradient_accumulation_boundary()
         engine.step()

@@ -37,11 +37,11 @@ if saved := sorted(checkpoints.glob("step-*/.metadata")):  # written last
     step = int(saved[-1].parent.name.removeprefix("step-"))
 
 sampler = DistributedSampler(SAMPLES, shuffle=True, seed=0)
-loader = DataLoader(SAMPLES, batch_size=micro_batch, sampler=sampler)
+loader = DataLoader(SAMPLES, batch_size=micro_batch, sampler=sampler, drop_last=True)
 per_epoch = len(loader) // accumulate
 while step < steps:
     sampler.set_epoch(step // per_epoch)
-    batches = itertools.islice(loader, step % per_epoch * accumulate, None)
+    batches = itertools.islice(loader, step % per_epoch * accumulate, per_epoch * accumulate)
     while step < steps and (group := list(itertools.islice(batches, accumulate))):
         for batch in group:
             loss = model(**batch) / accumulate
