@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,11 @@ MAX_AXES = 8
 "Maximum number of settings drawn as parallel axes."
 POINTS = 8000
 "Maximum number of curve points on a page, over all runs."
-_LOWER_IS_BETTER = ("loss", "error", "perplexity", "seconds", "usd", "memory", "norm")
+_LOWER_IS_BETTER = re.compile(
+    r"loss|error|perplexity|grad_norm|bits_per_"
+    r"|(?<![a-z])(seconds|usd|memory|mae|mape|mse|rmse|wer|cer|ppl|nll|fid|bpb|bpc)(?![a-z])"
+)
+"Names of losses and errors. A norm is one of gradients: the accuracy `acc_norm` is higher if it is better."
 _NOT_COMPARED = frozenset({"name", "recipe", "workdir", "tags"})
 "Fields of the job that do not affect training, and its requested recipe: the recipe that ran is compared."
 RESULTS = ("step", "tokens", "seconds", "usd", "peak_memory")
@@ -70,7 +75,7 @@ class Comparison:
 
 def lower_is_better(name: str) -> bool:
     """Return whether lower values of a result are better."""
-    return any(word in name for word in _LOWER_IS_BETTER)
+    return _LOWER_IS_BETTER.search(name.lower()) is not None
 
 
 def comparison_of(states: Mapping[RunDir, Status], by: str | None = None) -> Comparison:

@@ -123,6 +123,21 @@ def test_the_best_run_is_the_first(runs: Path, by: str, first: str) -> None:
     assert of("*", by=by).runs[0].run == first
 
 
+def test_the_best_of_an_evaluation_is_what_its_name_says(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower = ("wer", "cer", "mse", "val_rmse", "mae_epoch", "ppl", "nll", "fid", "bits_per_byte", "top5_error")
+    higher = ("acc_norm", "accuracy", "f1", "bleu", "map", "normalized_score", "accuracy_per_class")
+    log = Log(lab.folder / "runs" / "speech-1")
+    log.about("speech", steps=3)
+    log.event("attempt", attempt=0, recipe=recipe(16))
+    for step, value in enumerate((2.0, 1.0, 3.0), 1):
+        log.steps(0, step, step, 1.0, **{f"eval_{name}": value for name in (*lower, *higher)})
+    log.state("succeeded")
+    monkeypatch.chdir(lab.folder)
+    results = of("speech-1").runs[0].results
+    assert {name: results[f"eval_{name}"] for name in lower} == dict.fromkeys(lower, 1.0)
+    assert {name: results[f"eval_{name}"] for name in higher} == dict.fromkeys(higher, 3.0)
+
+
 def test_a_run_whose_loss_became_nan_has_no_last_loss_and_comes_last(runs: Path) -> None:
     diverged = trained(runs / "gpt-3", 1.0, -50.0)
     last = parsed(diverged.metrics.read_bytes().splitlines()[-1])
