@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
 from launcher.report.rank_memory import peak_of_first_rank
 from launcher.report.run_report import first_start, recipe_now
-from launcher.report.spent import seconds_run, usd_per_hour
+from launcher.report.spent import paid_for
 from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError
 
@@ -108,14 +108,14 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
     events = run.read_events()
     lines = steps_that_count(run.read_metrics())
     now = time.time()
-    seconds, price = seconds_run(run, events, now, ended=status.ended), usd_per_hour(run, events)
+    seconds, usd = paid_for(run, events, now, ended=status.ended)
     totals = totals_of(lines)
     results: dict[str, float | None] = {
         **_metrics(totals),
         "step": totals.steps or None,
         "tokens": totals.tokens,
         "seconds": seconds,
-        "usd": None if seconds is None or price is None else seconds * price / 3600,
+        "usd": usd,
         # A task's metrics have the peak. The memory file of a `command:` is short enough to read.
         "peak_memory": totals.peak or peak_of_first_rank(run),
     }

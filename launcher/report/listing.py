@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.report.spent import spent
+from launcher.report.spent import paid_for
 from launcher.report.terminal import STATE_STYLE
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
@@ -52,11 +52,10 @@ LEAST_REASON = 24
 
 def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     """Return the row of a run. `now` is in seconds since the epoch."""
-    about = run.read_about()
+    about, events = run.read_about(), run.read_events()
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
-    took = spent(run, now, ended=status.ended)
-    seconds, usd = took["seconds"], took["usd"]
+    seconds, usd = paid_for(run, events, now, ended=status.ended)
     gpus = (about.nodes or 0) * (about.gpus_per_node or 0)
     loss, tags = newest(run, "loss"), about.job.tags
     return Row(
@@ -77,7 +76,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
 
 def as_json(status: Status, run: RunDir) -> dict[str, Any]:
     """Return the status with the time and the money that the run took."""
-    return {**status.as_json(), **spent(run, time.time(), ended=status.ended)}
+    return {**status.as_json(), **paid_for(run, run.read_events(), time.time(), ended=status.ended)._asdict()}
 
 
 def step_of(step: int | None, steps: int | None) -> str:

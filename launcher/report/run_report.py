@@ -14,7 +14,7 @@ from launcher.report.history import told_history, turns_of
 from launcher.report.memory_bars import Bar, bars
 from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
 from launcher.report.rank_memory import RankMemory, read_rank_memory
-from launcher.report.spent import seconds_run, usd_per_hour
+from launcher.report.spent import paid_for
 from launcher.report.timeline import Timeline, timeline_of
 from launcher.report.why import told_memory, verdicts, why
 from launcher.rundir.downgrades import changed
@@ -180,7 +180,7 @@ def first_start(events: Sequence[Event]) -> float | None:
 
 
 def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float, *, ended: bool) -> Spent:
-    seconds, price = seconds_run(run, events, now, ended=ended), usd_per_hour(run, events)
+    seconds, usd = paid_for(run, events, now, ended=ended)
     submitted = next((event.time for event in events if isinstance(event, Submitted)), "")
     started = next((event.time for event in events if isinstance(event, SupervisorStarted)), "")
     begin, end = seconds_of(submitted), seconds_of(started)
@@ -188,7 +188,7 @@ def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float,
         seconds=seconds,
         queued=None if begin is None or end is None else max(0.0, end - begin),
         lost=sum(span.end - span.begin for span in timeline.spans if span.kind == "lost"),
-        usd=None if seconds is None or price is None else seconds * price / 3600,
+        usd=usd,
     )
 
 

@@ -1,10 +1,11 @@
-"""Compute the time that a run has taken, and its price per hour."""
+"""Compute the time that a run has taken, and its price."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any, NamedTuple
 
 from launcher.logs.files import attempt_files
 from launcher.logs.read import last_stamp
@@ -16,6 +17,7 @@ from launcher.spec.events import (
     AttemptStarted,
     Event,
     Finished,
+    Rejected,
     Requeued,
     Submitted,
     SupervisorStarted,
@@ -23,43 +25,71 @@ from launcher.spec.events import (
 )
 
 
-def seconds_run(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> float | None:
-    """Return the total seconds from each start of a supervisor to its end, or None before the first start.
+class Paid(NamedTuple):
+    """What a run has taken so far. None means unknown."""
+
+    seconds: float | None
+    "Total seconds from each start of a supervisor to its end; None before the first start."
+    usd: float | None
+    "Their price: of each part at what its pod costs, or else at the plan's price."
+
+
+def paid_for(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> Paid:
+    """Return the seconds of a run, without time in a queue, and their price."""
+    parts = [*_parts(run, events, now, ended=ended)]
+    if not parts:
+        return Paid(None, None)
+    prices, planned = _prices(events), read_record(run.plan).get("usd_per_hour")
+    seconds = sum(end - begin for begin, end in parts)
+    if not prices and not isinstance(planned, int | float):
+        return Paid(seconds, None)
+    usd = sum((end - begin) * _price_at(end, prices, planned) / 3600 for begin, end in parts)
+    return Paid(seconds, usd)
+
+
+def _parts(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> Iterator[tuple[float, float]]:
+    """Yield (start, end) of each supervisor, in Unix seconds.
 
     A killed supervisor has recorded no end, so its time ends when it was last seen alive. If the clock
     was set back meanwhile, it counts as no time.
     """
-    total: float | None = None
     begun: float | None = None
     attempt: int | None = None
     last = 0.0
     for event in events:
         moment = seconds_of(event.time) or last
         if begun is not None and is_seen_after_its_end(event):
-            total = (total or 0.0) + max(0.0, last_alive(run, attempt, last, moment) - begun)
+            yield begun, max(begun, last_alive(run, attempt, last, moment))
             begun = None
         match event:
             case SupervisorStarted():
-                total, begun, attempt = total or 0.0, moment, None
+                begun, attempt = moment, None
             case AttemptStarted():
                 attempt = event.attempt
             case Finished() if begun is not None:
-                total, begun = (total or 0.0) + max(0.0, moment - begun), None
+                yield begun, max(begun, moment)
+                begun = None
         last = moment
-    if begun is None or total is None:
-        return total
-    return total + max(0.0, (last_alive(run, attempt, last, now) if ended else now) - begun)
+    if begun is not None:
+        yield begun, max(begun, last_alive(run, attempt, last, now) if ended else now)
 
 
-def spent(run: RunDir, now: float, *, ended: bool) -> dict[str, float | None]:
-    """Return `seconds`, which excludes queueing, and `usd`, their cost at the billed price or the profile's.
+def _prices(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Return (time in Unix seconds, USD per hour) of each pod that the run was given, in order."""
+    prices = [
+        (seconds_of(event.time) or 0.0, event.get("usd_per_hour"))
+        for event in events
+        if not isinstance(event, Rejected)
+    ]
+    return [(moment, float(price)) for moment, price in prices if isinstance(price, int | float)]
 
-    None if it is unknown. `now` is in seconds since the epoch.
-    """
-    events = run.read_events()
-    seconds, per_hour = seconds_run(run, events, now, ended=ended), usd_per_hour(run, events)
-    usd = None if seconds is None or per_hour is None else per_hour * seconds / 3600
-    return {"seconds": seconds, "usd": usd}
+
+def _price_at(end: float, prices: Sequence[tuple[float, float]], planned: Any) -> float:
+    """Return the price of the newest pod when a supervisor ended, or of the first one if that became known
+    later, or else the plan's price."""
+    if not prices:
+        return float(planned)
+    return next((price for moment, price in reversed(prices) if moment <= end), prices[0][1])
 
 
 def is_seen_after_its_end(event: Event) -> bool:
@@ -86,10 +116,3 @@ def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> 
             stamps.append(last_stamp(file.path))
     seen = [seconds_of(stamp) or since for stamp in stamps if isinstance(stamp, str)]
     return min(until, max([since, *seen]))
-
-
-def usd_per_hour(run: RunDir, events: Sequence[Event]) -> float | None:
-    """Return the price of the newest pod, or else the plan's price, or None if neither is known."""
-    prices = [event["usd_per_hour"] for event in events if event.get("usd_per_hour") is not None]
-    price = prices[-1] if prices else read_record(run.plan).get("usd_per_hour")
-    return float(price) if isinstance(price, int | float) else None

@@ -68,6 +68,28 @@ def test_a_clock_that_is_set_back_gives_no_negative_time(tmp_path: Path) -> None
     assert drawn.spans and all(span.begin <= span.end for span in drawn.spans)
 
 
+def test_each_pod_of_a_run_costs_its_own_price(tmp_path: Path) -> None:
+    run = run_of(tmp_path)  # it starts at 1 minute
+
+    def event(minute: int, name: str, **fields: object) -> None:
+        append_json(run.events, {"time": stamp(NOON + minute * 60), "event": name, **fields})
+
+    event(61, "finished")
+    event(70, "rejected", usd_per_hour=99.0)
+    event(80, "requeued", usd_per_hour=1.0)
+    event(90, "started")
+    event(150, "finished")
+    event(160, "rejected", usd_per_hour=50.0)
+    row = row_of(status(run, "failed"), run)
+    assert (row.duration, row.usd) == ("2h", "2.00"), "no other price is known for the first hour"
+    lines = run.events.read_text()
+    first = {"time": stamp(NOON), "event": "submitted", "usd_per_hour": 3.0}
+    run.events.write_text("")
+    append_json(run.events, first)
+    run.events.write_text(run.events.read_text() + lines)
+    assert row_of(status(run, "failed"), run).usd == "4.00"
+
+
 def test_a_step_of_an_evaluation_alone_keeps_the_last_loss(tmp_path: Path) -> None:
     pytest.importorskip("textual")
     from launcher.top.board import Known
