@@ -10,7 +10,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
-from launcher.spec.events import Downgrade
+from launcher.spec.events import Downgrade, StepLeftOut
 from launcher.spec.failures import OF_THE_CLUSTER
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
@@ -54,9 +54,10 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        lowered = any(isinstance(event, Downgrade) for event in run.read_events())
-        told = "; memory ran out on the way:" if lowered else ": nothing failed."
-        return [f"{run.id} succeeded in its first attempt{told}"]
+        first, skipped = f"{run.id} succeeded in its first attempt", _skipped(run)
+        if any(isinstance(event, Downgrade) for event in run.read_events()):
+            return [*skipped, f"{first}; memory ran out on the way:"]
+        return [f"{first}: no attempt failed.", *skipped] if skipped else [f"{first}: nothing failed."]
     number, verdict, then = failures[-1]
     ended = run.read_state()
     between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
@@ -96,6 +97,8 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     if len(failures) > 1:
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
         lines.append(f"before    {earlier}")
+    if state == "succeeded":
+        lines += _skipped(run)
     if kept:
         lines.append(kept)
     if state not in ("succeeded", "running"):
@@ -135,6 +138,16 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
         for one in others[: max(room, 1)]
     ]
     return shown
+
+
+def _skipped(run: RunDir) -> list[str]:
+    """Return a line about steps that did not change the model, or none."""
+    left_out = [event for event in run.read_events() if isinstance(event, StepLeftOut)]
+    if not left_out:
+        return []
+    steps = len({event.step for event in left_out})
+    last = f"step {left_out[-1].step}: {left_out[-1].reason}"
+    return [f"skipped   {steps} {'step' if steps == 1 else 'steps'}, the last one {cut(last)}"]
 
 
 def _kept(run: RunDir) -> str | None:

@@ -67,6 +67,17 @@ def test_a_first_attempt_that_went_on_lower_is_not_said_to_have_met_nothing(run:
     assert told == "demo-1 succeeded in its first attempt; memory ran out on the way:"
 
 
+def test_a_run_whose_steps_did_not_change_the_model_is_said_to_have_skipped_them(run: RunDir) -> None:
+    judged(run, 0, failure="succeeded", reason="r")
+    for step in (3, 4, 4):  # the next attempt may skip a step again
+        run.event("step-left-out", step=step, reason="not finite: loss nan, gradient norm nan")
+    skipped = "skipped   2 steps, the last one step 4: not finite: loss nan, gradient norm nan"
+    assert why(run, "succeeded", "") == ["demo-1 succeeded in its first attempt: no attempt failed.", skipped]
+    judged(run, 1, failure="node-failed", reason="lost")
+    judged(run, 2, failure="succeeded", reason="r")
+    assert skipped in why(run, "succeeded", "")
+
+
 @pytest.mark.parametrize("state", ["submitted", "stopping"])
 def test_a_run_that_goes_on_after_a_verdict_has_not_ended_with_it(run: RunDir, state: str) -> None:
     judged(run, 0, failure="preempted", reason="taken away")
