@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RENAMED = {"learning_rate": "lr"}
@@ -41,7 +41,12 @@ def counts_batches(metrics: Mapping[str, Any]) -> bool:
     It logs an `epoch` with everything except what an evaluation logs with `on_step=True`, for which it counts
     the batches of all evaluations.
     """
-    return "epoch" not in metrics and all(name.startswith(_HELD_OUT) for name in numbers_of(metrics))
+    return "epoch" not in metrics and of_evaluation(numbers_of(metrics))
+
+
+def of_evaluation(names: Iterable[str]) -> bool:
+    """Return whether all metrics, under launcher's names, are of held-out data."""
+    return all(name.startswith(_HELD_OUT) for name in names)
 
 
 def is_summary(metrics: Mapping[str, Any]) -> bool:

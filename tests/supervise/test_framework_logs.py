@@ -215,6 +215,29 @@ def test_a_metric_under_its_epoch_belongs_to_the_last_step_and_a_training_may_be
     assert [(line["step"], line["loss"]) for line in again] == [(1, 5.0), (2, 4.0)]
 
 
+@needs("tensorboard")
+def test_an_evaluation_that_counts_its_batches_loses_no_step_of_the_training(run: RunDir) -> None:
+    text = """
+    from torch.utils.tensorboard import SummaryWriter
+    writer, batches = SummaryWriter("logs"), 0
+    for step in range(6):
+        writer.add_scalars("parts", {"z": 1.0}, step)  # in folders of their own
+        writer.add_scalar("train/loss", 1 / (step + 1), step)
+        if step % 2:
+            for _ in range(5):
+                writer.add_scalar("val/batch", batches, batches)
+                batches += 1
+            writer.add_scalar("val/loss", 1 / step, step)
+    writer.close()
+    """
+    program(textwrap.dedent(text), work(run))
+    lines = steps_that_count(taken_over(run))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in lines] == pytest.approx([1 / step for step in range(1, 7)])
+    assert [line.get("eval_loss") for line in lines[3:]] == pytest.approx([1 / 3, None, 1 / 5])
+    assert lines[5]["eval_batch"] == 14
+
+
 def event(step: int, value: float) -> bytes:
     """A record of an event file: the scalar `loss`."""
     scalar = b"\x0a\x04loss\x15" + struct.pack("<f", value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.callbacks.names import counts_batches, numbers_of
+from launcher.callbacks.names import counts_batches, numbers_of, of_evaluation
 from launcher.rundir.metrics_log import RESERVED, StepLines
 from launcher.supervise.framework_logs.reading import Reading, number
 
@@ -30,6 +30,12 @@ class FrameworkLines:
         self._since, self._read_at, self._batches = since, since, 0
         self._first: int | None = None
         self._step: int | None = None
+        self._trained: int | None = None
+        "The step of the last training metrics."
+        self._evaluated: set[str] = set()
+        "Metrics of held-out data since then."
+        self._otherwise: set[str] = set()
+        "Metrics of held-out data whose steps are not those of the training, but such as batches."
         self._told: dict[str, int] = {}
         "Metric -> the step under which it was last logged."
         self._lightning = False
@@ -63,7 +69,7 @@ class FrameworkLines:
     def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:
         """Return a line, or None if the reading belongs to no step that launcher counts."""
         numbers = self._numbers(reading.metrics)
-        self._lightning |= "epoch" in reading.metrics and any(not one.startswith("eval_") for one in numbers)
+        self._lightning |= "epoch" in reading.metrics and not of_evaluation(numbers)
         if self._lightning and counts_batches(reading.metrics):
             step = self._step or 0
         else:
@@ -82,15 +88,26 @@ class FrameworkLines:
     def _counted(self, step: int, numbers: Mapping[str, float | None]) -> int:
         """Return the optimizer step of metrics that were logged under `step`.
 
-        If the step is lower than before but no metric has gone back in its own steps, the metrics count
-        something else, such as epochs, and belong to the last step. If a metric goes back, training has
-        restarted.
+        If the step is lower than before but no metric has gone back in its own steps, one of them counts
+        something else: held-out metrics whose step was ahead of the training's, such as batches, or else
+        these, such as epochs. What counts something else belongs to the last step. If a metric goes back,
+        training has restarted.
         """
-        before = self._step
+        before, held_out = self._step, of_evaluation(numbers)
+        if self._trained is not None and held_out and self._otherwise.issuperset(numbers):
+            return self._trained
         counts_otherwise = before is not None and step < before
         counts_otherwise &= all(step >= self._told.get(name, step) for name in numbers)
         self._told.update(dict.fromkeys(numbers, step))
-        return before if before is not None and counts_otherwise else step
+        if counts_otherwise and not held_out and self._trained is not None and step >= self._trained:
+            self._otherwise |= self._evaluated
+            counts_otherwise = False
+        found = before if before is not None and counts_otherwise else step
+        if held_out:
+            self._evaluated |= numbers.keys()
+        else:
+            self._trained, self._evaluated = found, set()
+        return found
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float | None]:
         numbers = numbers_of({name: value for name, value in metrics.items() if type(value) in (int, float)})

@@ -77,7 +77,8 @@ class Source:
             return name, _new(reader) or []
         if search or time.monotonic() >= self._next_search:
             self._search()
-        for place, path in sorted(self._readers):
+        # `add_scalars` writes each of its lines into a folder below the log.
+        for place, path in sorted(self._readers, key=lambda key: (key[0], len(key[1].parts), key[1])):
             reader_or_none = self._readers[place, path]
             if reader_or_none is None:
                 continue
