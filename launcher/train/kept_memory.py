@@ -157,8 +157,11 @@ class KeptMemory:
         """Give what uses the memory of a buffer or a frozen parameter the memory that this has now. Make each
         later use of a tensor raise TaskError if that is not possible, or if the parameter is trained.
 
-        `model`: as it is now. Raises SetupError for what is used without a call of torch: arrays, and what
-        is a buffer or a parameter of the model.
+        An array cannot get other memory. That of a buffer or a frozen parameter is often a table from which
+        the model was made, so it can still be read, but no longer be written.
+
+        `model`: as it is now. Raises SetupError for what uses a trained parameter without a call of torch:
+        arrays, and what is a buffer or a parameter of the model.
         """
         for owner in self._buffers:  # a cast puts another tensor in the place of a buffer
             owner.lead_old()
@@ -171,6 +174,8 @@ class KeptMemory:
                 continue
             if not kept.trained:
                 value = kept.value if kept.itself is None else kept.itself.now
+                if sort_of(value) == "array":
+                    value.flags.writeable = False
                 if kept.owner.lead(value, kept.layout) or not kept.owner.is_parameter:
                     continue
             reason = (

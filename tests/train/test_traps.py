@@ -329,6 +329,23 @@ def test_what_is_kept_of_a_frozen_parameter_or_a_buffer_follows_it_through_a_cas
     assert model.part.tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("name", ["teacher.weight", "center"])
+def test_an_array_in_memory_of_a_frozen_parameter_or_a_buffer_is_read_only_after_a_cast(name: str) -> None:
+    """The array keeps the memory that the model no longer reads: what a task wrote there was lost."""
+    model, task = Teaches(), traps.Trap()
+    array = model.state_dict()[name].numpy()
+    before = array.copy()
+    task.kept = [array[1:]]  # type: ignore[attr-defined]
+    kept = KeptMemory(model, task)
+    kept.check(model)
+    task.kept[0][:] = before[1:]  # type: ignore[attr-defined]
+    model.bfloat16()
+    kept.check(model)
+    assert (task.kept[0] == before[1:]).all()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="read-only"):
+        task.kept[0][:] = 7  # type: ignore[attr-defined]
+
+
 def keeps(where: str, model: Keeps, task: Any) -> None:
     memory = model.embed.weight.data
 
