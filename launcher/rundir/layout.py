@@ -135,8 +135,9 @@ class RunDir:
 
     def _plans(self) -> list[int]:
         folder = self.path / "plans"
-        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        return [int(name) for name in names if name.isdecimal()]
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+        # A plan that was taken back may leave its empty folder on another machine.
+        return [int(one.name) for one in entries if one.name.isdecimal() and (one / "run.json").exists()]
 
     @property
     def events(self) -> Path:

@@ -72,7 +72,11 @@ def _write_plan(folder: Path, prepared: Prepared) -> None:
 
 @contextlib.contextmanager
 def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
-    """Put another plan in force, and take it back if the run could not be started with it."""
+    """Put another plan in force, and take it back if an error shows that the run does not start with it.
+
+    If the scheduler was asked to start the run and its answer is not known, the plan stays: the run may have
+    begun with it.
+    """
     if again is None:
         yield
         return
@@ -83,11 +87,21 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
     try:
         run.append(Replanned(changed=again.about["changed"], set=again.about["set"]))
         yield
-    except (SchedulerError, OSError):
-        shutil.rmtree(folder)
-        with contextlib.suppress(OSError):
-            run.append(Withdrawn())
+    except BaseException:
+        if not _may_start(run):
+            shutil.rmtree(folder)
+            with contextlib.suppress(OSError):
+                run.append(Withdrawn())
         raise
+
+
+def _may_start(run: RunDir) -> bool:
+    """Return whether the scheduler was asked to start the run, and did not refuse."""
+    kinds = [event["event"] for event in run.read_events()]
+    return next((kind for kind in reversed(kinds) if kind in _STARTING), None) == "submitting"
+
+
+_STARTING = ("replanned", "submitting", "refused")
 
 
 @contextlib.contextmanager

@@ -277,6 +277,8 @@ def test_the_newest_plan_is_in_force_and_a_half_written_one_is_not(tmp_path):
     assert (run.run, run.planned_at) == (run.submitted, 0)
     for name in ("002", "010", ".011.partial"):
         (run.path / "plans" / name).mkdir(parents=True)
+        (run.path / "plans" / name / "run.json").touch()
+    (run.path / "plans" / "012" / "scripts").mkdir(parents=True)  # what a plan that was taken back leaves
     assert run.planned_at == 10
     assert {run.run.parent, run.plan.parent, run.scripts.parent} == {run.plan_from(10)}
 

@@ -19,7 +19,9 @@ from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeE
 from launcher.spec.long_work import Advance, working
 
 INDEX = ".volume.json"
-"File in the copy. For each file: bytes read, its mark on the volume, and the time (ns) of what was sent."
+"""File in the copy. For each file: bytes read, its mark on the volume, and the time (ns) of what was sent.
+
+The mark of a state.json that was sent from here is its text."""
 MARKS = ".marks.json"
 "File in a download that holds each file's mark on the volume when it was downloaded."
 
@@ -56,12 +58,18 @@ class Copy:
             below = [
                 path for name in SUBMITTED for path in (self.run.path / name).rglob("*") if path.is_file()
             ]
-            for name in [*names, *(str(path.relative_to(self.run.path)) for path in sorted(below))]:
+            names += [str(path.relative_to(self.run.path)) for path in sorted(below)]
+            for item in self.volume.all(f"{self.prefix}plans/"):  # an earlier submission that was refused
+                if item.key.removeprefix(self.prefix) not in names:
+                    self.volume.delete(item.key)
+            for name in names:
                 if not PurePosixPath(name).name.startswith("."):
                     data = (self.run.path / name).read_bytes()
+                    if name == "state.json":  # before: an error does not tell whether it was written
+                        index[name] = [len(data), data.decode(), 0]
                     self.volume.write(self.prefix + name, data)
-                    index[name] = [len(data), "", 0]
-            index["state.json"][1] = self.volume.look(f"{self.prefix}state.json").mark
+                    if name != "state.json":
+                        index[name] = [len(data), "", 0]
             if not self.run.cancel.exists():
                 self.volume.delete(f"{self.prefix}cancel")
                 index.pop("cancel", None)
@@ -220,7 +228,9 @@ class Copy:
 
     def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> str | None:
         """Take the state if the run has written it since we wrote ours. Return why it is invalid, or None."""
-        if found is None or index.get("state.json", [0, "", 0])[1] == found[0].mark:
+        if found is None:
+            return None
+        if index.get("state.json", [0, "", 0])[1] in (found[0].mark, found[1].decode(errors="replace")):
             return None
         if not is_state(found[1]):
             there = f"{self.prefix}state.json on the volume {self.volume.id}"
