@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from launcher.render.shipped import containers_dir
 from launcher.spec.base import Value
@@ -62,6 +64,25 @@ class Image(Value):
     profiles: tuple[str, ...] = ()
     "Cluster profiles for which it is made."
 
+    @field_validator("debian_snapshot")
+    @classmethod
+    def _is_a_time(cls, given: str | None) -> str | None:
+        if given is not None:
+            try:
+                datetime.strptime(given, "%Y%m%dT%H%M%SZ")
+            except ValueError:
+                raise ValueError(f"{given} is not a time; write it like 20260801T000000Z") from None
+        return given
+
+    @field_validator("extras")
+    @classmethod
+    def _exist(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        known = _extras()
+        for one in given if known else ():
+            if one not in known:
+                raise ValueError(f"launcher has no extra {one!r}; it has {', '.join(known)}")
+        return given
+
     @model_validator(mode="after")
     def _fits(self) -> Image:
         if self.debian_packages and self.debian_snapshot is None:
@@ -71,6 +92,14 @@ class Image(Value):
         if self.target == "runpod" and "openssh-server" not in self.debian_packages:
             raise ValueError("target runpod: debian_packages must hold openssh-server")
         return self
+
+
+def _extras() -> tuple[str, ...]:
+    """Return launcher's extras, or none if it is not installed as a package."""
+    try:
+        return tuple(sorted(importlib.metadata.metadata("launcher").get_all("Provides-Extra") or ()))
+    except importlib.metadata.PackageNotFoundError:
+        return ()
 
 
 class Catalogue(Value):

@@ -20,6 +20,7 @@ from tests.images.examples import DIGEST, images, rendered
 
 TEXT = (containers_dir() / "images.yaml").read_text()
 CPU = images()[0]
+SNAPSHOT = next(image.debian_snapshot for image in images() if image.debian_snapshot is not None)
 
 
 def written(folder: Path, text: str = TEXT) -> Path:
@@ -42,6 +43,12 @@ def line_of(text: str, part: str) -> int:
         (f"digest: {CPU.base.digest}", "digest: sha256:12", "images.0.base.digest: "),
         ("target: docker", "target: dockr", "'dockr' is not known; did you mean 'docker'?"),
         ("without: [bitsandbytes]", "withou: [bitsandbytes]", "unknown field; did you mean 'without'?"),
+        ("extras: [train]", "extras: [trian]", "launcher has no extra 'trian'; it has "),
+        (
+            f"debian_snapshot: {SNAPSHOT}",
+            "debian_snapshot: 20261332T000000Z",
+            "20261332T000000Z is not a time",
+        ),
         ("lock: locks/cpu.txt", "lock: locks/cpus.txt", "there is no locks/cpus.txt"),
         ("torch: 2.13.0+cpu", "torch: 2.12.0+cpu", "2.12.0+cpu, but locks/cpu.txt has 2.13.0+cpu"),
         ("description: slim", "description: [slim]\n    x: slim", "must be text"),
