@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ class AlreadySupervisedError(Exception):
 ALIVE_SECONDS = 20.0
 "How often a live supervisor updates the time of its lock file."
 SILENT_SECONDS = 180.0
-"A supervisor on another host counts as ended after this long without an update. Clocks differ by less."
+"A supervisor on another host counts as ended after this long without an update, by the file server's clock."
 LOCK_SECONDS = 2.0
 "How long to retry the lock. A status query holds it for an instant."
 
@@ -129,7 +130,7 @@ def supervisor_gone(run: RunDir) -> bool:
     if not (sign := last_sign(run)) or supervisor_alive(run) is not False:
         return False
     here = _is_here(read_record(run.supervisor_lock))
-    return here or time.time() - sign > SILENT_SECONDS
+    return here or _time_in(run.path) - sign > SILENT_SECONDS
 
 
 def last_sign(run: RunDir) -> float:
@@ -151,8 +152,21 @@ def shows_life(run: RunDir) -> bool:
     if _is_here(read_record(run.supervisor_lock)):
         return False
     with contextlib.suppress(OSError):
-        return time.time() - run.supervisor_lock.stat().st_mtime < 3 * ALIVE_SECONDS
+        return _time_in(run.path) - run.supervisor_lock.stat().st_mtime < 3 * ALIVE_SECONDS
     return False
+
+
+def _time_in(folder: Path) -> float:
+    """Return the time that a new file in this folder gets, in Unix seconds.
+
+    In a shared folder it comes from the file server's clock, as the times of other hosts' files do. If no
+    file can be written, return this machine's time.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def signal_supervisor(run: RunDir, signum: int) -> bool:

@@ -20,7 +20,7 @@ from launcher.rundir.find import find_run, runs_in
 from launcher.rundir.layout import RunDir
 from launcher.rundir.record_forms import METRIC, fits
 from launcher.spec.verdict import EXIT_CODES
-from launcher.supervise.host import SILENT_SECONDS, SupervisorLock, supervisor_gone
+from launcher.supervise.host import SILENT_SECONDS, SupervisorLock, shows_life, supervisor_gone
 from tests.lab import Lab, events, wait_for
 
 NEVER_ENDS = "[" * 200_000
@@ -242,6 +242,16 @@ def test_a_run_is_lost_when_its_host_has_another_name_or_says_nothing_any_more(t
     silent = time.time() - SILENT_SECONDS - 1
     os.utime(run.supervisor_lock, (silent, silent))
     assert supervisor_gone(run)
+
+
+def test_a_living_run_of_another_host_is_not_lost_where_the_clock_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    run.supervisor_lock.write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "another"}))
+    ahead = time.time() + 2 * SILENT_SECONDS
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert not supervisor_gone(run) and shows_life(run), "its files tell the file server's time"
 
 
 def test_a_supervisor_that_crashes_says_so_and_where(lab: Lab) -> None:
