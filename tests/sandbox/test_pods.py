@@ -275,10 +275,13 @@ def test_a_spot_pod_is_rented_by_graphql_and_taken_away(sandbox: Sandbox) -> Non
 
 
 def test_the_service_itself_ends_a_pod_whose_time_is_over(sandbox: Sandbox) -> None:
-    soon = (datetime.now(timezone.utc) + timedelta(seconds=1)).isoformat()
-    made = graphql(sandbox, DEMAND, input={**WANTED, "terminateAfter": soon})
+    seconds, made = 1, dict[str, Any]()
+    while not made.get("data"):  # on a busy machine the time may be over before the request is read
+        soon = (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+        made = graphql(sandbox, DEMAND, input={**WANTED, "terminateAfter": soon})
+        assert made.get("data") or "passed" in made["errors"][0]["message"]
+        seconds *= 2
     id = made["data"]["podFindAndDeployOnDemand"]["id"]
-    assert sandbox.pod(id)["id"] == id
     wait_for(lambda: sandbox.ask("GET", f"/pods/{id}").status_code == 404, "end of the pod")
     assert (
         "passed" in graphql(sandbox, DEMAND, input={**WANTED, "terminateAfter": soon})["errors"][0]["message"]

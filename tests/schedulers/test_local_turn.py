@@ -207,6 +207,8 @@ def test_a_sweep_that_is_cancelled_while_it_is_submitted_starts_no_more_runs(lab
 
 def test_a_submission_of_a_sweep_that_is_interrupted_names_it(lab: Lab) -> None:
     process, sweep_id = submitting(lab, 40)
+    # A run that is starting when the signal comes is ended, so wait until the first one has started.
+    wait_for((lab.folder / "runs" / f"{sweep_id}-01").exists, "a second run")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     count = len(list((lab.folder / "runs").glob("e2e-sweep-*")))
