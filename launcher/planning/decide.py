@@ -117,14 +117,35 @@ class Decider:
     def best(self) -> Choice:
         """Choose among the recipes that the job leaves open.
 
-        On a CPU, return the job's recipe whether it fits or not: there is one memory, and no known speed.
+        On a CPU, nothing is searched: see `_on_cpu`.
         """
         if self.layout.gpus_per_node:
             choice = self._with_tensor(self.choose(self.space(), nearest=False))
             if choice.chosen is not None:
                 return choice
             return self.choose(self.space()).model_copy(update={"lines": choice.lines})
-        return Choice(chosen=self.evaluate.confirm(self.plan.recipe), reason=self.plan.reason, losers=())
+        chosen, plan = self._on_cpu()
+        return Choice(chosen=chosen, reason=plan.reason, losers=())
+
+    def _on_cpu(self) -> tuple[Candidate, Plan]:
+        """Return the largest micro-batch that fits, and the plan that begins with it.
+
+        There is one memory and no known speed, so the rest of the recipe stays. If the job sets its
+        micro-batch or if none fits, return the job's recipe.
+        """
+        chosen = self.evaluate.confirm(self.plan.recipe)
+        if self.capacity.misfit(chosen.estimate) is None or self.fixed & {"micro_batch_size", "grad_accum"}:
+            return chosen, self.plan
+        for at, rung in enumerate(self.plan.ladder, 1):
+            if self.capacity.misfit(self.evaluate(rung).estimate) is not None:
+                continue
+            smaller = self.evaluate.confirm(rung)
+            if self.capacity.misfit(smaller.estimate) is None:
+                size = rung.micro_batch_size
+                why = f"{self.plan.reason}; {size} is the largest micro-batch that fits in host memory"
+                begun = {"recipe": rung, "ladder": self.plan.ladder[at:], "reason": why}
+                return smaller, self.plan.model_copy(update=begun)
+        return chosen, self.plan
 
     def decide(
         self, vary: Mapping[str, Sequence[JsonValue]] | None = None, *, confirm_rungs: bool = False
@@ -135,7 +156,7 @@ class Decider:
         recipe. The ladder is the same.
         """
         if self.layout.gpus_per_node == 0:
-            return self._decision(self.evaluate.confirm(self.plan.recipe), self.plan, ())
+            return self._decision(*self._on_cpu(), ())
         choice = self.best()
         if choice.chosen is None:
             raise PlanRefusedError(self._refusals(choice))

@@ -444,17 +444,24 @@ def test_what_was_planned_is_what_is_submitted(lab: Lab) -> None:
     assert "note:" not in printed.stdout
 
 
-def test_a_cpu_plan_that_this_machine_cannot_hold_is_refused(lab: Lab) -> None:
+def test_a_cpu_plan_begins_with_what_this_machine_can_hold_and_a_fixed_one_is_refused(lab: Lab) -> None:
     sets = (
-        "--set",
-        "resources.gpus_per_node=0",
-        "--set",
-        "resources.ranks_per_node=1",
-        "--set",
-        "recipe.micro_batch_size=20000",
+        *("--set", "resources.gpus_per_node=0"),
+        *("--set", "resources.ranks_per_node=1"),
+        *("--set", "batch.global=32768"),
     )
-    done = plan(lab, "-c", "local", *sets, "--set", "batch.global=20000", job="cpu.yaml")
+    fixed = ("--set", "recipe.micro_batch_size=32768")
+    done = plan(lab, "-c", "local", *sets, *fixed, job="cpu.yaml")
     assert done.returncode == 4 and "of host memory per node" in done.stderr
+    memory = ("--set", "resources.memory_per_node=16GiB")
+    done = plan(lab, "-c", "local", *sets, *memory, "--json", job="cpu.yaml")
+    assert done.returncode == 0, done.stderr
+    begun = json.loads(done.stdout)["plan"]
+    recipe, then = begun["recipe"], begun["ladder"][0]
+    assert 1 < recipe["micro_batch_size"] < 32768, "largest that fits"
+    assert recipe["micro_batch_size"] * recipe["grad_accum"] == 32768
+    assert then["micro_batch_size"] == recipe["micro_batch_size"] // 2
+    assert f"{recipe['micro_batch_size']} is the largest micro-batch that fits" in begun["reason"]
 
 
 @pytest.mark.slow
