@@ -113,7 +113,7 @@ def decide(e: Evidence) -> Action:
     if e.living and e.queued and not e.attended:
         return Record("lost", "node-failed", UNATTENDED)
     if not e.living or e.waiting:
-        return Rent() if _may_renew(e) else Wait()
+        return Rent() if _may_renew(e) else _late(e) or Wait()
     if e.handle.id is None:
         return _unanswered(e)
     if "pod" not in e.answered:
@@ -149,6 +149,24 @@ def _cancelled(e: Evidence) -> str:
     if e.handle.id is None:
         return f"cancelled before it {began}; it had no pod"
     return f"cancelled before it {began}: its pod was ended"
+
+
+def _late(e: Evidence) -> Action | None:
+    """Look for pods of a cancelled run that RunPod had not confirmed, and end them; None if there are none.
+
+    A pod that has begun the run stops by itself.
+    """
+    if e.state.get("state") != "cancelled" or e.handle.id is not None:
+        return None
+    if e.deadline is None or is_past(e, 0.0):  # RunPod was never asked, or has ended what it created
+        return None
+    if "named" not in e.answered:
+        return Look("named")
+    named = [Handle.of(e.handle.profile, one, e.cluster) for one in e.named]
+    left = [one for one in named if one not in e.ended]
+    if left and "begun" not in e.answered:
+        return Look("begun")
+    return End(left[0]) if left and not e.begun else None
 
 
 def _rejected(e: Evidence, rejected: Rejected) -> Action:

@@ -123,6 +123,24 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
 
 
 @pytest.mark.slow
+def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_by_a_look(lab: Lab) -> None:
+    ready = lab.prepare()
+    lab.sandbox.faults(
+        lost_response={"p": 1, "on": "POST /(v2/pods|graphql)"},
+        unlisted={"p": 1, "value": 5},
+        slow_pull={"p": 1, "value": 3000},
+    )
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    lab.scheduler.cancel(run)
+    assert run.read_state()["state"] == "cancelled" and lab.bill(run) == 2
+    wait_for(lambda: len(lab.pods(run)) == 2, "the pods are listed")
+    assert lab.scheduler.statuses([run])[0].state == "cancelled"
+    assert not lab.pods(run), "they cost money, and their image may never come"
+
+
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
     ready = lab.prepare()
     lab.sandbox.faults(
