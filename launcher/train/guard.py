@@ -9,6 +9,7 @@ from launcher.train.task import TaskError
 
 MOST_IN_A_ROW = 10
 "Non-finite steps in a row that end the run. One bad batch is skipped; a diverged model does not recover."
+NO_WEIGHT = "its weight is 0, so there is no gradient"
 
 
 class Guard:
@@ -17,16 +18,36 @@ class Guard:
     def __init__(self, scaler: LossScaler) -> None:
         self.scaler = scaler
         self._in_a_row = 0
+        self._accepted = False
+        self._refused = ""
+        "Why the latest skipped step was skipped."
 
     def refuses(self, loss: float, weight: float, grad_norm: float) -> str | None:
         """Return the reason to skip the step, or None. `loss` and `weight` are sums over the step.
 
         Raises FloatingPointError if training has diverged, TaskError for a negative weight.
         """
+        reason = self._refuses(loss, weight, grad_norm)
+        if reason is None:
+            self._accepted = True
+        else:
+            self._refused = reason
+        return reason
+
+    def check_trained(self) -> None:
+        """Raise an error if every step was skipped, because the model would be saved as it began.
+
+        It is a TaskError if the last one had no gradient, else a FloatingPointError.
+        """
+        if self._refused and not self._accepted:
+            why = f"no step changed the model. The last one was left out: {self._refused}"
+            raise TaskError(why) if self._refused == NO_WEIGHT else FloatingPointError(why)
+
+    def _refuses(self, loss: float, weight: float, grad_norm: float) -> str | None:
         if weight < 0:
             raise TaskError(f"the weights that loss() returned add up to {weight:g}; they must be 0 or more")
         if weight == 0:
-            return "its weight is 0, so there is no gradient"
+            return NO_WEIGHT
         if not self.scaler.accepts(grad_norm):
             return f"a gradient overflowed in fp16, the loss scale is now {self.scaler.factor:g}"
         if math.isfinite(loss) and math.isfinite(grad_norm):

@@ -736,12 +736,22 @@ def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path:
 def test_without_a_target_there_is_no_loss_and_no_best_checkpoint(tmp_path: Path) -> None:
     every = {"eval_every": 1, "checkpoint_every": 1, "keep_best": True}
     run = trap(tmp_path / "run", sign=0, train=every)
-    ended = start(run, recipe("none", micro=8), ranks=1)
-    assert ended.codes == {0: 0}, ended.output
+    start(run, recipe("none", micro=8), ranks=1)
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert [(line["loss"], line["eval_loss"]) for line in lines] == [(None, None)] * 3
-    marker = json.loads((run.checkpoints / "step-00000003" / "complete.json").read_text())
+    marker = json.loads((run.checkpoints / "step-00000002" / "complete.json").read_text())
     assert "eval_loss" not in marker
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error" and "no step changed the model" in failure["exception"]
+
+
+@pytest.mark.slow
+def test_a_training_whose_steps_were_all_skipped_has_not_succeeded(tmp_path: Path) -> None:
+    run = trap(tmp_path / "run", bad=[1, 2, 3])
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "numerical" and "not finite: loss nan" in failure["exception"]
+    assert not run.checkpoints.exists() or not [*run.checkpoints.glob("step-*")]
 
 
 @pytest.mark.parametrize(
