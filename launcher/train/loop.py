@@ -192,6 +192,9 @@ class Trainer:
             self.current.probed()
         self.where.phase = "data"
         self.grace_period.watch()
+        if self._owes(done):
+            self.where.step = done
+            self._save(done, leaving=done == self.steps)
         for step in range(done + 1, self.steps + 1):
             self.where.step = step
             self.grace_period.step_begins()
@@ -222,8 +225,6 @@ class Trainer:
                 self._save(step, leaving=True)
                 self.rank.say(f"asked to stop: checkpoint of step {step} written")
                 return False
-        if done == self.steps and not self.checkpoints.saved:
-            self._save(done, leaving=True)  # the previous attempt ended before it saved this step
         return True
 
     def _write_export_files(self) -> None:
@@ -677,6 +678,11 @@ class Trainer:
     def _saves_after(self, step: int) -> bool:
         every = self.rank.job.train.checkpoint_every
         return every is not None and step % every == 0
+
+    def _owes(self, done: int) -> bool:
+        """Return whether the previous attempt handed over a step whose checkpoint was due but not written."""
+        due = done == self.steps or self._saves_after(done)
+        return due and done > 0 and self.checkpoints.saved != done
 
     def _evaluates_after(self, step: int) -> bool:
         every = self.rank.job.train.eval_every

@@ -88,12 +88,13 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     why_not = "sharding: ddp cannot be retried after a failure in backward"
     assert [one["reason"] for one in events(ours, "recovery-off")] == [why_not] * 4
     assert [one["why_not_in_process"] for one in events(ours, "downgrade")] == [None, why_not, None]
-    assert resumed(ours) == [(step, "shared-memory") for step in (6, 6, 8)]
+    assert resumed(ours) == [(6, "shared-memory"), (6, "checkpoint"), (8, "shared-memory")]
     assert "recvValue" not in lab.all_logs(ours), "a rank waits on the store of a rank that has left"
     # The model has BatchNorm: it gives up all else before its micro-batch.
     offload, smaller, _ = [event["reason"] for event in events(ours, "downgrade")]
     assert offload == "offload none -> cpu-optimizer" and smaller.startswith("micro-batch 16 -> 8")
-    assert [event["step"] for event in events(ours, "handover")] == [6, 6, 8]
+    assert [event["step"] for event in events(ours, "handover")] == [6, 8]
+    assert [event["step"] for event in events(ours, "checkpoint")] == [6, 8], "attempt 1 wrote that of step 6"
     assert [line["step"] for line in metrics(ours)] == list(range(1, STEPS + 1)), "each step once"
     assert [line["step"] for line in metrics(ours) if "eval_loss" in line] == [2, 4, 6, 8]
 
@@ -109,6 +110,33 @@ def test_every_phase_that_ends_an_attempt_costs_no_optimizer_step(lab: Lab) -> N
     mine, other = (final(one, lab.folder / f"{one.id}.pt") for one in (ours, theirs))
     assert len(mine) > 20 and mine.keys() == other.keys()
     assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", pytest.param("evaluation", marks=pytest.mark.slow)])
+def test_a_checkpoint_that_was_due_when_memory_ran_out_is_written_by_the_next_attempt(
+    lab: Lab, phase: str
+) -> None:
+    train = {"eval_every": 2, "checkpoint_every": 2, "keep_best": True, "keep_checkpoints": 3}
+    found = run(
+        lab,
+        task="launcher.tasks.gpt:PydocGPT",
+        args={"layers": 1, "dim": 32, "heads": 2, "context": 1024},
+        steps=5,
+        batch={"global": 8},
+        recipe={"sharding": "fsdp", "precision": "fp32"},
+        train={**train, "probe": "never"},
+        env={"TRAIN_MEMORY_FAIL": f"phase={phase},step=2,attempt=0"},
+    )
+    assert [(one["failure"], one["phase"]) for one in verdicts(found)] == [
+        ("gpu-oom", phase),
+        ("succeeded", None),
+    ]
+    assert resumed(found) == [(2, "shared-memory")]
+    assert [event["step"] for event in events(found, "checkpoint")] == [2, 4, 5]
+    recorded = {line["step"]: line["eval_loss"] for line in metrics(found) if "eval_loss" in line}
+    for step in (2, 4, 5):  # keep_best compares these
+        marker = json.loads((found.checkpoints / f"step-{step:08d}" / "complete.json").read_text())
+        assert marker["eval_loss"] == recorded[step]
 
 
 @pytest.mark.slow

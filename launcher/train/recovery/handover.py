@@ -107,6 +107,7 @@ class Handover:
                 "scaler": self.checkpoints.scaler.state(),
                 "made_with": self.checkpoints.made_with,
                 "unrecorded": progress.unrecorded,
+                "evaluated": self.checkpoints.evaluated,
             }
             return write_packed(_file(folder, rank.number), self._parts(), about)
 
@@ -208,6 +209,7 @@ class Handover:
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
         self.checkpoints.before = own.about["made_with"]
+        self.checkpoints.evaluated = own.about["evaluated"]
         self.checkpoints.rank_state.load(own.about["own"], rng=True)
         return Resumed(own.about["step"], "shared-memory", own.about["unrecorded"])
 
