@@ -209,7 +209,7 @@ class Handover:
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
         self.checkpoints.before = own.about["made_with"]
-        self.checkpoints.evaluated = own.about["evaluated"]
+        self.checkpoints.evaluated = own.about.get("evaluated", self.checkpoints.evaluated)
         self.checkpoints.rank_state.load(own.about["own"], rng=True)
         return Resumed(own.about["step"], "shared-memory", own.about["unrecorded"])
 
