@@ -117,7 +117,7 @@ class Decider:
     def best(self) -> Choice:
         """Choose among the recipes that the job leaves open.
 
-        On a CPU, nothing is searched: see `_on_cpu`.
+        On a CPU, only the ladder is searched: see `_on_cpu`.
         """
         if self.layout.gpus_per_node:
             choice = self._with_tensor(self.choose(self.space(), nearest=False))
@@ -128,10 +128,10 @@ class Decider:
         return Choice(chosen=chosen, reason=plan.reason, losers=())
 
     def _on_cpu(self) -> tuple[Candidate, Plan]:
-        """Return the largest micro-batch that fits, and the plan that begins with it.
+        """Return the job's recipe or the first rung of its ladder that fits, and the plan that begins so.
 
-        There is one memory and no known speed, so the rest of the recipe stays. If the job sets its
-        micro-batch or if none fits, return the job's recipe.
+        There is one memory and no known speed, so nothing else is tried. If the job sets its micro-batch or
+        if no rung fits, return the job's recipe.
         """
         chosen = self.evaluate.confirm(self.plan.recipe)
         if self.capacity.misfit(chosen.estimate) is None or self.fixed & {"micro_batch_size", "grad_accum"}:
@@ -141,8 +141,7 @@ class Decider:
                 continue
             smaller = self.evaluate.confirm(rung)
             if self.capacity.misfit(smaller.estimate) is None:
-                size = rung.micro_batch_size
-                why = f"{self.plan.reason}; {size} is the largest micro-batch that fits in host memory"
+                why = f"{self.plan.reason}; the first rung of its ladder that fits in host memory"
                 begun = {"recipe": rung, "ladder": self.plan.ladder[at:], "reason": why}
                 return smaller, self.plan.model_copy(update=begun)
         return chosen, self.plan

@@ -143,7 +143,7 @@ def test_states_that_do_not_fit_are_not_traced():
 
 
 def test_a_step_in_the_backward_pass_is_chosen_where_gradients_do_not_fit_and_nothing_clips_them():
-    """7B on two gpus of 48 GB: 50.2 GiB of model states on each, of which 12.6 are gradients."""
+    """7B on two GPUs of 48 GB: 50.2 GiB of model states on each, of which 12.6 are gradients."""
     toy = Toy(gpus=2, per_rank=1)
     free, clipping = (toy.choose(toy.space(clips=clips, optimizer="adamw")).chosen for clips in (False, True))
     assert free is not None and clipping is not None

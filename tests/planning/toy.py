@@ -35,7 +35,7 @@ class Toy:
     host: int | None = 512 * GIB
     "Host memory of a node; None if unknown."
     known: bool = True
-    "Whether anything is known of the gpu's speed."
+    "Whether anything is known of the GPU's speed."
     asked: list[Recipe] = field(default_factory=list)
 
     @property

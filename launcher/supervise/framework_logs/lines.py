@@ -120,7 +120,7 @@ class FrameworkLines:
         """Return the number of the first step: as logged, or else 0 if the first training step is 0."""
         if reading.first is not None:
             return reading.first
-        if self._first is None and any(not name.startswith("eval_") for name in numbers):
+        if self._first is None and not of_evaluation(numbers):
             self._first = 0 if reading.step == 0 else 1
         return 1 if self._first is None else self._first
 

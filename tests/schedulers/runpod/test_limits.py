@@ -17,6 +17,7 @@ from launcher.cli.main import app
 from launcher.cli.runpod import leaks
 from launcher.cli.runs import clean
 from launcher.rundir.find import find_run
+from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.errors import UnendedError
@@ -122,18 +123,23 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
     lab.until(run, "succeeded")
 
 
-@pytest.mark.slow
-def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_by_a_look(lab: Lab) -> None:
+def unconfirmed(lab: Lab, *, unlisted: float, slow_pull: float) -> RunDir:
+    """A run whose pods RunPod lists after `unlisted` seconds, and whose image takes `slow_pull` seconds."""
     ready = lab.prepare()
     lab.sandbox.faults(
         lost_response={"p": 1, "on": "POST /(v2/pods|graphql)"},
-        unlisted={"p": 1, "value": 5},
-        slow_pull={"p": 1, "value": 3000},
+        unlisted={"p": 1, "value": unlisted},
+        slow_pull={"p": 1, "value": slow_pull},
     )
     with pytest.raises(UnclearError):
         lab.submit(ready)
     lab.sandbox.faults()
-    run = find_run(ready.request.run_id)
+    return find_run(ready.request.run_id)
+
+
+@pytest.mark.slow
+def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_by_a_look(lab: Lab) -> None:
+    run = unconfirmed(lab, unlisted=5, slow_pull=3000)
     lab.scheduler.cancel(run)
     assert run.read_state()["state"] == "cancelled" and lab.bill(run) == 2
     wait_for(lambda: len(lab.pods(run)) == 2, "the pods are listed")
@@ -142,16 +148,7 @@ def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_b
 
 
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
-    ready = lab.prepare()
-    lab.sandbox.faults(
-        lost_response={"p": 1, "on": "POST /(v2/pods|graphql)"},
-        unlisted={"p": 1, "value": 30},
-        slow_pull={"p": 1, "value": 6},
-    )
-    with pytest.raises(UnclearError):
-        lab.submit(ready)
-    lab.sandbox.faults()
-    run = find_run(ready.request.run_id)
+    run = unconfirmed(lab, unlisted=30, slow_pull=6)
     unknown = f"runpod:box:run/{run.id}"
     assert lab.look(run).handle == unknown, "nobody knows of a pod yet"
     said = CliRunner().invoke(app, ("cancel", run.id)).output
@@ -192,7 +189,7 @@ def test_a_submission_leads_with_the_price_of_the_first_offer_and_the_worst_of_a
         "1 x " + A5000
     )
     assert cost["worst_usd"] == pytest.approx(2 * 0.4914, abs=1e-3), (
-        "the other gpu, should the first be refused"
+        "the other GPU, should the first be refused"
     )
     shown = CliRunner().invoke(app, first).stdout.splitlines()
     assert [line.split()[0] for line in shown[:5]] == ["price", "predicted", "predicted", "worst", "job"]

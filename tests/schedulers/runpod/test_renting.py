@@ -200,13 +200,13 @@ def test_before_the_next_offer_is_asked_for_a_doubted_pod_is_looked_for(serve: A
 
     rented = rent(client, replace(wanted, body=body))
     assert (rented.id, rented.offer.need.gpu_id) == ("p1", "A") and len(posts(there)) == 2
-    assert set(bodies) == {"A"}, "the plan stays the one of its gpu"
+    assert set(bodies) == {"A"}, "the plan stays the one of its GPU"
     assert list(there.pods) == ["p1"]
 
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_another_gpu_is_asked_for_once_every_doubtful_pod_is_accounted_for(serve: Any, hidden: bool) -> None:
-    """Each of two creations of a gpu is lost; of their pods, which are too dear, one may stay hidden."""
+    """Each of two creations of a pod is lost; of their pods, which are too dear, one may stay hidden."""
 
     def posted(there: RunPodOfOurs, asked: Asked) -> Reply:
         number, gpu = len(posts(there)), gpu_of(asked)

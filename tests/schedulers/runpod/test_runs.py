@@ -147,7 +147,7 @@ def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_gpu_is_rente
     run = lab.submit(ready)
     (pod,) = lab.pods(run)
     assert pod["gpu"]["id"] == A6000 and lab.bill(run) == 2
-    assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that gpu"
+    assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that GPU"
     assert json.loads((lab.there(run) / "run.json").read_text())["cluster"]["runpod"]["gpu_id"] == A6000
 
 
@@ -190,7 +190,7 @@ def test_a_gpu_of_which_nobody_knows_whether_the_job_fits_is_rented_on_demand_on
     assert not [line for line in ready.warnings if line.startswith("rents")]
     with pytest.raises(SchedulerError, match=words) as caught:
         lab.scheduler.check(ready)
-    assert str(caught.value).count("--unplanned") == 2, "both gpus"
+    assert str(caught.value).count("--unplanned") == 2, "both GPUs"
     asked = lab.prepare(gpu=True, job=job, limits=Limits(unplanned=True), server_limit=server_limit)
     assert [line for line in asked.warnings if line.startswith(f"rents 1 x {A5000}")]
     lab.scheduler.check(asked)
