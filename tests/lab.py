@@ -75,7 +75,7 @@ class Lab:
     def submit(self, *arguments: str) -> RunDir:
         """Start detached; fails the test when the CLI does."""
         done = self.cli("submit", *arguments)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done
         return self.newest()
 
     def newest(self) -> RunDir:

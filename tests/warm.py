@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import set_forkserver_preload
 from multiprocessing.resource_tracker import _resource_tracker
@@ -71,6 +71,9 @@ VERBS = tuple(
 "What verbs import."
 PATH = [folder for folder in sys.path if folder]
 "In the server: where a new interpreter looks for modules, beside the folder of its program."
+_ASKING = threading.Lock()
+"""Held by a thread that asks how a program has ended. The server says it once, and `Process.start` asks about
+every program: the second of two threads that ask at a time takes the program for ended with 255."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -91,10 +94,17 @@ def start(program: Program, stdout: int, stderr: int) -> ForkServerProcess:
     set_forkserver_preload([*IMPORTED, *VERBS])
     outputs = [Connection(os.dup(number), readable=False) for number in (stdout, stderr)]
     process = ForkServerContext().Process(target=_become, args=(program, *outputs))
-    process.start()
+    with _ASKING:
+        process.start()
     for output in outputs:
         output.close()
     return process
+
+
+def exit_code(process: ForkServerProcess) -> int | None:
+    """Return the exit code of a program, or None if it runs."""
+    with _ASKING:
+        return process.exitcode
 
 
 def signal_session(process: ForkServerProcess, number: signal.Signals) -> None:
@@ -118,11 +128,12 @@ def run(program: Program, timeout: float) -> subprocess.CompletedProcess[str]:
         late = futures.wait(said, timeout).not_done
         if late:
             signal_session(process, signal.SIGKILL)
-        process.join()
-        assert process.exitcode is not None
+        wait([process.sentinel])
+        code = exit_code(process)
+        assert code is not None
     if late:
         raise subprocess.TimeoutExpired(program.argv, timeout, *(one.result() for one in said))
-    return subprocess.CompletedProcess(program.argv, process.exitcode, *(one.result() for one in said))
+    return subprocess.CompletedProcess(program.argv, code, *(one.result() for one in said))
 
 
 def _become(program: Program, stdout: Connection, stderr: Connection) -> NoReturn:

@@ -177,9 +177,10 @@ def _run(
         timed_out = False
         while left:
             wait([process.sentinel for process in left.values()], max(0.0, due - time.monotonic()))
-            for rank in [rank for rank, process in left.items() if process.exitcode is not None]:
-                code = left.pop(rank).exitcode
-                assert code is not None
+            for rank, process in list(left.items()):
+                if (code := warm.exit_code(process)) is None:
+                    continue
+                del left[rank]
                 codes[rank] = code if code >= 0 else 128 - code
                 if codes[rank] not in (0, EXIT_STOPPED) and not failed:
                     failed, due, number = True, time.monotonic() + SETTLE_SECONDS, signal.SIGTERM
