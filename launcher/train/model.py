@@ -22,6 +22,7 @@ from launcher.train.float8 import to_float8
 from launcher.train.kept_memory import KeptMemory
 from launcher.train.mesh import SHARD, Meshes
 from launcher.train.offload import copy_gradients_to_host
+from launcher.train.optimizers.build import NONE_TRAINED
 from launcher.train.outer_units import check_outer_units
 from launcher.train.own_numbers import OwnNumbers
 from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
@@ -38,7 +39,8 @@ def new_model(
 ) -> nn.Module:
     """Return the whole model on the CPU; on the meta device if `on_meta` or the task's `built_on_meta`.
 
-    `say` is told what the precision changes besides parameters.
+    `say` is told what the precision changes besides parameters. Raises TaskError for a model that cannot be
+    trained.
     """
     with torch.device("meta") if on_meta or task.built_on_meta else nullcontext():
         model = task.model()
@@ -59,7 +61,20 @@ def new_model(
     if task.adapter is not None:
         model = with_adapter(model, task, recipe)
     kept.check(model)
+    _check_trained(model)
     return with_fp32_outputs(model, recipe)
+
+
+def _check_trained(model: nn.Module) -> None:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise TaskError(f"the model {NONE_TRAINED}")
+    for name, p in trained.items():
+        if p.is_complex():
+            raise TaskError(
+                f"{name} is a complex parameter, which launcher's optimizers do not train: make it a real "
+                "one with a last dimension of 2, and call torch.view_as_complex(weight) in forward"
+            )
 
 
 def arranged(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -24,19 +24,18 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
-from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
 from launcher.train.gathered_weights import refuse_changes
 from launcher.train.kept_memory import KeptMemory
 from launcher.train.mesh import SHARD
 from launcher.train.model import check_loss
-from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import SetupError
 from launcher.train.recovery.state_finder import StateFinder
 from launcher.train.replaced import Originals
+from launcher.train.shapes import read_shapes
 from launcher.train.sharding import check_shardable, check_types
-from launcher.train.task import TaskError
+from launcher.train.task import Task, TaskError
 from tests.train import traps
 from tests.train.runs import any_error, error, job, losses, prepare, recipe, start
 
@@ -107,11 +106,23 @@ def test_under_fsdp_no_rank_of_a_tensor_parallel_group_has_nothing_of_a_paramete
         dist.destroy_process_group()
 
 
-def test_a_complex_parameter_is_refused_with_what_to_do() -> None:
-    model = nn.Linear(2, 2)
-    model.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    with pytest.raises(SetupError, match=r"^turn is a complex parameter.*view_as_complex"):
-        build_optimizer(model, cast(Any, None), Unlimited())
+class Turned(traps.Normed):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        return model
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Turned(), r"^turn is a complex parameter.*view_as_complex"),
+        (traps.Trap(frozen=True), "^the model has no trainable parameter"),
+    ],
+)
+def test_a_model_that_no_optimizer_trains_is_refused_by_the_plan_too(task: Task, words: str) -> None:
+    with pytest.raises(TaskError, match=words):
+        read_shapes(task, recipe("none", micro=8))
 
 
 def test_ddp_has_the_attributes_of_the_model_and_refuses_its_modules() -> None:

@@ -22,27 +22,20 @@ from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local, step_mesh_by_mesh
 from launcher.train.rank import Rank, SetupError
 
+NONE_TRAINED = "has no trainable parameter: all of them have requires_grad=False"
+
 
 def build_optimizer(
     model: nn.Module, rank: Rank, budget: Budget, mesh: DeviceMesh | None = None
 ) -> torch.optim.Optimizer:
     """Return the optimizer of the recipe. `mesh`: the data-parallel ranks, which `zero1` needs.
 
-    Raises: SetupError if a library or the NVMe directory is missing, if no parameter is trained, or if one is
-    complex.
+    Raises: SetupError if a library or the NVMe directory is missing, or if a stage trains no parameter.
     """
-    for name, p in model.named_parameters():
-        if p.requires_grad and p.is_complex():
-            raise SetupError(
-                f"{name} is a complex parameter, which launcher's optimizers do not train: make it a real "
-                "one with a last dimension of 2, and call torch.view_as_complex(weight) in forward"
-            )
     groups = parameter_groups(model, rank.job.train)
     wide = embeddings(model) if rank.recipe.embedding_states == "32-bit" else []
     if not groups:
-        stage, staged = rank.coordinates.pipeline, rank.recipe.pipeline > 1
-        who = f"stage {stage} of the pipeline" if staged else "the model"
-        raise SetupError(f"{who} has no trainable parameter: all of them have requires_grad=False")
+        raise SetupError(f"stage {rank.coordinates.pipeline} of the pipeline {NONE_TRAINED}")
     if rank.recipe.sharding != "zero1":
         return _placed(groups, wide, rank, budget)
     assert mesh is not None
