@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ os.environ.pop("COLUMNS", None)  # output has the width that a test asks for, wh
 
 LONGEST = ["slurm", "train", "images", "e2e", "schedulers", "doctor", "memory", "cli", "api", "supervise"]
 "Folders whose files take longest, that first."
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        folder = tempfile.TemporaryDirectory(prefix="launcher-self-tests-")
+        os.environ["SELF_TESTS"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

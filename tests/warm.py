@@ -58,6 +58,7 @@ IMPORTED = (
     "launcher.train.pipeline.stage",
     "launcher.train.recovery.handover",
     "launcher.train.recovery.state_finder",
+    "tests.shared_self_tests",
 )
 """Modules that are imported before the fork, with those of VERBS. `launcher.train.failure`, and what imports
 it, is not among them: it reads the environment when it is imported."""
