@@ -489,12 +489,12 @@ RECOMPUTED = {"compile": True, "activations": "checkpoint"}
 @pytest.mark.parametrize(
     "cases",
     [
-        {"compiled": RECOMPUTED},
+        {"eager, recomputed": {"activations": "checkpoint"}},
         pytest.param(
             {
                 "eager": {},
-                "eager, recomputed": {"activations": "checkpoint"},
                 "compiled": {"compile": True},
+                "compiled, recomputed": RECOMPUTED,
                 "selective": {**RECOMPUTED, "activations": "selective"},
                 "budget": {**RECOMPUTED, "activations": "budget", "activation_budget": 0.0},
             },
