@@ -28,7 +28,6 @@ from launcher.spec.events import (
     AttemptStarted,
     Event,
     RecipeChange,
-    Submitted,
     SupervisorStarted,
 )
 from launcher.spec.job import Job
@@ -85,8 +84,8 @@ class Spent:
 
     seconds: float | None = None
     "Time that its supervisors have run, without time in a queue."
-    queued: float | None = None
-    "Time from the first submission to the first start."
+    queued: float = 0.0
+    "Seconds in the queue, before every start."
     lost: float = 0.0
     "Seconds without training progress."
     usd: float | None = None
@@ -181,15 +180,10 @@ def first_start(events: Sequence[Event]) -> float | None:
 
 def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float, *, ended: bool) -> Spent:
     seconds, usd = paid_for(run, events, now, ended=ended)
-    submitted = next((event.time for event in events if isinstance(event, Submitted)), "")
-    started = next((event.time for event in events if isinstance(event, SupervisorStarted)), "")
-    begin, end = seconds_of(submitted), seconds_of(started)
-    return Spent(
-        seconds=seconds,
-        queued=None if begin is None or end is None else max(0.0, end - begin),
-        lost=sum(span.end - span.begin for span in timeline.spans if span.kind == "lost"),
-        usd=usd,
+    waits, losses = (
+        [span.end - span.begin for span in timeline.spans if span.kind == kind] for kind in ("queue", "lost")
     )
+    return Spent(seconds=seconds, queued=sum(waits), lost=sum(losses), usd=usd)
 
 
 def capacity_of_rank(about: Any, plan: dict[str, Any]) -> int | None:
@@ -384,6 +378,10 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+QUEUED = 10.0
+"Seconds in the queue below which nothing is said of it: a run without a queue takes some to start."
+
+
 def headline(report: Report) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page as (name, value)."""
     totals, spent = report.totals, report.spent
@@ -399,6 +397,7 @@ def headline(report: Report) -> list[tuple[str, str]]:
         ("best eval loss", "" if held_out is None else f"{held_out:.4g}"),
         ("tokens", "" if totals.tokens is None else f"{totals.tokens:,.0f}"),
         ("time", "" if spent.seconds is None else format_duration(spent.seconds)),
+        ("in the queue", format_duration(spent.queued) if spent.queued >= QUEUED else ""),
         ("lost", format_duration(spent.lost) if spent.lost >= 0.5 else ""),
         (
             unit,

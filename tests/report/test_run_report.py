@@ -30,6 +30,7 @@ def test_the_headline_counts_each_step_once_and_compares_the_peak_with_the_gpu(l
     assert told["tokens"] == "4,000"  # step 9, which was repeated, counts once
     assert told["peak memory"] == "51 GiB of 80 GiB"
     assert told["best eval loss"] == "2" and told["loss"] == "1"
+    assert told["in the queue"] == "30s"
     assert told["cost"] == "0.13 USD"  # 117.5 s at 4 USD/h
     assert float(told["MFU"].rstrip("%")) == 40
 
@@ -163,6 +164,10 @@ def test_a_run_that_goes_on_and_one_that_has_only_begun_have_a_page(tmp_path: Pa
     assert [span.kind for span in report.timeline.spans] == ["queue", "start-up"]
     assert report.timeline.end == log.clock and not report.ended
     assert "running" in as_html(report)
+    log.event("requeued")
+    log.clock += 20
+    log.event("started", host="n")
+    assert dict(headline(log.report()))["in the queue"] == "30s"
 
 
 def test_an_attempt_that_was_killed_ends_when_it_was_last_seen_alive(tmp_path: Path) -> None:
