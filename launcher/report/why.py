@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.diagnosis.cause import label_of
@@ -23,6 +24,10 @@ _MESSAGE = 700
 "Maximum characters of an exception or an action. It is large because the advice is at the end."
 _BETWEEN = {"submitted": "it has not restarted yet", "stopping": "its ranks have not ended yet"}
 "States in which the last verdict belongs to an earlier start or attempt."
+_UNJUDGED = ("rendered", "damaged", "lost")
+"States that no verdict explains."
+_FINE = ("succeeded", "running")
+"States in which there is nothing to do."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
@@ -37,12 +42,28 @@ def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
 def why(run: RunDir, state: str, reason: str) -> list[str]:
     """Return at most MAX_LINES lines: class, rank, phase, exception, log lines, what was done, what to do."""
     judged = verdicts(run)
-    if state in LIVING and not judged:
-        return [f"{run.id} is {state}: {reason or 'nothing has failed so far.'}"]
-    if state in _BETWEEN:
-        return [f"{run.id} is {state}: {reason or _BETWEEN[state]}"]
-    if state in ("rendered", "damaged"):
-        return [f"{run.id} is {state}: {reason}"]
+    if state in _BETWEEN and judged:
+        reason = reason or _BETWEEN[state]
+    if state in (*_BETWEEN, *_UNJUDGED) or not judged:
+        return _unjudged(run, state, reason)
+    failures = [entry for entry in judged if not entry[1].ok]
+    if not failures:
+        return _without_failure(run)
+    number, verdict, _ = failures[-1]
+    ended = run.read_state()
+    between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
+    if between and state not in _FINE:
+        return [
+            f"{run.id} {_sentence(state)}",
+            f"cause     {ended.failure}: {cut(ended.reason, _MESSAGE)} (after attempt {number})",
+            f"before    attempt {number}: {verdict.failure}: {cut(verdict.reason)}",
+            f"do        launcher resume {run.id}",
+        ]
+    return _failed(run, state, failures)
+
+
+def _unjudged(run: RunDir, state: str, reason: str) -> list[str]:
+    """Return why a run is in a state that no verdict explains."""
     if state == "lost":
         when = f"in attempt {len(run.attempts()) - 1}" if run.attempts() else "before the first attempt"
         return [
@@ -50,43 +71,40 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
             f"cause     node-failed, {when}",
             f"do        launcher resume {run.id}",
         ]
-    if not judged:
-        return [f"{run.id} is {state}: {reason or 'no attempt was judged'}"]
-    failures = [entry for entry in judged if not entry[1].ok]
-    if not failures:
-        first, skipped = f"{run.id} succeeded in its first attempt", _skipped(run)
-        if any(isinstance(event, Downgrade) for event in run.read_events()):
-            return [*skipped, f"{first}; memory ran out on the way:"]
-        return [f"{first}: no attempt failed.", *skipped] if skipped else [f"{first}: nothing failed."]
+    nothing = "nothing has failed so far." if state in LIVING else "no attempt was judged"
+    return [f"{run.id} is {state}: {reason or nothing}"]
+
+
+def _without_failure(run: RunDir) -> list[str]:
+    first, skipped = f"{run.id} succeeded in its first attempt", _skipped(run)
+    if any(isinstance(event, Downgrade) for event in run.read_events()):
+        return [*skipped, f"{first}; memory ran out on the way:"]
+    return [f"{first}: no attempt failed.", *skipped] if skipped else [f"{first}: nothing failed."]
+
+
+def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]]) -> list[str]:
+    """Return the last failure, and what to do if the run has ended with it."""
     number, verdict, then = failures[-1]
-    ended = run.read_state()
-    between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
-    if between and state not in ("succeeded", "running"):
-        return [
-            f"{run.id} {_sentence(state)}",
-            f"cause     {ended.failure}: {cut(ended.reason, _MESSAGE)} (after attempt {number})",
-            f"before    attempt {number}: {verdict.failure}: {cut(verdict.reason)}",
-            f"do        launcher resume {run.id}",
-        ]
     lines = [
         f"{run.id} {_sentence(state)}",
         f"cause     {verdict.failure}: {verdict.reason} (attempt {number})",
     ]
-    where = [f"rank {verdict.rank}" if verdict.rank is not None else ""]
-    where += [f"node {verdict.node}" if verdict.node is not None else ""]
-    where += [
-        f"phase {verdict.phase}" if verdict.phase else "",
-        f"step {verdict.step}" if verdict.step is not None else "",
-    ]
-    where += [f"exit code {verdict.exit_code}" if verdict.exit_code is not None else ""]
-    if any(where):
-        lines.append("where     " + ", ".join(part for part in where if part))
+    where = {
+        "rank": verdict.rank,
+        "node": verdict.node,
+        "phase": verdict.phase,
+        "step": verdict.step,
+        "exit code": verdict.exit_code,
+    }
+    known = [f"{name} {value}" for name, value in where.items() if value not in (None, "")]
+    if known:
+        lines.append(f"where     {', '.join(known)}")
     if verdict.exception:
         lines.append(f"exception {cut(verdict.exception, _MESSAGE)}")
     memory = told_memory(verdict.memory)
     if memory:
         lines.append(f"memory    {cut(memory, _MESSAGE)}")
-    kept = None if state in ("succeeded", "running") else _kept(run)
+    kept = None if state in _FINE else _kept(run)
     lines += _decisive(verdict, _SHOWN_LOG_LINES - bool(memory) - bool(kept))
     if verdict.evidence:
         lines.append(f"evidence  {cut('; '.join(verdict.evidence))} ({verdict.confidence})")
@@ -99,12 +117,13 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         lines.append(f"before    {earlier}")
     if state == "succeeded":
         lines += _skipped(run)
+    if state in _FINE:
+        return lines[:MAX_LINES]
     if kept:
         lines.append(kept)
-    if state not in ("succeeded", "running"):
-        command = run.read_about().job.command is not None
-        lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
-    examine = [] if state in ("succeeded", "running") else _examine(run, verdict)
+    command = run.read_about().job.command is not None
+    lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
+    examine = _examine(run, verdict)
     return [*lines[: MAX_LINES - len(examine)], *examine]
 
 
