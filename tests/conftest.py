@@ -28,8 +28,9 @@ LONGEST = ["slurm", "train", "images", "e2e", "schedulers", "doctor", "memory", 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers inherit it
-        folder = tempfile.TemporaryDirectory(prefix="launcher-self-tests-")
+        folder = tempfile.TemporaryDirectory(prefix="launcher-tests-", ignore_cleanup_errors=True)
         os.environ["SELF_TESTS"] = folder.name
+        os.environ["XDG_STATE_HOME"] = f"{folder.name}/state"  # runs of tests are not among your own
         config.add_cleanup(folder.cleanup)
 
 
