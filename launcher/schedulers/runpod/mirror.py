@@ -62,14 +62,16 @@ class Copy:
             for item in self.volume.all(f"{self.prefix}plans/"):  # an earlier submission that was refused
                 if item.key.removeprefix(self.prefix) not in names:
                     self.volume.delete(item.key)
-            for name in names:
-                if not PurePosixPath(name).name.startswith("."):
-                    data = (self.run.path / name).read_bytes()
-                    if name == "state.json":  # before: an error does not tell whether it was written
-                        index[name] = [len(data), data.decode(), 0]
-                    self.volume.write(self.prefix + name, data)
-                    if name != "state.json":
-                        index[name] = [len(data), "", 0]
+            files = {
+                name: (self.run.path / name).read_bytes()
+                for name in names
+                if not PurePosixPath(name).name.startswith(".")
+            }
+            for name, data in files.items():
+                index[name] = [len(data), data.decode() if name == "state.json" else "", 0]
+            self._keep(index)  # before: neither an error nor a kill tells what was written
+            for name, data in files.items():
+                self.volume.write(self.prefix + name, data)
             if not self.run.cancel.exists():
                 self.volume.delete(f"{self.prefix}cancel")
                 index.pop("cancel", None)
@@ -186,7 +188,9 @@ class Copy:
         name = item.key.removeprefix(self.prefix)
         path, known = self.run.path / name, index.get(name, [0, "", 0])
         if PurePosixPath(name).suffix in GROWING:
-            index[name] = [self._append(path, item, int(known[0]), name == "events.jsonl"), item.mark, 0]
+            for read in self._append(path, item, int(known[0]), name == "events.jsonl"):
+                index[name] = [read, item.mark, 0]
+                self._keep(index)  # now: after a kill, the same bytes would be appended again
         elif [item.size, item.mark] != known[:2] and name not in self._sent(index):
             replace_bytes(path, self.volume.read(item.key, 0, item.size))
             index[name] = [item.size, item.mark, 0]
@@ -195,18 +199,18 @@ class Copy:
         """Return the files that are sent to the volume and never fetched from it."""
         return {name for name, known in index.items() if known[2]}
 
-    def _append(self, path: Path, item: Object, start: int, whole_lines: bool) -> int:
-        """Append what is new after `start`, and return how far the file has been read.
+    def _append(self, path: Path, item: Object, start: int, whole_lines: bool) -> Iterator[int]:
+        """Append what is new after `start`, and yield how far the file has been read after each part.
 
         With `whole_lines`, only complete lines are appended, because our own events go into the same file.
         """
         if item.size < start:  # the file was rewritten
             if whole_lines:
-                return item.size
+                yield item.size
+                return
             path.unlink(missing_ok=True)
             start = 0
-        if item.size == start:
-            return start
+            yield start
         path.parent.mkdir(parents=True, exist_ok=True)
         while start < item.size:
             data = self.volume.read(item.key, start, item.size)
@@ -217,7 +221,7 @@ class Copy:
             with open(path, "ab") as file:
                 file.write(data)
             start += len(data)
-        return start
+            yield start
 
     def _state(self) -> tuple[Object, bytes] | None:
         try:
@@ -248,7 +252,10 @@ class Copy:
             try:
                 yield index
             finally:
-                replace_bytes(self.run.path / INDEX, json.dumps(index).encode())
+                self._keep(index)
+
+    def _keep(self, index: Index) -> None:
+        replace_bytes(self.run.path / INDEX, json.dumps(index).encode())
 
 
 def _skipped(folder: str, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,36 @@ def test_a_log_may_grow_and_a_file_may_go_while_a_run_is_downloaded(
     copy.download(tmp_path / "all")
     assert (tmp_path / "all" / "metrics.jsonl").read_bytes().startswith(b"line\n")
     assert not (tmp_path / "all" / ".state.json.new").exists()
+
+
+@pytest.mark.parametrize("sending", [False, True])
+def test_a_kill_between_two_requests_leaves_no_event_twice(
+    copy: Copy, bucket: Bucket, tmp_path: Path, sending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = b'{"event": "submitting"}\n', b'{"event": "running"}\n'
+    killed = Copy(RunDir(tmp_path / "killed"), copy.volume, copy.prefix)
+
+    def leave() -> None:
+        shutil.copytree(copy.run.path, killed.run.path, dirs_exist_ok=True)
+
+    def write(key: str, data: bytes) -> None:
+        bucket.objects[key.removeprefix(copy.prefix)] = data
+        leave()
+
+    copy.run.path.mkdir(parents=True)
+    copy.run.events.write_bytes(ours)
+    if sending:
+        for file in (copy.run.run, copy.run.plan, copy.run.state, copy.run.cancel):
+            file.write_text("{}")
+        monkeypatch.setattr(copy.volume, "write", write)
+        copy.push()
+    else:
+        bucket.objects |= {"events.jsonl": theirs, "metrics.jsonl": b"{}\n"}
+        bucket.before_read = lambda name: leave() if name == "metrics.jsonl" else None
+        copy.fetch(Wanted())
+        bucket.before_read = lambda _: None
+    killed.fetch(Wanted())
+    assert killed.run.events.read_bytes() == (ours if sending else ours + theirs)
 
 
 @pytest.mark.parametrize(
