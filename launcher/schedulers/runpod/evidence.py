@@ -10,7 +10,8 @@ from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.handle import Handle, handle_in
 
-_ASKED = ("submitting", "submitted", "resubmitted", "requeued")
+ASKED = ("submitting", "submitted", "resubmitted", "requeued")
+"Events of a request for a pod, with its time limit."
 
 Question = Literal["records", "pod", "named", "owner", "price", "last words", "other", "begun"]
 """What can be looked up:
@@ -166,7 +167,7 @@ def limit_in(events: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
     """Return the latest pod's (deadline in seconds since the epoch, time limit in seconds)."""
     for event in reversed(events):
         seconds, since = event.get("seconds"), seconds_of(str(event.get("time", "")))
-        if event.get("event") in _ASKED and isinstance(seconds, int) and since is not None:
+        if event.get("event") in ASKED and isinstance(seconds, int) and since is not None:
             return since + seconds, seconds
     return None
 

@@ -13,6 +13,7 @@ from launcher.planning import cost
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.cost import affordable
 from launcher.schedulers.runpod.errors import ApiError
+from launcher.schedulers.runpod.evidence import ASKED
 from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
 from launcher.spec.base import format_duration
 
@@ -309,23 +310,30 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
 
 
 def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
-    """Return the USD cost of a run's pods so far, from their billed prices per hour."""
+    """Return the USD cost of a run's pods so far, from their billed prices per hour.
+
+    A pod whose end was seen late cost money until its time limit at most, unless it was rejected for
+    outliving it.
+    """
     from launcher.rundir.time import seconds_of
 
     def at(event: Mapping[str, object]) -> float | None:
         return seconds_of(str(event.get("since") or event.get("time", "")))
 
     total, since, price, rejected = 0.0, None, 0.0, False
+    longest = until = math.inf
     timed = [(moment, event) for event in events if (moment := at(event)) is not None]
     # Sort, because a pod's events arrive here later than events that were written here meanwhile.
     for moment, event in sorted(timed, key=lambda one: one[0]):
-        what, rented = event.get("event"), event.get("usd_per_hour")
+        what, rented, seconds = event.get("event"), event.get("usd_per_hour"), event.get("seconds")
         ends = what in ("rejected-ended", "submitting")
         if not rejected:  # a pod that could not be ended outlives its run
             ends = ends or what in ("finished", "pod-gone")
         if since is not None and (ends or rented is not None):
-            total, since = total + (moment - since) / 3600 * price, None
+            total, since = total + (min(moment, until) - since) / 3600 * price, None
         rejected = what == "rejected" or (rejected and not ends)
+        if what in ASKED and isinstance(seconds, int):
+            longest = seconds
         if isinstance(rented, int | float):
-            since, price = moment, float(rented)
-    return total + ((now - since) / 3600 * price if since is not None else 0.0)
+            since, price, until = moment, float(rented), math.inf if rejected else moment + longest
+    return total + ((min(now, until) - since) / 3600 * price if since is not None else 0.0)
