@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.rundir.time import seconds_of
@@ -33,6 +33,8 @@ class Rejected:
 
     handle: Handle
     reason: str
+    late: bool = False
+    "Whether its run had ended before."
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,16 @@ class Evidence:
 
 def rejected_in(events: Sequence[Mapping[str, Any]]) -> Rejected | None:
     """Return the rejected pod, or None if it was ended or another one was requested since."""
+    found: Rejected | None = None
     for event in reversed(events):
         if event.get("event") in ("submitting", "rejected-ended"):
-            return None
-        if event.get("event") == "rejected":
+            break
+        if event.get("event") == "rejected" and found is None:
             _, profile, pod = str(event["handle"]).split(":", 2)
-            return Rejected(Handle(profile, pod), str(event.get("reason", "")))
-    return None
+            found = Rejected(Handle(profile, pod), str(event.get("reason", "")))
+        elif event.get("event") == "finished" and found is not None:
+            return replace(found, late=True)
+    return found
 
 
 def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:

@@ -74,10 +74,10 @@ class End:
 
 @dataclass(frozen=True)
 class EndRejected:
-    """End a rejected pod. `reason` says why its run has failed."""
+    """End a rejected pod. `reason` says why its run has failed; None if the run had ended before."""
 
     handle: Handle
-    reason: str
+    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -140,40 +140,50 @@ def _cancelled(e: Evidence) -> str:
         return "cancelled while it waited for its turn in the sweep"
     if e.waiting:
         return "cancelled while it waited for another pod"
-    began = "went on" if e.attempts else "began"
+    before = _cancelled_before(e)
     if (until := may_appear_until(e)) is not None:
         return (
-            f"cancelled before it {began}; RunPod has confirmed no pod for it. A pod that still appears "
+            f"{before}; RunPod has confirmed no pod for it. A pod that still appears "
             f"(until {until}) stops by itself"
         )
     if e.handle.id is None:
-        return f"cancelled before it {began}; it had no pod"
-    return f"cancelled before it {began}: its pod was ended"
+        return f"{before}; it had no pod"
+    return f"{before}: its pod was ended"
+
+
+def _cancelled_before(e: Evidence) -> str:
+    return f"cancelled before it {'went on' if e.attempts else 'began'}"
 
 
 def _late(e: Evidence) -> Action | None:
-    """Look for pods of a cancelled run that RunPod had not confirmed, and end them; None if there are none.
+    """Look for pods of a cancelled run that RunPod had not confirmed, and reject them; None if none are left.
 
     A pod that has begun the run stops by itself.
     """
-    if e.state.get("state") != "cancelled" or e.handle.id is not None:
+    if e.state.get("state") != "cancelled":
         return None
-    if e.deadline is None or is_past(e, 0.0):  # RunPod was never asked, or has ended what it created
-        return None
+    if e.handle.id in e.named and e.handle not in e.ended:
+        if "price" not in e.answered:
+            return Look("price")
+        usd = e.price[1] if e.price is not None else None
+        return Reject(f"{_cancelled_before(e)}, but {e.handle.words} appeared later", usd, None)
+    if e.handle.id is not None or e.deadline is None or is_past(e, 0.0):
+        return None  # it is confirmed, was never asked for, or RunPod has ended it
     if "named" not in e.answered:
         return Look("named")
-    named = [Handle.of(e.handle.profile, one, e.cluster) for one in e.named]
-    left = [one for one in named if one not in e.ended]
-    if left and "begun" not in e.answered:
+    if e.named and "begun" not in e.answered:
         return Look("begun")
-    return End(left[0]) if left and not e.begun else None
+    return _follow(e) if e.named and not e.begun else None
 
 
 def _rejected(e: Evidence, rejected: Rejected) -> Action:
     if "records" not in e.answered:
         return Look("records")
     reason = rejected.reason.split(";")[0]
-    return Wait(f"{reason}; {e.error}") if e.error else EndRejected(rejected.handle, reason)
+    if e.error:
+        return Wait(f"{reason}; {e.error}")
+    asked = e.living or e.state.get("state") == "cancelled"  # by whoever rejected it
+    return EndRejected(rejected.handle, reason if asked and not rejected.late else None)
 
 
 def _may_renew(e: Evidence) -> bool:
@@ -195,6 +205,10 @@ def _unanswered(e: Evidence) -> Action:
         return Record("lost", "node-failed", f"RunPod never answered, and there is no {name}")
     if len(e.named) > 1 and "owner" not in e.answered:
         return Look("owner")
+    return _follow(e)
+
+
+def _follow(e: Evidence) -> Follow:
     kept, *others = keep_first(e.named, e.owner)
     profile = e.handle.profile
     return Follow(

@@ -153,8 +153,9 @@ class Poller:
                 answers.ended.add(handle)
             case life.EndRejected(handle, reason):
                 self.end(handle)
+                answers.ended.add(handle)
                 run.append(RejectedEnded(handle=str(handle)))
-                if e.living or e.state.get("state") == "cancelled":  # `reject` asked it to stop
+                if reason is not None:
                     record(run, "failed", "unknown", f"{reason}: its pod was ended")
             case life.Record(state, failure, reason):
                 record(run, state, failure, reason)

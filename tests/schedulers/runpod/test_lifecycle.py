@@ -50,6 +50,8 @@ SEEN = ("records", "pod")
 GONE = (*SEEN, "last words", "other")
 SPOT = {"interruptible": True, "renewals_left": True, "purpose": "renew"}
 PREEMPTED = {"state": {"state": "interrupted", "failure": "preempted"}}
+LATE = ("named", "begun")
+CANCELLED = {"state": {"state": "cancelled"}}
 NOT_BEGUN = {"state": {"state": "submitted"}}
 
 TABLE: dict[str, tuple[Evidence, Action]] = {
@@ -139,6 +141,19 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     "a rejected pod that cannot be ended is told": (
         at(POD, *READ, rejected=REJECTED, error="pods/p1 keeps costing money"),
         Wait("it was billed at 1.000 USD/h, the limit is 0.300; pods/p1 keeps costing money"),
+    ),
+    # a pod of a cancelled run that appears later
+    "its price is looked up, because it has cost money": (
+        at(POD, *LATE, priced=False, named=("p1",), **CANCELLED),
+        Look("price"),
+    ),
+    "a run that was cancelled before does not keep it": (
+        at(POD, *LATE, "price", price=("A5000", 0.3), named=("p1",), **CANCELLED),
+        Reject("cancelled before it began, but pod p1 appeared later", 0.3, None),
+    ),
+    "its run stays cancelled": (
+        at(POD, *READ, rejected=replace(REJECTED, late=True), **CANCELLED),
+        EndRejected(POD, None),
     ),
     # a pod that is gone
     "a pod can be missing from the list for a minute": (
@@ -331,6 +346,8 @@ def test_events_tell_of_the_latest_pod() -> None:
     assert from_events("r", events, ABOUT, found=OTHER, now=NOW).handle == OTHER
     events.append(event(11, "rejected", handle="runpod:box:p2", reason="too dear"))
     assert from_events("r", events, ABOUT, now=NOW).rejected == Rejected(OTHER, "too dear")
+    late = [*events[:-1], event(11, "finished", state="cancelled"), events[-1]]
+    assert from_events("r", late, ABOUT, now=NOW).rejected == Rejected(OTHER, "too dear", late=True)
     events.append(event(12, "rejected-ended", handle="runpod:box:p2"))
     events.append(event(13, "waiting", reason="no room"))
     ended = from_events("r", events, ABOUT, now=NOW)

@@ -143,8 +143,11 @@ def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_b
     lab.scheduler.cancel(run)
     assert run.read_state()["state"] == "cancelled" and lab.bill(run) == 2
     wait_for(lambda: len(lab.pods(run)) == 2, "the pods are listed")
-    assert lab.scheduler.statuses([run])[0].state == "cancelled"
+    (status,) = lab.scheduler.statuses([run])
+    assert status.state == "cancelled"
+    assert re.fullmatch(r"cancelled before it began, but pod \w+ appeared later", status.reason)
     assert not lab.pods(run), "they cost money, and their image may never come"
+    assert 0 < spent_of(run.read_events(), time.time()) == spent_of(run.read_events(), time.time() + 60)
 
 
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
