@@ -230,12 +230,20 @@ class RunPodScheduler(OneByOne):
 
         A run of a sweep waits for its turn.
         """
-        from launcher.schedulers.runpod.renting import renting
+        from launcher.schedulers.runpod.renting import NotRentedError, renting
 
         if run.path in self._poller.renewed:  # the last poll has rented it
             return
         with renting(run):
-            self._resume(run, again)
+            asked_to_stop = run.cancel.exists()
+            try:
+                self._resume(run, again)
+            except NotRentedError:  # the volume has the records of a submission, and a plan that is withdrawn
+                with suppress(SchedulerError):
+                    self.copy(run).push()
+                    if asked_to_stop:  # a pod that RunPod has not confirmed may still start
+                        ask_to_stop(self.copy(run))
+                raise
 
     def _resume(self, run: RunDir, again: Prepared | None) -> None:
         from launcher.schedulers.runpod.renting import lease, offers_again

@@ -12,7 +12,9 @@ pytest.importorskip("boto3")
 from launcher.api.resubmission import prepared_again
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
+from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
+from launcher.schedulers.runpod.volume import VolumeError
 from tests.schedulers.runpod.runs import Lab
 
 
@@ -43,7 +45,8 @@ def test_changes_that_no_pod_was_rented_for_are_gone_on_the_volume_too(lab: Lab)
         lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
     lab.sandbox.faults()
     there = RunDir(lab.there(run))
-    assert "NEW" in started_with(there), "it was sent before a pod was asked for"
+    assert "NEW" not in started_with(there), "it was sent before a pod was asked for"
+    assert there.read_state()["state"] == "cancelled" and there.cancel.exists()
     lab.scheduler.resume(run)
     lab.until(run, "running")
     assert "NEW" not in started_with(there) and "NEW" not in started_with(run)
@@ -75,8 +78,18 @@ def test_ctrl_c_before_a_pod_is_asked_for_takes_the_changes_back(
     assert "NEW" not in started_with(run)
 
 
-def test_a_run_whose_records_could_not_all_be_sent_ends_as_it_had(lab: Lab) -> None:
+def test_a_run_whose_records_could_not_all_be_sent_ends_as_it_had(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = cancelled(lab)
+    once = [Copy.push]
+
+    def push(copy: Copy) -> None:
+        if not once:
+            raise VolumeError("the volume does not answer any more")
+        once.pop()(copy)
+
+    monkeypatch.setattr(Copy, "push", push)
     lab.sandbox.faults(s3_error={"p": 1, "on": "PUT .*scripts"})
     with pytest.raises(SchedulerError, match=r"put_object .*scripts.*injected"):
         lab.scheduler.resume(run)
