@@ -88,14 +88,14 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
         run.append(Replanned(changed=again.about["changed"], set=again.about["set"]))
         yield
     except BaseException:
-        if not _may_start(run):
+        if not may_start(run):
             shutil.rmtree(folder)
             with contextlib.suppress(OSError):
                 run.append(Withdrawn())
         raise
 
 
-def _may_start(run: RunDir) -> bool:
+def may_start(run: RunDir) -> bool:
     """Return whether the scheduler was asked to start the run, and did not refuse."""
     kinds = [event["event"] for event in run.read_events()]
     return next((kind for kind in reversed(kinds) if kind in _STARTING), None) == "submitting"

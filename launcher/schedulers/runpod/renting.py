@@ -351,10 +351,22 @@ def lease(
     replace_json(run.state, {"state": "submitted", "time": now()})
     seconds = max(offer.max_seconds for offer in market.offers)
     run.append(Submitting(submission=number, limits=_limits(section, market.offers), seconds=seconds))
+
+    def refused(reason: str) -> None:
+        run.append(Refused(reason=reason))
+        replace_json(run.state, {**before, "reason": reason})
+
     try:
         secrets = request.secret_values(job)
         client.hide(secrets.values())
         copy.push()
+    except KeyboardInterrupt:
+        refused("interrupted before a pod was requested")
+        raise
+    except (SchedulerError, OSError) as error:
+        refused(str(error))
+        raise NotRentedError(str(error)) from None
+    try:
 
         def body(offer: Offer) -> dict[str, Any]:
             planned_for(offer)
@@ -373,8 +385,7 @@ def lease(
         reject(copy, handle, str(error), error.usd_per_hour, error.limit)
         raise
     except (SchedulerError, OSError) as error:
-        run.append(Refused(reason=str(error)))
-        replace_json(run.state, {**before, "reason": str(error)})
+        refused(str(error))
         raise NotRentedError(str(error)) from None
     handle, offer = Handle.of(cluster.name, rented.id, rented.cluster), rented.offer
     run.event(

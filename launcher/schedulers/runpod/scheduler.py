@@ -18,7 +18,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, write_copy
 from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.rundir import asking_to_stop, in_force, rewrite_run
+from launcher.schedulers.rundir import asking_to_stop, in_force, may_start, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
@@ -149,7 +149,7 @@ class RunPodScheduler(OneByOne):
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Rent a pod for the run. Raises SchedulerError. If certainly no pod exists, nothing is left over."""
-        from launcher.schedulers.runpod.renting import NotRentedError, lease, renting
+        from launcher.schedulers.runpod.renting import lease, renting
         from launcher.schedulers.runpod.request import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
@@ -183,8 +183,9 @@ class RunPodScheduler(OneByOne):
                     self._send_code(prepared, copy.volume)
                 lease(self.client, copy, "submitted", market, planned_for)
                 return run
-        except NotRentedError:
-            self._withdraw(run, copy)
+        except BaseException:
+            if not may_start(run):
+                self._withdraw(run, copy)
             raise
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:

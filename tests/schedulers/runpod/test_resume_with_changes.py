@@ -10,6 +10,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.api.resubmission import prepared_again
+from launcher.rundir.find import RunNotFoundError, find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.mirror import Copy
@@ -64,18 +65,23 @@ def test_a_pod_that_is_found_late_has_the_changes_that_it_was_asked_for_with(lab
     assert "NEW" in started_with(RunDir(lab.there(run))) and "NEW" in started_with(run)
 
 
-def test_ctrl_c_before_a_pod_is_asked_for_takes_the_changes_back(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", [(RunPodScheduler, "_send_code"), (Copy, "push")], ids=["code", "records"])
+def test_ctrl_c_before_a_pod_is_asked_for_takes_everything_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, at: tuple[type, str]
 ) -> None:
-    run = cancelled(lab)
+    run, ready = cancelled(lab), lab.prepare()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunPodScheduler, "_send_code", interrupted)
+    monkeypatch.setattr(*at, interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
-    assert "NEW" not in started_with(run)
+    assert "NEW" not in started_with(run) and lab.look(run).state == "cancelled"
+    with pytest.raises(KeyboardInterrupt):
+        lab.submit(ready)
+    with pytest.raises(RunNotFoundError):
+        find_run(ready.request.run_id)
 
 
 def test_a_run_whose_records_could_not_all_be_sent_ends_as_it_had(
