@@ -19,7 +19,7 @@ LARGEST_RECORD = 4 * 2**20
 UNSEEN = "new"
 "Stands for the inode of a file that was sent and not yet seen on the host."
 
-_NEWER = "changed there meanwhile:"
+NEWER = "changed there meanwhile:"
 
 _FOLDERS = (*NOT_COPIED_FOLDERS, ".*")
 _GROWS = "|".join(suffix[1:] for suffix in GROWING)
@@ -171,7 +171,7 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
         if before is None:
             lines.append(f"[ -e {file} ] || {{ mkdir -p {folder} || refuse; place {file}; }}")
         else:
-            otherwise = f'{{ echo "{_NEWER}" {file} >&2; refuse; }}' if strict else ":"
+            otherwise = f'{{ echo "{NEWER}" {file} >&2; refuse; }}' if strict else ":"
             lines.append(
                 f'if [ "$(seen {file})" = {quote(before.seen)} ]; then place {file}; else {otherwise}; fi'
             )
@@ -309,4 +309,5 @@ def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> Exchanged:
 
 def _last_line(data: bytes) -> str:
     lines = data.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "the answer is cut short"
+    told = [line for line in lines if not line.startswith("tar: Exiting with failure status")]
+    return told[-1] if told else "the answer is cut short"

@@ -210,6 +210,15 @@ def stop(request: Request) -> dict[str, Any]:
     return {}
 
 
+def interrupt(request: Request) -> dict[str, Any]:
+    """Ask a run to stop by a signal, because its folder cannot be written to. Report whether it was sent."""
+    lock = _lock_path(Path(request["run_dir"]), 0)
+    if not _held(lock) or (pid := _pid(lock)) is None:
+        return {"interrupted": False}
+    os.kill(pid, signal.SIGINT)
+    return {"interrupted": True}
+
+
 def withdraw(request: Request) -> dict[str, Any]:
     """If a run waits for its turn, end its supervisor and remove the run. Report whether this was done."""
     run = Path(request["run_dir"])
@@ -320,6 +329,7 @@ ACTIONS: dict[str, Callable[[Request], dict[str, Any]]] = {
     "meet": meet,
     "start": start,
     "stop": stop,
+    "interrupt": interrupt,
     "withdraw": withdraw,
 }
 

@@ -23,8 +23,9 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
+from launcher.schedulers.over_ssh.exchange import NEWER
 from launcher.schedulers.over_ssh.login import LoginError
-from launcher.schedulers.over_ssh.mirror import forget
+from launcher.schedulers.over_ssh.mirror import RefusedError, forget
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import relay
@@ -296,13 +297,23 @@ class SshHosts(OneByOne):
             store = self._of(run)
 
             def send() -> str:
-                store.bring()
+                try:
+                    store.bring()
+                except RefusedError as error:  # if the disk is full, send a signal instead
+                    if NEWER in str(error) or not self._interrupt(run):
+                        raise
+                    run.cancel.unlink()
                 return ""
 
             store.ask_to_stop([run], run.id, send)
             before = status_of(run, self.handle(run), run.read_state())
         if before.ended:
             raise SchedulerError(f"{run.id} is not running: {before.state}")
+
+    def _interrupt(self, run: RunDir) -> bool:
+        request = {"do": "interrupt", "run_dir": f"{self.there}/{run.id}"}
+        answer = ask_host(self._of(run).ssh, python_of(run.read_about()), request)
+        return bool(answer["interrupted"])
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self._of(run).fetch(run, wanted)
