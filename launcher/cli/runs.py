@@ -48,7 +48,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
 
     from launcher.cli.output import console, print_json
     from launcher.report.listing import as_json, row_of, show_status
-    from launcher.report.why import why
+    from launcher.report.why import unsaved, why
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.lookup import scheduler_of
 
@@ -62,7 +62,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     if json:
         print_json({**as_json(now, found), "why": why(found, now.state, now.reason)})
     else:
-        lines = why(found, now.state, now.reason)[1:4] if now.resumable else []
+        lines = why(found, now.state, now.reason)[1:4] if now.resumable else unsaved(found)
         show_status(console(), replace(now, path=scheduler.where(found)), row_of(now, found), lines)
     raise SystemExit(now.exit_code)
 

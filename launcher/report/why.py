@@ -11,7 +11,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
-from launcher.spec.events import Downgrade, StepLeftOut
+from launcher.spec.events import CheckpointFailed, CheckpointSaved, Downgrade, StepLeftOut
 from launcher.spec.failures import OF_THE_CLUSTER
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
@@ -71,7 +71,9 @@ def _unjudged(run: RunDir, state: str, reason: str) -> list[str]:
             f"cause     node-failed, {when}",
             f"do        launcher resume {run.id}",
         ]
-    nothing = "nothing has failed so far." if state in LIVING else "no attempt was judged"
+    nothing = "no attempt was judged"
+    if state in LIVING:
+        nothing = "".join(unsaved(run)) or "nothing has failed so far."
     return [f"{run.id} is {state}: {reason or nothing}"]
 
 
@@ -157,6 +159,16 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
         for one in others[: max(room, 1)]
     ]
     return shown
+
+
+def unsaved(run: RunDir) -> list[str]:
+    """Return a line that says why the newest checkpoint could not be written, or nothing if it was."""
+    for event in reversed(run.read_events()):
+        if isinstance(event, CheckpointSaved):
+            break
+        if isinstance(event, CheckpointFailed) and event.from_ is None:
+            return [event.reason]
+    return []
 
 
 def _skipped(run: RunDir) -> list[str]:

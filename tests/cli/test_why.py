@@ -98,6 +98,16 @@ def test_a_run_without_a_verdict_says_what_is_known(run: RunDir, state: str, sen
     assert sentence in "\n".join(why(run, state, ""))
 
 
+def test_a_run_whose_newest_checkpoint_failed_says_so_until_another_is_written(run: RunDir) -> None:
+    run.path.mkdir(parents=True)
+    run.event("checkpoint", step=2)
+    run.event("checkpoint-failed", step=4, reason="checkpoint of step 4 could not be written: disk full")
+    told = ["demo-1 is running: checkpoint of step 4 could not be written: disk full"]
+    assert why(run, "running", "") == told
+    run.event("checkpoint", step=6)
+    assert why(run, "running", "") == ["demo-1 is running: nothing has failed so far."]
+
+
 STEPS_AND_MEMORY = """
 def main():
     for step in range(40):
