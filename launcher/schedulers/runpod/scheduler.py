@@ -240,10 +240,12 @@ class RunPodScheduler(OneByOne):
             try:
                 self._resume(run, again)
             except NotRentedError:  # the volume has the records of a submission, and a plan that is withdrawn
+                copy = self.copy(run)
                 with suppress(SchedulerError):
-                    self.copy(run).push()
-                    if asked_to_stop:  # a pod that RunPod has not confirmed may still start
-                        ask_to_stop(self.copy(run))
+                    if not copy.has_begun():  # another machine may have resumed it
+                        copy.push()
+                        if asked_to_stop:  # a pod that RunPod has not confirmed may still start
+                            ask_to_stop(copy)
                 raise
 
     def _resume(self, run: RunDir, again: Prepared | None) -> None:
