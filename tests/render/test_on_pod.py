@@ -307,10 +307,13 @@ def test_what_the_run_went_on_writing_is_kept_when_the_pod_starts_anew(pod: Pod)
     assert (pod.run_dir / "attempts" / "000" / "recipe.json").read_text() == "lower"
 
 
-def test_an_interpreter_that_is_missing_still_ends_the_pod(pod: Pod) -> None:
-    target = pod.target()
-    pod.start(Api(("DELETE", 204, "")), Target(**{**target.__dict__, "python": "/no/python"}))
+def test_an_interpreter_that_is_missing_still_ends_the_pod_and_is_the_reason(pod: Pod) -> None:
+    pod.run_dir.mkdir(parents=True)
+    (pod.run_dir / "pod-node-0.log").write_text("[launcher] attempt 0: cancelled by the user\n")
+    pod.start(Api(("DELETE", 204, "")), replace(pod.target(), python="/no/python"))
     assert "exit code 127" in pod.wait_for("the pod is ending")
+    reason = json.loads((pod.run_dir / "state.json").read_text())["reason"]
+    assert reason.endswith("/no/python: No such file or directory (exit code 127)")
 
 
 def test_a_failing_setup_line_still_ends_the_pod(pod: Pod) -> None:

@@ -209,7 +209,10 @@ fi
   printf 'time-limit\n' >"$_stop"
 } &
 _timer=$!
-exec 9> >(tee -a "$_run_dir/pod-node-${_node_rank:-unknown}.log")
+_log=$_run_dir/pod-node-${_node_rank:-unknown}.log
+# Bytes from earlier pods and starts. What follows says why this one failed.
+_before=$(wc -c 2>/dev/null <"$_log") || _before=0
+exec 9> >(tee -a "$_log")
 _tee=$!
 # --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
 # script, which ends the pod with it, and not for what a job runs and prints.
@@ -252,7 +255,9 @@ fi
 if ((_rc != 0 && _rc != 88)); then
   _failure=unknown
   if [[ -s $_stop ]]; then _failure=$(<"$_stop"); fi
-  _reason=$(sed -n 's/^\[launcher\] //p' "$_run_dir/pod-node-$_node_rank.log" 2>/dev/null | tail -n 1)
+  _said=$(tail -c "+$((_before + 1))" "$_log" 2>/dev/null)
+  _reason=$(printf '%s\n' "$_said" | sed -n 's/^\[launcher\] //p' | tail -n 1)
+  _reason=${_reason:-$(printf '%s\n' "$_said" | tail -n 1)}
   judge "$_failure" "${_reason:-the supervisor left no record of its end} (exit code $_rc)"
 fi
 printf '%s\n' "$_rc" >"$_done_mark"
