@@ -255,9 +255,9 @@ fi
 if ((_rc != 0 && _rc != 88)); then
   _failure=unknown
   if [[ -s $_stop ]]; then _failure=$(<"$_stop"); fi
-  _said=$(tail -c "+$((_before + 1))" "$_log" 2>/dev/null)
-  _reason=$(printf '%s\n' "$_said" | sed -n 's/^\[launcher\] //p' | tail -n 1)
-  _reason=${_reason:-$(printf '%s\n' "$_said" | tail -n 1)}
+  _said() { tail -c "+$((_before + 1))" "$_log" 2>/dev/null; }
+  _reason=$(_said | sed -n 's/^\[launcher\] //p' | tail -n 1)
+  _reason=${_reason:-$(_said | tail -n 1)}
   judge "$_failure" "${_reason:-the supervisor left no record of its end} (exit code $_rc)"
 fi
 printf '%s\n' "$_rc" >"$_done_mark"
