@@ -721,3 +721,27 @@ def test_a_job_that_finds_the_run_taken_points_to_the_one_that_has_it(tmp_path: 
     assert finish(start(script, stub, STUB_EXIT="88"))[0] == 88
     assert [event["handle"] for event in events(tmp_path)][-2:] == ["slurm:s:70007", "slurm:s:70005"]
     assert not (tmp_path / "run" / "state.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "job"),
+    [("slurm:s:70007", "JobState=RUNNING"), ("slurm:s:70005", "JobState=NODE_FAIL")],
+    ids=["requeued", "resumed in another job"],
+)
+def test_a_supervisor_on_a_node_that_slurm_has_given_up_leaves_the_run_to_the_next_start(
+    tmp_path: Path, earlier: str, job: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    run = tmp_path / "run"
+    number = earlier.rpartition(":")[2]
+    (run / "events.jsonl").write_text(json.dumps({"event": "job", "handle": earlier}) + "\n")
+    (run / f"slurm-{number}-0.hosts").write_text("n1\n")
+    stop = run / f"slurm-{number}-0.stop"
+    (stub.bin / "sleep").symlink_to("/bin/true")
+    succeeded = f"echo '{FINISHED}' >{run}/state.json"
+    stub.python.write_text(f"#!/bin/bash\n[[ $1 == -c || -s {stop} ]] || exit 88\n{succeeded}\n")
+    code, errors = finish(start(script, stub, SLURM_RESTART_COUNT="1", STUB_JOB=job))
+    assert code == 0, errors
+    assert stop.read_text() == "preempted\n"
+    assert not any(event["event"] == "twin" for event in events(tmp_path))

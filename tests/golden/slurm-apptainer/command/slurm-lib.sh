@@ -351,6 +351,26 @@ leave_unfit() {
   rm -f "$_files.exit"
   _stays=$((_stays + 1))
 }
+# Whether Slurm has no such job any more, whatever still runs on its nodes.
+ended_for_slurm() { # JOB
+  [[ $(scontrol show job "$1" 2>&1) =~ Invalid\ job\ id|JobState=(NODE_FAIL|FAILED|CANCELLED|COMPLETED|TIMEOUT|PREEMPTED|OUT_OF_MEMORY) ]]
+}
+# Slurm has given up the node of an earlier start, whose supervisor goes on there and has the run: it is asked to save
+# and end, and the next step of this job tries again.
+ask_lost_supervisor() {
+  local _hosts_file
+  _asked_lost=${_asked_lost:-$SECONDS}
+  if ((SECONDS - _asked_lost > _signal_seconds + 60)); then
+    fail node-failed 14 "a supervisor of an earlier start has the run, on a node that Slurm has given up, and does not end: end it there"
+  fi
+  say 'an earlier start has the run, on a node that Slurm has given up: asking it for a checkpoint'
+  for _hosts_file in "$_run_dir"/slurm-*.hosts; do
+    if [[ $_hosts_file != "$_files.hosts" ]]; then echo preempted >"${_hosts_file%.hosts}.stop"; fi
+  done
+  sleep 5
+  rm -f "$_files.exit"
+  _stays=$((_stays + 1))
+}
 leave_if_asked() {
   if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
 }
@@ -568,8 +588,13 @@ finish() {
   # Another job has the run: its records are not ours to write, and it is the one to ask about.
   if ((_rc == 88)); then
     _owner=$(grep -o '"handle": "[^"]*"' "$_run_dir/events.jsonl" | grep -vF "\"$_handle\"" | tail -n 1 | cut -d '"' -f 4)
-    if [[ -n $_owner ]]; then event twin '"job": '"$(json "$_id")" "$_owner"; fi
-    exit "$_rc"
+    if [[ -n $_owner ]] && ! ended_for_slurm "${_owner##*:}"; then
+      event twin '"job": '"$(json "$_id")" "$_owner"
+      exit "$_rc"
+    fi
+    ask_lost_supervisor
+    await_signals
+    return
   fi
   if ! judged; then judge "$_rc"; fi
   # The supervisor was asked to stop and wants to go on.
