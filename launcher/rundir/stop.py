@@ -15,7 +15,7 @@ class StopRequest(NamedTuple):
     """A request to stop."""
 
     reason: str = ""
-    "`cancelled`, `time-limit` or `preempted`; empty if there is no request."
+    "`cancelled`, `time-limit`, `preempted`, for a supervisor also `node-failed`; empty without a request."
     killed_at: float | None = None
     "When remaining processes are killed, in seconds since the epoch; None if it is not known."
 

@@ -65,11 +65,13 @@ _CHILD_FAILED = re.compile(r"CalledProcessError: .* (returned non-zero exit stat
 
 DISK_FULL = "No space left on device"
 
-_STOP_CLASS: dict[str, tuple[FailureClass, str]] = {
+STOP_CLASS: dict[str, tuple[FailureClass, str]] = {
     "cancelled": ("cancelled", "cancelled by the user"),
     "preempted": ("preempted", "asked to leave the machine (SIGTERM or SIGHUP)"),
     "time-limit": ("time-limit", "the time limit of the submission was reached"),
+    "node-failed": ("node-failed", "the scheduler ended the job because one of its nodes failed"),
 }
+"Why a supervisor is asked to stop -> the failure class, in words."
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Evidence:
     exits: tuple[dict[str, Any], ...] = ()
     "exits/rank-*.json"
     stop_reason: str | None = None
-    "Why the supervisor was asked to stop. A key of _STOP_CLASS."
+    "Why the supervisor was asked to stop. A key of STOP_CLASS."
     lost_nodes: tuple[int, ...] = ()
     started: Mapping[int, int] = field(default_factory=dict)
     "Node of each rank that has a log file."
@@ -211,7 +213,7 @@ def _stalled(evidence: Evidence) -> Verdict | None:
 
 def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
     """Return the verdict of a run that was asked to stop. `codes`: the ranks' exit codes, if all reported."""
-    failure, why = _STOP_CLASS[evidence.stop_reason or "cancelled"]
+    failure, why = STOP_CLASS[evidence.stop_reason or "cancelled"]
     clean = codes == {EXIT_STOPPED}
     if clean:
         how = "a checkpoint was written"
@@ -667,6 +669,6 @@ def stopped_without_ranks(reason: str, *, before_first: bool) -> Verdict:
 
     `before_first`: whether it was before the first attempt.
     """
-    failure, why = _STOP_CLASS[reason]
+    failure, why = STOP_CLASS[reason]
     when = "before it started" if before_first else "between two attempts"
     return Verdict(failure=failure, reason=f"{why}, {when}")

@@ -56,6 +56,7 @@ from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
 from launcher.supervise.ignored_micro_batch import judged_since_start
 from launcher.supervise.journal import Journal
 from launcher.supervise.judge import (
+    STOP_CLASS,
     Evidence,
     judge,
     killed_while_stopping,
@@ -281,7 +282,9 @@ class Supervisor:
         earlier = judged_since_start(self.run)
         decision = decide(verdict, self.job, recipe, self._setting(), self._spent, planned, earlier)
         if self._stop_reason is not None and decision.recipe is not None:
-            return Decision("stop", None, "asked to stop")
+            if verdict.failure != "node-failed" or not self.job.requeue:
+                return Decision("stop", None, "asked to stop")
+            decision = Decision("requeue", None, verdict.reason)
         if decision.action == "requeue" and self._starts_in_vain(events) >= MAX_IN_VAIN:
             return Decision("stop", None, IN_VAIN)
         return decision
@@ -477,7 +480,7 @@ class Supervisor:
     def _job_request(self) -> StopRequest:
         """Return the batch script's request in the stop file. It says more than the signal sent with it."""
         request = read_stop_request(self._stop_file) if self._stop_file is not None else StopRequest()
-        return request if request.reason in SIGNALS.values() else StopRequest()
+        return request if request.reason in STOP_CLASS else StopRequest()
 
     def _why_stopped(self) -> str | None:
         if self._stop_reason in (None, "cancelled"):
@@ -507,7 +510,8 @@ class Supervisor:
                 and self._stop_reason is None
                 and not requests
             ):
-                requests.append(request.reason)  # otherwise a signal has already asked for it
+                # Otherwise a signal has already asked for it. The ranks get a reason that a signal may have.
+                requests.append(request.reason if request.reason in SIGNALS.values() else "preempted")
             if request.killed_at is not None and request != self._last_request and not self._at_once:
                 left = request.killed_at - time.time()
                 self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)

@@ -59,7 +59,12 @@ def supervisor(lab: Lab, run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "failure", "state"), [("cancelled", "cancelled", "cancelled"), ("", "preempted", "interrupted")]
+    ("told", "failure", "state"),
+    [
+        ("cancelled", "cancelled", "cancelled"),
+        ("node-failed", "node-failed", "interrupted"),
+        ("", "preempted", "interrupted"),
+    ],
 )
 def test_ranks_that_end_before_the_supervisor_heard_of_it_are_no_failure(
     lab: Lab, run: RunDir, told: str, failure: str, state: str

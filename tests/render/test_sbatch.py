@@ -344,6 +344,29 @@ def test_the_controller_tells_why_the_job_is_to_stop(
     assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            ["slurmstepd: error: *** JOB 70007 ON n1 CANCELLED AT X DUE TO NODE FAILURE, SEE LOG ***"],
+            "node-failed",
+        ),
+        (["srun: error: Node failure on n2"], "node-failed"),
+        (["srun: error: Node failure on n2", "[launcher] job 70007, start 0, nodes n1"], "cancelled"),
+    ],
+    ids=["another node than the first", "told by srun", "in an earlier start"],
+)
+def test_a_node_that_fails_is_why_the_job_is_to_stop(tmp_path: Path, said: list[str], reason: str) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    job = f"JobState=COMPLETING Restarts=0 {LONG}"
+    process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="3", STUB_JOB=job)
+    wait_for(stub.out)
+    (tmp_path / "run" / "slurm-70007.out").write_text("\n".join([*said, ""]))
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == EXIT_CODES[reason]
+    assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
+
+
 def unfit(tmp_path: Path, stub: stubs.Stubs, **fields: object) -> tuple[int, str]:
     """Two nodes, of which the second cannot import launcher."""
     script = write(tmp_path, stub, resources={"nodes": 2}, **fields)

@@ -286,7 +286,7 @@ def test_among_foreign_scripts_a_closed_connection_comes_after_the_rank_that_clo
     assert (verdict.failure, verdict.rank) == ("user-error", 1)
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "preempted", "time-limit"])
+@pytest.mark.parametrize("reason", ["cancelled", "preempted", "time-limit", "node-failed"])
 def test_a_requested_stop_is_named_after_the_request(reason):
     exits = (ended(0, EXIT_STOPPED), ended(1, EXIT_STOPPED))
     verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, exits=exits, stop_reason=reason))

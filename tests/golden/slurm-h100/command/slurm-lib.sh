@@ -101,14 +101,21 @@ member() { # NAME, of the last look
   if [[ $_found != "$_info" ]]; then printf '%s' "${_found%% *}"; fi
 }
 # The controller's own clock and words tell: a job that it will end for another has PreemptTime, one that it has
-# put back into the queue a higher restart count.
+# put back into the queue a higher restart count. That a node failed slurmstepd and srun tell, in our own output.
+node_failed() {
+  awk -v job="[launcher] job $_id, start $_restart," 'index($0, job) == 1 { found = 0 }
+    / DUE TO NODE FAILURE/ || /^srun: error: Node failure on / { found = 1 }
+    END { exit !found }' "$_run_dir/slurm-$_job.out" 2>/dev/null
+}
 why() { # SIGNAL, of the last look
   local _preempt _left _limit
   _preempt=$(member PreemptTime)
   _limit=$(member TimeLimit)
   _left=999999999
   if [[ $_limit == *:* ]]; then _left=$(($(seconds "$_limit") - $(seconds "$(member RunTime)"))); fi
-  if [[ $(member Restarts) -gt $_restart ]]; then
+  if node_failed; then
+    echo node-failed
+  elif [[ $(member Restarts) -gt $_restart ]]; then
     echo preempted
   elif [[ -n $_preempt && $_preempt != None ]]; then
     echo preempted
@@ -314,6 +321,7 @@ leave_if_ended() {
   case $_reason in
     cancelled) verdict cancelled cancelled 18 "job $_id was cancelled; no supervisor was there to say more" ;;
     time-limit) leave time-limit 16 "$_retries_time_limits" time_limits ;;
+    node-failed) leave node-failed 14 "$_retries_same" same ;;
     *) leave preempted 15 "$_retries_preemptions" preemptions ;;
   esac
 }
