@@ -220,8 +220,9 @@ class SlurmScheduler(Scheduler):
             return {}, str(error)
         if answer.code:
             return {}, f"Slurm does not answer: {answer.err.strip()}"
+        # A job may have begun, and recorded itself, while Slurm was queried.
         named = found(answer, set[str]().union(*map(jobs_of, runs)))
-        return {run.path: _named_job(run, named) for run in runs}, ""
+        return {run.path: handle_of(run).job or _named_job(run, named) for run in runs}, ""
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self.store.fetch(run, wanted)

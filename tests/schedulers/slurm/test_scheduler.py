@@ -252,10 +252,13 @@ def test_accounting_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
     assert "accounting does not answer" in status.reason
 
 
+@pytest.mark.parametrize("begins", [False, True], ids=["waits", "begins while it is looked for"])
 def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
-    queue = 'case "$*" in *%F*) printf "7|run\\n9|run\\n8|other\\n";; *) exit 1;; esac'
+    job = '{"time": "2026-11-28T12:00:00Z", "event": "job", "handle": "slurm:c:9"}'
+    begin = f"echo '{job}' >>{tmp_path}/run/events.jsonl" if begins else ":"
+    queue = f'case "$*" in *%F*) {begin}; printf "7|run\\n9|run\\n8|other\\n";; *) exit 1;; esac'
     sacct = 'echo "sacct: error: Slurm accounting storage is disabled" >&2; exit 1'
     for name, text in {"squeue": queue, "sacct": sacct, "sbatch": f"touch {tmp_path}/sent; echo 10"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -270,7 +273,7 @@ def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
         scheduler.resume(run)
     assert not (tmp_path / "sent").exists()
     run.event("refused")
-    assert str(handle_of(run)) == "slurm:c:7"
+    assert str(handle_of(run)) == f"slurm:c:{9 if begins else 7}"
 
 
 def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Path) -> None:
