@@ -78,6 +78,15 @@ class Records:
             return replace(rest, id=job)
         return self.jobs.get(job)
 
+    def left_array(self, job: str) -> bool:
+        """Whether Slurm, controller and accounting, knows the job's array but not this task.
+
+        A task that is cancelled while it waits leaves no record as long as others of its array wait (22.05).
+        """
+        array, of_array, _ = job.partition("_")
+        knows = any(other.partition("_")[0] == array for other in self.jobs)
+        return bool(of_array) and knows and not self.trouble and self.get(job) is None
+
     @property
     def silent(self) -> str:
         """Why a job that is missing here may still be known to Slurm."""

@@ -49,7 +49,8 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
     # runs, the run's own records say more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
         update = _unknown(run, state, job, trouble or known.silent)
-        if update["state"] == "lost" and run.cancel.exists() and not begun(run):
+        cancelled = run.cancel.exists() or (job is not None and known.left_array(job))
+        if update["state"] == "lost" and cancelled and not begun(run):
             update = {
                 "state": "cancelled",
                 "failure": "cancelled",

@@ -180,6 +180,26 @@ def test_a_job_that_was_cancelled_in_the_queue_and_is_forgotten_is_cancelled(tmp
 
 
 @pytest.mark.parametrize(
+    ("task", "accounting", "has_begun", "expected"),
+    [
+        ("7_2", "", False, "cancelled"),
+        ("7_2", "", True, "lost"),
+        ("7_2", NO_ACCOUNTING, False, "lost"),
+        ("8_2", "", False, "lost"),
+    ],
+    ids=["cancelled", "begun", "may have ended long ago", "of another array"],
+)
+def test_a_task_that_has_left_its_waiting_array_was_cancelled(
+    tmp_path: Path, task: str, accounting: str, has_begun: bool, expected: str
+) -> None:
+    run = a_run(tmp_path, state="submitted")
+    if has_begun:
+        run.event("job", handle=f"slurm:c:{task}")
+    known = Records({"7_1": JobRecord(id="7_1", state="PENDING")}, accounting=accounting)
+    assert judged(run, task, known, "").state == expected
+
+
+@pytest.mark.parametrize(
     ("state", "then", "said", "kept"),
     [
         ("PENDING", "CANCELLED", "taken out of the queue", "cancelled"),
