@@ -276,6 +276,19 @@ def test_a_run_that_was_cancelled_before_its_job_starts_ends_there(tmp_path: Pat
     assert json.loads((tmp_path / "run" / "state.json").read_text())["state"] == "cancelled"
 
 
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_run_that_has_succeeded_does_not_start_again_when_its_job_is_requeued(
+    tmp_path: Path, restarts: str
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    (tmp_path / "run" / "state.json").write_text('{"state": "succeeded"}')
+    code, errors = finish(start(script, stub, SLURM_RESTART_COUNT=restarts))
+    assert code == 0, errors
+    assert bool(stub.called("srun")) == (restarts == "0"), "a person may start the script again"
+    assert (tmp_path / "run" / "events.jsonl").exists() == (restarts == "0")
+
+
 def test_what_slurm_has_requeued_by_itself_is_not_requeued_again(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     interrupted(tmp_path, stub, signal.SIGTERM, STUB_JOB="JobState=COMPLETING Restarts=1 RunTime=00:00:01")

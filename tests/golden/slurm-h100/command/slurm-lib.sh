@@ -530,6 +530,11 @@ begin() {
       exit 0
     fi
   fi
+  # `scontrol requeue` starts a job again that has ended, such as with its whole array, and Slurm one whose node it lost.
+  if ((_restart > 0)) && grep -qF '"state": "succeeded"' "$_run_dir/state.json" 2>/dev/null; then
+    say 'the run has succeeded: nothing is left to do'
+    exit 0
+  fi
   mapfile -t _hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-}")
   ((${#_hosts[@]} == _nodes)) || die "Slurm names ${#_hosts[@]} hosts ('${SLURM_JOB_NODELIST:-}'), the job needs $_nodes"
   printf '%s\n' "${_hosts[@]}" >"$_files.hosts"
