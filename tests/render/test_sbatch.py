@@ -92,6 +92,12 @@ def test_the_code_of_the_first_node_counts_when_srun_ends_the_others(tmp_path: P
             "too little host memory",
         ),
         ("Traceback", 2, "unknown", "ended without a word (exit code 2); see "),
+        (
+            "srun: Job step aborted\nslurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 13:21:10 ***",
+            2,
+            "unknown",
+            "exit code 2): slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 13:21:10 ***; see ",
+        ),
     ],
 )
 def test_what_a_node_said_last_is_the_reason_where_no_verdict_came(

@@ -69,7 +69,7 @@ judge() { # EXIT CODE
     *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
   esac
   leave_dead_nodes
-  _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
+  _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || grep -m 1 '^srun: ' <<<"$_said" || true)
   for _file in "$_files"-node-*.out; do
     _said=$(sed -n 's/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
     if [[ -n $_said ]]; then fail unknown "$1" "$_said (exit code $1); see $_file"; fi
