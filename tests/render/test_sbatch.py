@@ -98,6 +98,12 @@ def test_the_code_of_the_first_node_counts_when_srun_ends_the_others(tmp_path: P
             "unknown",
             "exit code 2): slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 13:21:10 ***; see ",
         ),
+        (
+            "srun: error: n2: task 1: Killed\n[launcher] preempted: the ranks have 9 s to end",
+            2,
+            "unknown",
+            "exit code 2): srun: error: n2: task 1: Killed; see ",
+        ),
     ],
 )
 def test_what_a_node_said_last_is_the_reason_where_no_verdict_came(

@@ -69,9 +69,11 @@ judge() { # EXIT CODE
     *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
   esac
   leave_dead_nodes
-  _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || grep -m 1 '^srun: ' <<<"$_said" || true)
+  _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
+  if [[ $_refused == *'step aborted'* ]]; then _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || echo "$_refused"); fi
   for _file in "$_files"-node-*.out; do
-    _said=$(sed -n 's/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
+    # What a supervisor that was killed said of its ranks is no reason.
+    _said=$(sed -n '/: the ranks have [0-9]* s to /d; s/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
     if [[ -n $_said ]]; then fail unknown "$1" "$_said (exit code $1); see $_file"; fi
   done
   fail unknown "$1" "the supervisors ended without a word (exit code $1)${_refused:+: $_refused}; see $_run_dir/slurm-$_job*.out"
