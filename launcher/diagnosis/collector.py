@@ -24,6 +24,8 @@ BEFORE, AFTER = 3, 8
 "Number of lines kept around a clue."
 MAX_FRAMES = 1000
 "Maximum lines of a traceback before its exception. After that the exception is no longer expected."
+MAX_HOSTS = 10_000
+"Maximum number of hosts whose names are removed from their lines."
 MAX_SHAPES = 10_000
 "Maximum number of shapes that are remembered. Then all are forgotten."
 
@@ -36,6 +38,8 @@ _SOURCE = re.compile(
 )
 "Beginnings of lines of source code, of a configuration or of a list."
 _HEAD = "Traceback (most recent call last)"
+_HOST = re.compile(r'([\w.-]{1,60}): (?:\[[^\[\]]{1,20}\]: ?)?(?=  File "[^"]*", line \d)')
+"A word before a frame of a traceback: the name of a host, which pdsh prints before each of its lines."
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([\w.]+\))?(?:: .*|:?$)"
 )
@@ -186,6 +190,8 @@ class Collector:
         self._busy: set[str] = set()
         "Streams with an open traceback, or with a clue whose following lines are still collected."
         self._tail: dict[str, list[bytes]] = {}
+        self._hosts: set[str] = set()
+        "Names of hosts that were seen before a frame of a traceback."
         self._harmless = {_EMPTY}
         "Hashes of the shapes that matched nothing."
         self._usual = b"\n"
@@ -232,7 +238,7 @@ class Collector:
     def _read(
         self, stream: str, many: Sequence[bytes], index: int, known: int, number: int, time: float
     ) -> None:
-        line = normalise(many[index])
+        line = self._without_host(stream, normalise(many[index]))
         reader = self._readers.setdefault((stream, line.label), _Reader())
         if self._counters is not None and self._advanced(line.text):
             self._survive(reader, line, number, buffered=not stream)
@@ -273,6 +279,20 @@ class Collector:
             self._busy.add(stream)
         else:
             self._busy.discard(stream)
+
+    def _without_host(self, stream: str, line: Line) -> Line:
+        """Return the line with the name of its host as a label, if it begins with one."""
+        name, colon, rest = line.text.partition(": ")
+        new = name not in self._hosts and len(self._hosts) < MAX_HOSTS and _HOST.match(line.text) is not None
+        if new:
+            self._hosts.add(name)
+        if not colon or name not in self._hosts:
+            return line
+        inner = normalise(rest)
+        label = f"{line.label}{name}:{inner.label}"
+        if new and (stream, line.label) in self._readers:  # it has read the head of this traceback
+            self._readers[stream, label] = self._readers.pop((stream, line.label))
+        return inner._replace(label=label)
 
     def _open_traceback(self, reader: _Reader, above: Sequence[bytes]) -> None:
         texts = [normalise(raw_line).text for raw_line in above]

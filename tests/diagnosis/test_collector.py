@@ -61,9 +61,19 @@ def test_prefixes_of_ranks_loggers_and_collectors_do_not_matter() -> None:
     for prefix in (
         "[rank3]: ", "[default0]:", "2024-03-12 10:11:12,131 - ERROR - ", "0: ", "(RayTrainWorker pid=7) ",
         "\x1b[31m", "worker-1  | ", "[1,0]<stderr>:", "2024-03-12T10:11:12.131Z ", "[ERROR] ",
+        "GPUCA6E: ", "10.0.0.7: ", "ip-10-0-0-7.internal: [rank1]: ",
     ):  # fmt: skip
         text = "\n".join(prefix + line for line in TRACEBACK.split("\n"))
         assert cause(text)[::2] == ("gpu-oom", OOM), prefix
+
+
+def test_an_exception_behind_the_name_of_a_host_is_read() -> None:
+    program = [*TRACEBACK.split("\n")[:-1], "KeyError: 'labels'"]
+    (clue,) = clues("\n".join(f"gn17: {line}" for line in program))
+    assert (clue.kind, clue.text, clue.label) == ("exception", "KeyError: 'labels'", "gn17:")
+    assert clue.uncaught
+    logged = clues("\n".join(("trainer: " + program[0], *program[1:])))  # a logger's name is no host
+    assert [(one.text, one.uncaught, one.label) for one in logged] == [("KeyError: 'labels'", True, "")]
 
 
 def test_a_line_that_a_collector_has_wrapped_is_read() -> None:
