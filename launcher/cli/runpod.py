@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional, cast
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -11,7 +12,7 @@ from launcher.cli.options import AsJson, complete_runs
 from launcher.cli.sandbox import sandbox
 
 if TYPE_CHECKING:
-    from launcher.schedulers.runpod.scheduler import RunPodScheduler
+    from launcher.schedulers.runpod.leaks import Rented
 
 app = typer.Typer(no_args_is_help=True, help="RunPod: leaked pods, downloads, and a sandbox.")
 app.command()(sandbox)
@@ -31,73 +32,48 @@ def leaks(
 ) -> None:
     """List pods that launcher has rented and that nothing needs any more. Exits with 1 if there are any that
     were not ended."""
-    from dataclasses import replace
-
-    from rich.table import Table
-
-    from launcher.cli.output import console, fail, print_json
-    from launcher.rundir.find import runs_in
-    from launcher.schedulers.base import SchedulerError
-    from launcher.schedulers.lookup import statuses
-    from launcher.schedulers.registry import of_record
+    from launcher.cli.output import fail, print_json
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.errors import UnendedError
-    from launcher.schedulers.runpod.leaks import in_use, is_past_deadline, rented
-    from launcher.schedulers.runpod.pods import end as end_one
+    from launcher.schedulers.runpod.leaks import end as end_all
+    from launcher.schedulers.runpod.leaks import look
 
     if pods and not end:
         fail("ids are given to end them: add --end")
-    client, runs = Client(), [run for run in runs_in() if run.read_about().get("runpod") is not None]
-    first = rented(client, runs)
-    named = {one.run_id for one in first}
-    # Brings their records up to date; it would end a pod past its deadline, which is for --end.
-    statuses([run for run in runs if run.id in named and not is_past_deadline(run)])
-    by_id, stuck = {run.id: run for run in runs}, dict[str, str]()
-    found = rented(client, runs)
-    for place, one in enumerate(found):
-        if one.why is not None:
-            try:
-                run = by_id[one.run_id]
-                if in_use(
-                    one, run, cast("RunPodScheduler", of_record(run.read_about()["cluster"])).copy(run)
-                ):
-                    found[place] = replace(one, why=None)
-            except SchedulerError as error:
-                stuck[one.path] = f"{one.why}; not ended, as it may have its run: {error}"
-    unknown = set(pods or ()) - {one.path.rpartition("/")[2] for one in found}
-    if unknown:
+    client, named = Client(), set(pods or ())
+    found = look(client)
+    if unknown := named - {one.id for one in found.rented}:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
-    by_name = {one.path for one in found if one.path.rpartition("/")[2] in (pods or ())}
-    leaked = [one for one in found if one.why or one.path in by_name]
-    ended = []
-    for one in leaked if end else ():
-        if one.path in stuck and one.path not in by_name:
-            continue
-        try:
-            end_one(client, one.path)
-            ended.append(one.path)
-        except UnendedError as error:
-            stuck[one.path] = str(error)
+    leaked = [one for one in found.rented if one.why or one.id in named]
+    chosen = [one for one in leaked if one.id in named or one.path not in found.doubts] if end else []
+    problems = end_all(client, chosen)
+    ended = {one.path for one in chosen} - problems.keys()
     if json:
-        print_json([{**one.__dict__, "ended": one.path in ended} for one in found])
-    elif not found:
+        print_json([{**one.__dict__, "ended": one.path in ended} for one in found.rented])
+    elif not found.rented:
         print("nothing of launcher's is rented")
     else:
-        table = Table(box=None, pad_edge=False)
-        for column in ("ID", "RUN", "STATUS", "USD/H", "WHAT"):
-            table.add_column(column, no_wrap=column != "WHAT")
-        for one in found:
-            needed = "is ending, as its run has" if one.ending else "needed by its run"
-            what = one.why or (needed if one.known else "its run is not known on this machine")
-            if one.path in ended:
-                what = f"ended: {one.why or 'named'}"
-            elif end and one.path in stuck:
-                what = stuck[one.path]
-            table.add_row(
-                one.path.rpartition("/")[2], one.run_id, one.status, f"{one.usd_per_hour:.3f}", what
-            )
-        console().print(table)
+        _show(found.rented, ended, {**found.doubts, **problems} if end else {})
     raise SystemExit(1 if len(ended) < len(leaked) else 0)
+
+
+def _show(rented: Sequence[Rented], ended: Collection[str], not_ended: Mapping[str, str]) -> None:
+    """Print a table. `ended` are paths; `not_ended` says why a path was to be ended and was not."""
+    from rich.table import Table
+
+    from launcher.cli.output import console
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("ID", "RUN", "STATUS", "USD/H", "WHAT"):
+        table.add_column(column, no_wrap=column != "WHAT")
+    for one in rented:
+        needed = "is ending, as its run has" if one.ending else "needed by its run"
+        what = one.why or (needed if one.known else "its run is not known on this machine")
+        if one.path in ended:
+            what = f"ended: {one.why or 'named'}"
+        elif one.path in not_ended:
+            what = not_ended[one.path]
+        table.add_row(one.id, one.run_id, one.status, f"{one.usd_per_hour:.3f}", what)
+    console().print(table)
 
 
 @app.command()

@@ -1,13 +1,18 @@
-"""Find leaked pods and clusters: rented by launcher, no longer needed by any run, and still costing money."""
+"""Find and end leaked pods: rented by launcher, no longer needed by any run, and still costing money."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
+from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.lookup import statuses
+from launcher.schedulers.registry import of_record
 from launcher.schedulers.runpod import pods
+from launcher.schedulers.runpod.errors import UnendedError
 from launcher.schedulers.runpod.handle import POD_NAME
 from launcher.schedulers.runpod.lifecycle import past_deadline, why_leaked
 from launcher.schedulers.runpod.poller import evidence_of, has_run
@@ -15,6 +20,7 @@ from launcher.schedulers.runpod.poller import evidence_of, has_run
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.mirror import Copy
+    from launcher.schedulers.runpod.scheduler import RunPodScheduler
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,54 @@ class Rented:
     ending: bool
     "Whether its run has just ended and the pod is about to end itself."
 
+    @property
+    def id(self) -> str:
+        return self.path.rpartition("/")[2]
 
-def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
-    """Return everything rented under launcher's names. `runs` are the runs known here. Raises ApiError."""
+
+@dataclass(frozen=True)
+class Found:
+    """Everything rented under launcher's names."""
+
+    rented: tuple[Rented, ...]
+    doubts: Mapping[str, str]
+    "Path of a leaked pod -> why it is ended only if a person names it."
+
+
+def look(client: Client) -> Found:
+    """Return what is rented and what of it is leaked, with the records of its runs brought up to date.
+
+    Raises: ApiError.
+    """
+    runs = {run.id: run for run in runs_in() if run.read_about().get("runpod") is not None}
+    named = {one.run_id for one in _rented(client, runs.values())} & runs.keys()
+    # A look at a run ends its pod if that is past its deadline.
+    statuses([runs[name] for name in named if past_deadline(evidence_of(runs[name])) is None])
+    found, doubts = _rented(client, runs.values()), dict[str, str]()
+    for place, one in enumerate(found):
+        if one.why is None:
+            continue
+        try:
+            if _in_use(one, runs[one.run_id]):
+                found[place] = replace(one, why=None)
+        except SchedulerError as error:
+            doubts[one.path] = f"{one.why}; not ended, as it may have its run: {error}"
+    return Found(tuple(found), doubts)
+
+
+def end(client: Client, chosen: Iterable[Rented]) -> dict[str, str]:
+    """End pods and clusters. Return, for the path of each that could not be ended, why."""
+    problems = {}
+    for one in chosen:
+        try:
+            pods.end(client, one.path)
+        except UnendedError as error:
+            problems[one.path] = str(error)
+    return problems
+
+
+def _rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
+    """Return everything rented. `runs` are the runs known here. Raises ApiError."""
     by_id = {run.id: run for run in runs}
     found = []
     for path, name, status, price in pods.rented(client):
@@ -51,7 +102,7 @@ def rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
     return found
 
 
-def in_use(one: Rented, run: RunDir, copy: Copy) -> bool:
+def _in_use(one: Rented, run: RunDir) -> bool:
     """Return whether the pod still has its run according to the records on the volume. Raises VolumeError."""
     evidence, name = evidence_of(run), POD_NAME.fullmatch(one.name)
     rejected = evidence.rejected is not None and evidence.rejected.handle.path == one.path
@@ -59,9 +110,8 @@ def in_use(one: Rented, run: RunDir, copy: Copy) -> bool:
         return False
     if past_deadline(evidence) is not None and evidence.handle.path == one.path:
         return False
-    return has_run(copy, int(name["number"]), one.path.rpartition("/")[2])
+    return has_run(_copy(run), int(name["number"]), one.id)
 
 
-def is_past_deadline(run: RunDir) -> bool:
-    """Return whether the run's latest pod should have ended by now."""
-    return past_deadline(evidence_of(run)) is not None
+def _copy(run: RunDir) -> Copy:
+    return cast("RunPodScheduler", of_record(run.read_about()["cluster"])).copy(run)
