@@ -38,7 +38,10 @@ _SOURCE = re.compile(
 )
 "Beginnings of lines of source code, of a configuration or of a list."
 _HEAD = "Traceback (most recent call last)"
-_HOST = re.compile(r'([\w.-]{1,60}): (?:\[[^\[\]]{1,20}\]: ?)?(?=  File "[^"]*", line \d)')
+_HOST = re.compile(
+    r"(?![\w.]*(?:Error|Exception|Interrupt|Exit): )"  # frames in an exception's message
+    r'([\w.-]{1,60}): (?:\[[^\[\]]{1,20}\]: ?)?(?=  File "[^"]*", line \d)'
+)
 "A word before a frame of a traceback: the name of a host, which pdsh prints before each of its lines."
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([\w.]+\))?(?:: .*|:?$)"

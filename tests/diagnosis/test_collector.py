@@ -74,6 +74,9 @@ def test_an_exception_behind_the_name_of_a_host_is_read() -> None:
     assert clue.uncaught
     logged = clues("\n".join(("trainer: " + program[0], *program[1:])))  # a logger's name is no host
     assert [(one.text, one.uncaught, one.label) for one in logged] == [("KeyError: 'labels'", True, "")]
+    frames = 'RuntimeError:   File "w.py", line 9, in f'
+    (clue,) = clues("\n".join([*program[:-1], frames, "    g()"]))
+    assert (clue.text, clue.uncaught) == (frames, True)
 
 
 def test_a_line_that_a_collector_has_wrapped_is_read() -> None:
