@@ -239,14 +239,18 @@ class RunPodScheduler(OneByOne):
             asked_to_stop = run.cancel.exists()
             try:
                 self._resume(run, again)
-            except NotRentedError:  # the volume has the records of a submission, and a plan that is withdrawn
-                copy = self.copy(run)
-                with suppress(SchedulerError):
-                    if not copy.has_begun():  # another machine may have resumed it
-                        copy.push()
-                        if asked_to_stop:  # a pod that RunPod has not confirmed may still start
-                            ask_to_stop(copy)
+            except (NotRentedError, KeyboardInterrupt) as error:
+                if isinstance(error, NotRentedError) or not may_start(run):
+                    self._put_back(self.copy(run), asked_to_stop)
                 raise
+
+    def _put_back(self, copy: Copy, asked_to_stop: bool) -> None:
+        """Replace the records of a refused submission, and a withdrawn plan, on the volume."""
+        with suppress(SchedulerError):
+            if not copy.has_begun():  # another machine may have resumed it
+                copy.push()
+                if asked_to_stop:  # a pod that RunPod has not confirmed may still start
+                    ask_to_stop(copy)
 
     def _resume(self, run: RunDir, again: Prepared | None) -> None:
         from launcher.schedulers.runpod.renting import lease, offers_again

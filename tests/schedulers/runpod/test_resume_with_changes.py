@@ -69,15 +69,23 @@ def test_a_pod_that_is_found_late_has_the_changes_that_it_was_asked_for_with(lab
 def test_ctrl_c_before_a_pod_is_asked_for_takes_everything_back(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, at: tuple[type, str]
 ) -> None:
-    run, ready = cancelled(lab), lab.prepare()
+    run, ready, there = cancelled(lab), lab.prepare(), getattr(*at)
+    sent: list[object] = []
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupted(*arguments: object) -> None:
+        there(*arguments)
+        sent.append(arguments)
+        if len(sent) == 1:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(*at, interrupted)
     with pytest.raises(KeyboardInterrupt):
         lab.scheduler.resume(run, prepared_again(run, ["env.NEW=1"], None))
     assert "NEW" not in started_with(run) and lab.look(run).state == "cancelled"
+    on_volume = RunDir(lab.there(run))
+    assert "NEW" not in started_with(on_volume) and on_volume.cancel.exists()
+    assert on_volume.read_state()["state"] == "cancelled"
+    sent.clear()
     with pytest.raises(KeyboardInterrupt):
         lab.submit(ready)
     with pytest.raises(RunNotFoundError):
