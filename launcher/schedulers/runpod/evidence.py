@@ -163,9 +163,19 @@ def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _last_wait(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    kinds = ("waiting", "submitting", "finished")
-    last = next((event for event in reversed(events) if event.get("event") in kinds), None)
-    return last if last is not None and last["event"] == "waiting" else None
+    waits: Mapping[str, Any] | None = None
+    before = waits
+    for event in events:
+        match event.get("event"):
+            case "waiting":
+                waits = event
+            case "submitting":
+                before, waits = waits, None
+            case "refused":
+                waits = before
+            case "finished":
+                waits = None
+    return waits
 
 
 def limit_in(events: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:

@@ -352,3 +352,6 @@ def test_events_tell_of_the_latest_pod() -> None:
     events.append(event(13, "waiting", reason="no room"))
     ended = from_events("r", events, ABOUT, now=NOW)
     assert ended.rejected is None and ended.waiting
+    events += [event(14, "submitting", submission=3, limits={}), event(15, "refused", reason="interrupted")]
+    assert from_events("r", events, ABOUT, now=NOW).waiting
+    assert not from_events("r", events[:-1], ABOUT, now=NOW).waiting
