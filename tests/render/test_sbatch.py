@@ -793,3 +793,14 @@ def test_a_supervisor_on_a_node_that_slurm_has_given_up_leaves_the_run_to_the_ne
     assert code == 0, errors
     assert stop.read_text() == "preempted\n"
     assert not any(event["event"] == "twin" for event in events(tmp_path))
+
+
+def test_a_run_that_succeeds_on_a_node_that_slurm_has_given_up_does_not_start_again(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    (stub.bin / "sleep").symlink_to("/bin/true")
+    state = tmp_path / "run" / "state.json"
+    stub.python.write_text(f"#!/bin/bash\n[[ $1 == -c ]] || {{ echo '{FINISHED}' >{state}; exit 88; }}\n")
+    code, errors = finish(start(script, stub, SLURM_RESTART_COUNT="1"))
+    assert code == 0, errors
+    assert stub.called("srun").count(b"srun") == 1

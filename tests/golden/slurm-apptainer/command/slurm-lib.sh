@@ -378,8 +378,15 @@ ask_lost_supervisor() {
     if [[ $_hosts_file != "$_files.hosts" ]]; then echo preempted >"${_hosts_file%.hosts}.stop"; fi
   done
   sleep 5
+  leave_if_succeeded # meanwhile
   rm -f "$_files.exit"
   _stays=$((_stays + 1))
+}
+leave_if_succeeded() {
+  if grep -qF '"state": "succeeded"' "$_run_dir/state.json" 2>/dev/null; then
+    say 'the run has succeeded: nothing is left to do'
+    exit 0
+  fi
 }
 leave_if_asked() {
   if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
@@ -533,10 +540,7 @@ begin() {
     fi
   fi
   # `scontrol requeue` starts a job again that has ended, such as with its whole array, and Slurm one whose node it lost.
-  if ((_restart > 0)) && grep -qF '"state": "succeeded"' "$_run_dir/state.json" 2>/dev/null; then
-    say 'the run has succeeded: nothing is left to do'
-    exit 0
-  fi
+  if ((_restart > 0)); then leave_if_succeeded; fi
   mapfile -t _hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-}")
   ((${#_hosts[@]} == _nodes)) || die "Slurm names ${#_hosts[@]} hosts ('${SLURM_JOB_NODELIST:-}'), the job needs $_nodes"
   printf '%s\n' "${_hosts[@]}" >"$_files.hosts"
