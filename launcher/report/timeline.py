@@ -148,9 +148,12 @@ def _phases(
             case AttemptStarted():
                 close(moment)
                 attempt = moment, event.attempt, index
-            case AttemptEnded() | Finished():
+            case AttemptEnded():
                 close(moment)
-    if waits is not None and not isinstance(events[-1], Finished):
+            case Finished():
+                close(moment)
+                waits = None  # it has left the queue
+    if waits is not None:
         spans.append(Span("queue", "waiting to start", waits[0], end, waits[1]))
     close(end)
     return spans

@@ -166,6 +166,10 @@ def test_a_run_that_goes_on_and_one_that_has_only_begun_have_a_page(tmp_path: Pa
     assert "running" in as_html(report)
     log.event("requeued")
     log.clock += 20
+    log.event("finished", state="cancelled", reason="cancelled in the queue")
+    log.clock += 3600
+    log.event("resubmitted")
+    log.clock += 20
     log.event("started", host="n")
     assert dict(headline(log.report()))["in the queue"] == "30s"
 
