@@ -54,6 +54,10 @@ class NotSubmittedError(SchedulerError):
     """There is certainly no job. The message says why."""
 
 
+class InterruptedSubmissionError(NotSubmittedError):
+    """The user pressed Ctrl-C while there was certainly no job."""
+
+
 class NotYetError(Exception):
     """No answer yet; retry later. If `unclear` is true, the request may have been carried out."""
 
@@ -111,14 +115,19 @@ def submit(
         nonlocal unclear
         if unclear and (found := find(login, comment, earlier)):
             return found
+        before, unclear = unclear, True  # until Slurm answers
         try:
             return _once(login, sbatch_text(command, first, then))
         except NotYetError as error:
-            unclear = unclear or error.unclear
+            unclear = before or error.unclear
             raise
 
     try:
         return patiently(once, patience)
+    except KeyboardInterrupt:
+        if unclear:
+            raise
+        raise InterruptedSubmissionError(f"interrupted by Ctrl-C: {TAKES_NONE}") from None
     except NotYetError as error:
         if not unclear:
             raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None

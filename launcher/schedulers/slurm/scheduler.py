@@ -11,19 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.rundir.files import delete_folder, replace_json
+from launcher.rundir.files import delete_folder
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import now
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.over_ssh.login import LoginError, ask
-from launcher.schedulers.rundir import in_force
+from launcher.schedulers.rundir import in_force, may_start
 from launcher.schedulers.slurm.cancel_all import asked_before, cancel_job, cancel_jobs, see_off
 from launcher.schedulers.slurm.handle import handle_of, job_in
 from launcher.schedulers.slurm.identity import another, is_of
 from launcher.schedulers.slurm.jobs import (
     QUEUE,
-    NotSubmittedError,
     begun,
     found,
     jobs_of,
@@ -141,15 +139,16 @@ class SlurmScheduler(Scheduler):
         runs: list[RunDir] = []
         try:
             for one in prepared:
-                runs.append(self.store.write(one))
-        except OSError as error:
-            raise SchedulerError(f"cannot write {prepared[len(runs)].run_dir}: {error.strerror}") from None
-        remember_root(runs[0].path.parent)
-        try:
+                try:
+                    runs.append(self.store.write(one))
+                except OSError as error:
+                    raise SchedulerError(f"cannot write {one.run_dir}: {error.strerror}") from None
+            remember_root(runs[0].path.parent)
             Submission(runs, "submitted", command, sweep).send(self.store)
-        except NotSubmittedError:
-            with suppress(SchedulerError):  # on another host, they may stay on both sides
-                self.remove(runs)
+        except BaseException:
+            if runs and not any(map(may_start, runs)):
+                with suppress(SchedulerError):  # on another host, they may stay on both sides
+                    self.remove(runs)
             raise
         return runs
 
@@ -164,15 +163,9 @@ class SlurmScheduler(Scheduler):
             run.cancel.unlink(missing_ok=True)
             for name in ("slurm-excluded", "slurm-unfit"):  # the nodes may have been repaired
                 (run.path / name).unlink(missing_ok=True)
-            before = run.read_state()
-            replace_json(run.state, {"state": "submitted", "time": now()})
             script = self.store.path(run, run.scripts / "job.sbatch")
             command = sbatch_command(script, submission_of(run) + 1)
-            try:
-                Submission([run], "resubmitted", command).send(self.store)
-            except NotSubmittedError as error:
-                replace_json(run.state, {**before, "reason": str(error)})
-                raise
+            Submission([run], "resubmitted", command).send(self.store)
 
     def status(self, run: RunDir) -> Status:
         return self.store.lately(run, lambda: self.statuses([run])[0])

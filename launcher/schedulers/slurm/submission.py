@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep
 from launcher.schedulers.over_ssh.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.slurm.handle import Handle, handle_of
-from launcher.schedulers.slurm.jobs import NotSubmittedError, jobs_of, submit
+from launcher.schedulers.slurm.jobs import (
+    InterruptedSubmissionError,
+    NotSubmittedError,
+    jobs_of,
+    submission_of,
+    submit,
+)
 from launcher.schedulers.slurm.sweep import folder_text
 from launcher.schedulers.store import Store
 from launcher.spec.events import Refused, Submitting
@@ -32,17 +40,23 @@ class Submission:
     sweep: PreparedSweep | None = None
 
     def send(self, store: Store) -> None:
-        """Submit and record. Raises NotSubmittedError, UnclearError."""
-        for run in self.runs:
-            run.append(Submitting())
+        """Submit and record.
+
+        Raises NotSubmittedError, and the runs' states are as before; UnclearError.
+        """
+        before = [(run, run.read_state()) for run in self.runs]
         try:
             job = self._as_text(store) if store.far else self._through_submitit(store)
         except NotSubmittedError as error:
-            for run in self.runs:
-                run.append(Refused(reason=str(error)))
+            for run, state in before:
+                if self._asked(run):
+                    run.append(Refused(reason=str(error)))
+                    replace_json(run.state, {**state, "reason": str(error)})
             if self.sweep is not None:
                 with suppress(LoginError):
                     store.login.run(f"rm -rf {quote(str(self.sweep.folder))}")
+            if isinstance(error, InterruptedSubmissionError):
+                raise KeyboardInterrupt from None
             raise
         cluster = self.runs[0].read_about()["cluster"]["name"]
         for task, run in enumerate(self.runs):
@@ -52,17 +66,30 @@ class Submission:
             run.event(self.event, handle=handle, command=list(self.command))
             store.fetch(run)
 
+    def _asked(self, run: RunDir) -> bool:
+        """Whether the run's events say that Slurm was asked for this submission's job."""
+        return submission_of(run) == int(self.command[-1])
+
+    def _ask(self) -> None:
+        """Record that Slurm is asked from here on: it may have a job, whatever happens to this process."""
+        for run in self.runs:
+            if not self._asked(run):
+                replace_json(run.state, {"state": "submitted", "time": now()})
+                run.append(Submitting())
+
     def _through_submitit(self, store: Store) -> str:
         from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, Supervise
 
         started = [Supervise(str(run.path)) for run in self.runs]
         if (sweep := self.sweep) is None:
+            self._ask()
             return str(RunExecutor(self.runs[0], store.login).submit(started[0]).job_id)
         made = store.login.run(folder_text(sweep, self.runs))
         if made.returncode:
             said = made.stderr.decode(errors="replace").strip()
             raise NotSubmittedError(f"cannot write {sweep.folder}: {said}")
         assert sweep.script is not None
+        self._ask()
         executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)
         return str(executor.submit_array(started)[0].job_id).partition("_")[0]
 
@@ -75,14 +102,14 @@ class Submission:
         first = "" if self.sweep is None else folder_text(self.sweep, self.runs)
         earlier = set[str]().union(*map(jobs_of, self.runs))
         checks = dict.fromkeys(check for run in self.runs for check in secret_checks(run.read_about()))
+
+        def with_code() -> str:
+            self._ask()
+            then = self._recorded(store)
+            return submit(store, self.command, comment, earlier=earlier, first=first, then=then)
+
         try:
-            return store.deliver(
-                self.runs,
-                list(checks),
-                lambda: submit(
-                    store, self.command, comment, earlier=earlier, first=first, then=self._recorded(store)
-                ),
-            )
+            return store.deliver(self.runs, list(checks), with_code)
         except NotSentError as error:
             raise NotSubmittedError(str(error)) from None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from launcher.schedulers.slurm.handle import handle_of
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
 from launcher.schedulers.slurm.run_state import judged
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
+from launcher.schedulers.slurm.submission import Submission
 from tests.schedulers.slurm.test_submitit import Queue
 
 
@@ -326,6 +329,60 @@ def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
     scheduler = SlurmScheduler()
     assert scheduler.handle(scheduler.submit(ready)) == "slurm:c:12"
     assert (tmp_path / "then").read_text() == f"{tmp_path}/runs\n"
+
+
+DOWN = "sbatch: error: Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize("at", ["before sbatch", "between two tries", "in sbatch", "killed before sbatch"])
+def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    queue = Queue(tmp_path)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
+    (queue.bin / "sbatch").write_text(f"#!/bin/sh\necho '{DOWN}' >&2; exit 1\n")
+    ready = prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1]
+    scheduler, run = SlurmScheduler(), RunDir(Path(ready.run_dir))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=interrupted)
+    with monkeypatch.context() as patch:
+        if at == "between two tries":
+            patch.setattr("launcher.schedulers.slurm.jobs.time", clock)
+        elif at == "in sbatch":
+            patch.setattr("launcher.schedulers.slurm.jobs._once", interrupted)
+        else:
+            patch.setattr(Submission, "_through_submitit", interrupted)
+        if at == "killed before sbatch":
+            patch.setattr(scheduler, "remove", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.submit(ready)
+    if at in ("before sbatch", "between two tries"):
+        assert not run.path.exists()
+        return
+    status = scheduler.status(run)
+    if at == "in sbatch":
+        assert (status.state, status.failure) == ("lost", "node-failed")
+        assert "Slurm has no job of this run" in status.reason
+        return
+    assert (status.state, status.failure) == ("failed", None) and "it was not submitted" in status.reason
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.schedulers.slurm.jobs.time", clock)
+        for state in ("submitted", "cancelled"):
+            replace_json(run.state, {"state": state})
+            with pytest.raises(KeyboardInterrupt):
+                scheduler.resume(run)
+            assert run.read_state()["state"] == state
+    (queue.bin / "sbatch").write_text("#!/bin/sh\necho 12\n")
+    scheduler.resume(run)
+    assert scheduler.handle(run) == "slurm:c:12" and run.read_state()["state"] == "submitted"
 
 
 def test_a_sweep_whose_folder_cannot_be_written_leaves_nothing_behind(
