@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.supervise.process import STOP_SIGNALS
+from launcher.spec.signals import STOP_SIGNALS
 
 REMOVE_SECONDS = 3.0
 "How long to keep removing files. The ranks of a test, which die with the doctor, may still write at first."

@@ -22,12 +22,12 @@ from launcher.rundir.mask import secrets_of
 from launcher.rundir.shared import remove_error_folders
 from launcher.rundir.stop import write_stop_request
 from launcher.spec import variables
+from launcher.spec.signals import STOP_SIGNALS
 from launcher.spec.variables import split, travelling
 from launcher.supervise.ports import RENDEZVOUS_PORTS, free_port
 from launcher.supervise.process import (
     END_RANK,
     KILL_RANK,
-    STOP_SIGNALS,
     descendants,
     dying_with,
     end_processes,

@@ -19,9 +19,9 @@ from typing import NoReturn
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import remove_error_folders
 from launcher.spec import variables
+from launcher.spec.signals import STOP_SIGNALS
 from launcher.supervise import worker
 from launcher.supervise.ports import hold_port
-from launcher.supervise.process import STOP_SIGNALS
 
 SETTLE_SECONDS = 0.1
 """Time from the first failure to SIGTERM of the other ranks, in which those that fail for the same reason

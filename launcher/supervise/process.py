@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from launcher.spec import variables
+from launcher.spec.signals import STOP_SIGNALS
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 WORKER_MODULES = frozenset({b"launcher.supervise.worker", b"launcher.supervise.local_ranks"})
 "The second one forks its workers, which keep its command line."
 
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
-"""Requests to stop, which only the supervisor answers. Slurm, systemd and a terminal send them to every
-process of a run. torchrun would end all ranks at once without a checkpoint. What starts the ranks therefore
-runs with them blocked."""
 END_RANK, KILL_RANK = signal.SIGTERM, signal.SIGHUP
 "Signals from the supervisor to a worker. A worker accepts them from no other process."
 _libc = ctypes.CDLL(None, use_errno=True)

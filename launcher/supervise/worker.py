@@ -26,11 +26,11 @@ from launcher.rundir.shared import make_error_folder, remove_error_folders, remo
 from launcher.spec import variables
 from launcher.spec.command import environment_name, fill, values_of
 from launcher.spec.records import RunRecord
+from launcher.spec.signals import LEFT_TO_SUPERVISOR, STOP_SIGNALS
 from launcher.spec.variables import split
 from launcher.supervise.memory_limit import memory_limit
 from launcher.supervise.process import (
     KILL_RANK,
-    STOP_SIGNALS,
     adopt_orphans,
     descendants,
     die_with_parent,
@@ -99,7 +99,7 @@ class Worker:
         about = self.run.read_about()
         self.trains = about.job.task is not None
         """Whether the rank is `launcher.train`. It then checks for the request to stop, records its memory,
-        and a SIGTERM sent to every process does not end it."""
+        and a signal sent to every process does not end it."""
         self.on_gpu = bool(about.gpus_per_node)
         self.node = int(environ.get(variables.NODE_RANK, "0"))
         self.rank = int(environ["RANK"])
@@ -134,7 +134,7 @@ class Worker:
                     os.getpid(),
                     signal.SIGKILL,
                     own_group=True,
-                    blocked={signal.SIGTERM} if self.trains else (),  # until the rank has its handler
+                    blocked=LEFT_TO_SUPERVISOR if self.trains else (),  # until the rank has its handler
                 ),
             )
         except OSError as error:

@@ -14,15 +14,17 @@ import signal
 import time
 
 from launcher.spec import variables
+from launcher.spec.signals import LEFT_TO_SUPERVISOR
 
 BEGAN = time.monotonic()
 
 if variables.SUPERVISED in os.environ:
-    # Slurm and others send SIGTERM to every process of a run; the supervisor asks for a stop through a file.
+    # Slurm and others send them to every process of a run; the supervisor asks for a stop through a file.
     # This is a handler and not SIG_IGN, because programs that this process starts would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.siginterrupt(signal.SIGTERM, False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for one in LEFT_TO_SUPERVISOR:
+        signal.signal(one, lambda *_: None)
+        signal.siginterrupt(one, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_SUPERVISOR)
 
 import atexit
 from contextlib import ExitStack

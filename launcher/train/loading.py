@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from launcher.spec.signals import LEFT_TO_SUPERVISOR
 from launcher.train.rng import numpy
 from launcher.train.seeds import derive_seed
 from launcher.train.task import Task
@@ -58,7 +59,7 @@ class Loader:
         )
         if not self._workers:
             return self._in_this_process(iter(loader))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by the workers
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_SUPERVISOR)  # inherited by the workers
         try:
             return iter(loader)
         finally:
@@ -98,7 +99,7 @@ class Loader:
 def _initialise_worker(_: int) -> None:
     """Make a worker obey only its rank's SIGTERM, and end at once when its rank ends.
 
-    torch's handler would end the worker on any SIGTERM, also when the whole run is asked to stop and save.
+    Any such signal would end the worker, also when the whole run is asked to stop and save.
     torch's check for the end of the rank takes seconds, while the worker holds pipes and memory.
     """
     threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()

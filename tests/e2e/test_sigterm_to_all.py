@@ -21,27 +21,36 @@ def processes(run: RunDir) -> list[psutil.Process]:
     return [supervisor, *supervisor.children(recursive=True)]
 
 
-def terminate_all(run: RunDir) -> list[psutil.Process]:
+def terminate_all(run: RunDir, first: signal.Signals = signal.SIGTERM) -> list[psutil.Process]:
     """As `scancel` does; twice, as some sites do."""
     told = processes(run)
-    for process in told * 2:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
+    for signum in (first, signal.SIGTERM):
+        for process in told:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
     wait_for(lambda: events(run, "stopping"), "request to stop")
     return told
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_task_finishes_its_step_and_saves_it(lab: Lab, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "first", "failure"),
+    [
+        pytest.param(1, signal.SIGTERM, "preempted", marks=pytest.mark.slow),
+        (2, signal.SIGUSR2, "time-limit"),
+    ],
+)
+def test_a_task_finishes_its_step_and_saves_it(
+    lab: Lab, ranks: int, first: signal.Signals, failure: str
+) -> None:
     lab.script(HELD, "held.py")
     job = {**HELD_JOB, "train": {**HELD_JOB["train"], "workers": 2}}
     resources = {"gpus_per_node": 0, "ranks_per_node": ranks}
     run = lab.submit(str(lab.job(**job, resources=resources)))
     wait_for((run.path / "held").exists, "first step")
-    told = terminate_all(run)
+    told = terminate_all(run, first)
     (run.path / "go").touch()
     status = lab.wait(run)
-    assert (status["state"], status["failure"], status["checkpoint_step"]) == ("interrupted", "preempted", 1)
+    assert (status["state"], status["failure"], status["checkpoint_step"]) == ("interrupted", failure, 1)
     assert verdicts(run)[0]["reason"].endswith("a checkpoint was written"), lab.all_logs(run)
     assert not psutil.wait_procs(told, timeout=240)[1]
 

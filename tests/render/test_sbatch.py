@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.render.render import RenderError, Target
@@ -367,6 +368,24 @@ def test_the_controller_tells_why_the_job_is_to_stop(
     process.send_signal(signum)
     assert finish(process)[0] in (3, EXIT_CODES[reason]), "the supervisor's, or Slurm's word of the job"
     assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
+def test_the_batch_script_is_told_of_a_signal_to_the_step_alone(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub).rename(tmp_path / "slurm_script")
+    process = start(script, stub, STUB_MODE="wait", STUB_JOB=f"JobState=RUNNING Restarts=0 {LONG}")
+    wait_for(stub.out)
+    (on_node,) = (
+        one
+        for one in psutil.Process(process.pid).children()
+        if f"{tmp_path}/run/scripts/on-node.sh" in one.cmdline()
+    )
+    on_node.send_signal(signum)
+    finish(process)
+    assert Path(f"{stub.out}.signals").read_text() == "told: preempted"
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ _options=(--nodes 2 --node-rank "${SLURM_NODEID:?srun did not say which node thi
 _supervisor=$!
 
 # Slurm sends a signal to every process of the step, the supervisor included: here it must only not end the wait.
-# At a preemption with a grace time the batch script, on the first node, gets none: it is told, and asks how long
-# the grace is.
+# The batch script, on the first node, gets none at a preemption with a grace time or from `scancel --signal`: it is
+# told, and asks why it came and how long there is.
 _woken=''
 # shellcheck disable=SC2329 # the trap calls it
 tell_batch_script() {
   if [[ ${SLURM_NODEID:-0} == 0 ]] && grep -q slurm_script "/proc/$1/cmdline" 2>/dev/null; then kill -USR1 "$1"; fi
 }
-trap '_woken=yes' INT HUP USR2
-trap '_woken=yes; tell_batch_script "$2"' TERM
+trap '_woken=yes' INT HUP
+trap '_woken=yes; tell_batch_script "$2"' TERM USR2
 while :; do
   _woken=''
   wait "$_supervisor"
