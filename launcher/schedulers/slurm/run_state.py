@@ -77,6 +77,11 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
         update = {"reason": stands, "failure": None}
         if state.get("state") not in ("running", "stopping"):
             update["state"] = slurm.state
+    elif state.get("requeue") and slurm.state not in ("cancelled", "lost"):
+        # The supervisor has judged the run, and its batch script was killed (scancel --batch).
+        ended = f"job {record.id} {slurm.words} before it went back into the queue"
+        update = {"requeue": False, "reason": "; ".join(filter(None, (state.get("reason"), ended)))}
+        _settle(run, {**state, **update})
     else:
         update = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         if slurm.failure != "succeeded":

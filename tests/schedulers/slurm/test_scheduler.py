@@ -60,7 +60,8 @@ AGAIN = {"state": "interrupted", "failure": "time-limit", "requeue": True}
         (RUNNING, "CANCELLED", ("cancelled", "cancelled")),
         (AGAIN, "COMPLETING", ("stopping", None)),
         (AGAIN, "PENDING", ("submitted", None)),
-        (AGAIN, "FAILED", ("failed", "unknown")),
+        (AGAIN, "FAILED", ("interrupted", "time-limit")),  # scancel --batch
+        (AGAIN, "CANCELLED", ("cancelled", "cancelled")),
         ({"state": "succeeded", "failure": "succeeded"}, "RUNNING", ("succeeded", "succeeded")),
         ({**AGAIN, "requeue": False}, "COMPLETED", ("interrupted", "time-limit")),
     ],
