@@ -158,24 +158,26 @@ _INTERRUPTED: dict[str, Budget] = {"preempted": "preemptions", "time-limit": "ti
 def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     """Return the restarts so far since a user last submitted or resumed the run, over all its supervisors.
 
-    A scheduler's `requeued` counts if no supervisor wrote `finished` before it.
+    A scheduler's `requeued` counts if no supervisor wrote `finished` before it. Otherwise that counts, unless
+    the supervisor ended after its job was requeued.
     """
     spent: dict[Budget, int] = {}
-    said = False
+    said = requeued = False
     for event in events:
         budget: Budget | None = None
         if isinstance(event, Submitted):
-            spent = {}
+            spent, requeued = {}, False
         elif isinstance(event, Downgrade):
             budget = "lower"
         elif isinstance(event, Retry):
             budget = "same"
         elif isinstance(event, Finished) and event.state == "interrupted":
-            budget, said = _INTERRUPTED.get(event.failure or "", "same"), True
-        elif isinstance(event, Requeued) and not said:
-            budget = _REQUEUED.get(event.reason or "")
+            late = requeued and event.by is None
+            budget, said = None if late else _INTERRUPTED.get(event.failure or "", "same"), True
+        elif isinstance(event, Requeued):
+            budget, requeued = None if said else _REQUEUED.get(event.reason or ""), True
         elif isinstance(event, SlurmJob | SupervisorStarted):
-            said = False
+            said, requeued = False, requeued and isinstance(event, SlurmJob)
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
     return spent

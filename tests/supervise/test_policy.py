@@ -12,8 +12,10 @@ from launcher.spec.events import (
     Event,
     Finished,
     HandedOver,
+    Requeued,
     Resubmitted,
     Retry,
+    SlurmJob,
     Submitted,
     SupervisorStarted,
 )
@@ -151,6 +153,19 @@ def test_budgets_count_over_all_supervisors_since_somebody_last_acted():
     events = [Submitted(), retry, interrupted, Downgrade(), interrupted]
     assert spent_budgets(events) == {"same": 1, "lower": 1, "time_limits": 2}
     assert spent_budgets([*events, Resubmitted(), retry]) == {"same": 1}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    "late", [0, 1, 2], ids=["in time", "after the requeue", "after the next job's start"]
+)
+def test_a_start_that_is_preempted_counts_once_whichever_record_comes_first(late: int, times: int) -> None:
+    finished, requeued = Finished(state="interrupted", failure="preempted"), Requeued(reason="preempted")
+    ends: list[Event] = [requeued, SlurmJob()]
+    ends.insert(late, finished)
+    assert spent_budgets([Submitted(), SlurmJob(), *[SupervisorStarted(), *ends] * times]) == {
+        "preemptions": times
+    }
 
 
 def test_a_run_that_was_interrupted_too_often_stops():
