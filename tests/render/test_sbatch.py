@@ -814,6 +814,18 @@ def test_a_supervisor_on_a_node_that_slurm_has_given_up_leaves_the_run_to_the_ne
     assert not any(event["event"] == "twin" for event in events(tmp_path))
 
 
+def test_a_run_that_another_scheduler_has_is_left_to_it(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    elsewhere = {"event": "started", "handle": "local:/runs/r"}
+    (tmp_path / "run" / "events.jsonl").write_text(json.dumps(elsewhere) + "\n")
+    (stub.bin / "sleep").symlink_to("/bin/true")
+    stub.python.write_text("#!/bin/bash\n[[ $1 == -c ]] || exit 88\n")
+    code, errors = finish(start(script, stub, STUB_JOB="JobState=COMPLETED"))
+    assert code == 88, errors
+    assert events(tmp_path)[-1]["event"] == "twin" and events(tmp_path)[-1]["handle"] == "local:/runs/r"
+
+
 def test_a_run_that_succeeds_on_a_node_that_slurm_has_given_up_does_not_start_again(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     script = write(tmp_path, stub)

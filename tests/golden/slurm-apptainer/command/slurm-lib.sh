@@ -361,9 +361,9 @@ leave_unfit() {
   rm -f "$_files.exit"
   _stays=$((_stays + 1))
 }
-# Whether Slurm has no such job any more, whatever still runs on its nodes.
-ended_for_slurm() { # JOB
-  [[ $(scontrol show job "$1" 2>&1) =~ Invalid\ job\ id|JobState=(NODE_FAIL|FAILED|CANCELLED|COMPLETED|TIMEOUT|PREEMPTED|OUT_OF_MEMORY) ]]
+# Whether the handle is of a job that Slurm has no more, whatever still runs on its nodes.
+ended_for_slurm() { # HANDLE
+  [[ $1 == slurm:* && $(scontrol show job "${1##*:}" 2>&1) =~ Invalid\ job\ id|JobState=(NODE_FAIL|FAILED|CANCELLED|COMPLETED|TIMEOUT|PREEMPTED|OUT_OF_MEMORY) ]]
 }
 # Slurm has given up the node of an earlier start, whose supervisor goes on there and has the run: it is asked to save
 # and end, and the next step of this job tries again.
@@ -607,7 +607,7 @@ finish() {
   # Another job has the run: its records are not ours to write, and it is the one to ask about.
   if ((_rc == 88)); then
     _owner=$(grep -o '"handle": "[^"]*"' "$_run_dir/events.jsonl" | grep -vF "\"$_handle\"" | tail -n 1 | cut -d '"' -f 4)
-    if [[ -n $_owner ]] && ! ended_for_slurm "${_owner##*:}"; then
+    if [[ -n $_owner ]] && ! ended_for_slurm "$_owner"; then
       event twin '"job": '"$(json "$_id")" "$_owner"
       exit "$_rc"
     fi
