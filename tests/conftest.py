@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import tempfile
@@ -32,6 +33,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["SELF_TESTS"] = folder.name
         os.environ["XDG_STATE_HOME"] = f"{folder.name}/state"  # runs of tests are not among your own
         config.add_cleanup(folder.cleanup)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker imports another part of the tests first: the assertions of a file are rewritten by one
+    worker, and the others find its bytecode."""
+    if (worker := getattr(session.config, "workerinput", None)) is None:
+        return
+    first, workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    root = Path(__file__).parent
+    for file in sorted(root.rglob("test_*.py"))[first::workers]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # its collection says what is wrong
+            importlib.import_module(".".join(file.relative_to(root.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

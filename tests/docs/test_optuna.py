@@ -34,6 +34,7 @@ class Flawed(Task):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_and_a_loss_of_nan_do_not_end_the_search(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     for name, content in files(ROOT / "docs" / "sweeps.md").items():

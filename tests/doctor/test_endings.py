@@ -119,6 +119,7 @@ def test_a_process_of_ranks_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_an_examination_that_was_killed_is_not_complete(lab: Lab) -> None:
     """Every process of the run is killed while ranks are tested. Nothing is blamed, or called good."""
     command = [sys.executable, "-m", "launcher", "doctor"]

@@ -91,6 +91,7 @@ dist.init_process_group("gloo")
 """
 
 
+@pytest.mark.slow
 def test_a_port_that_something_else_has_taken_ends_the_attempt_at_once(lab: Lab) -> None:
     """launcher holds it against its own runs; a server with SO_REUSEADDR may still come before rank 0."""
     lab.script(TAKEN)

@@ -21,7 +21,7 @@ from launcher.train.checkpoints.folder import complete_checkpoints
 from tests.e2e.places import PLACES, Place
 from tests.lab import ENDED, events, metrics, wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CANARY = "canary-7f2a91c4e0"
 STEPS = 8
@@ -77,14 +77,7 @@ class Told:
     "Command lines of all processes while it ran."
 
 
-OFTEN = "local"
-"In the normal set. The other places have tests of their own there."
-
-
-@pytest.fixture(
-    scope="module",
-    params=[name if name == OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in PLACES],
-)
+@pytest.fixture(scope="module", params=PLACES)
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     with PLACES[request.param](tmp_path_factory.mktemp(request.param)) as place:
         yield _told(place)

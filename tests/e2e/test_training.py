@@ -34,6 +34,7 @@ def final_losses(run) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in metrics(run) if "loss" in line}
 
 
+@pytest.mark.slow
 def test_a_run_succeeds_and_its_directory_is_readable(lab: Lab) -> None:
     done = lab.cli("run", str(job(lab)))
     assert done.returncode == 0, done.stdout + done.stderr

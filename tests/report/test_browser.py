@@ -107,7 +107,7 @@ def test_the_page_of_a_plan_in_a_browser(lab: Lab, server: Server, tmp_path: Pat
 CHARTS = (HERE / "use_charts.js").read_text()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_the_page_of_a_run_in_a_browser(lab: Lab, server: Server, tmp_path: Path, scheme: str) -> None:
     line = "</script><script>alert(1)</script>\x1b]0;title\x07<img src=x onerror=alert(2)>"
     log = eventful(lab.folder / "run", name="<script>alert(0)</script>", line=line)

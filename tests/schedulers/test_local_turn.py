@@ -189,6 +189,7 @@ def submitting(lab: Lab, count: int) -> tuple[subprocess.Popen[str], str]:
     return process, first.name.removesuffix("-00")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_cancelled_while_it_is_submitted_starts_no_more_runs(lab: Lab) -> None:
     process, sweep_id = submitting(lab, 40)
     cancelled = lab.cli("cancel", sweep_id)  # the first run may be the only one
@@ -220,6 +221,7 @@ def test_a_submission_of_a_sweep_that_is_interrupted_names_it(lab: Lab) -> None:
     assert said.returncode == 0 and f"missing: {40 - count} of 40 runs" in said.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_while_its_sweep_is_cancelled_keeps_no_other_from_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def to_the_end(lab: SlurmLab) -> Told:
     return Told(lab, run, lab.wait(run))
 
 
+@pytest.mark.slow
 @tells(to_the_end)
 def test_two_nodes_with_two_ranks_each_train_to_the_end(it: Told) -> None:
     assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)

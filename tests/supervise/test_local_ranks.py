@@ -76,6 +76,7 @@ print(json.dumps(dict(os.environ)), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_has_the_variables_that_torchrun_sets(tmp_path: Path) -> None:
     ours = Ranks(tmp_path, SAY_ENVIRONMENT)
     assert ours.process.wait(240) == 0

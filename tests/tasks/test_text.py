@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from launcher.tasks.text import PART, Text, cache_folder
 from launcher.tasks.video import VideoLanguageModel
 from launcher.tasks.windows import Windows
 from launcher.train.task import TaskError
+from tests import warm
+from tests.lab import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +55,11 @@ def test_the_encoded_copy_is_made_once_and_again_when_the_file_changes(tmp_path:
     path = tmp_path / "text.txt"
     path.write_text("a" * 50)
     code = f"from launcher.tasks.text import Text; print(len(Text({str(path)!r}).windows('train', 4, 256)))"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
-    assert {process.communicate()[0] for process in processes} == {b"11\n"}
+    (tmp_path / "count.py").write_text(code)
+    program = warm.Program(False, ["count.py"], dict(os.environ), tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        ended = list(threads.map(lambda _: warm.run(program, PATIENCE), range(2)))
+    assert [(one.returncode, one.stdout) for one in ended] == [(0, "11\n")] * 2, ended
     assert len(list(cache_folder().glob("*.uint8"))) == 1
     path.write_text("b" * 60)
     assert seen(Text(str(path)).windows("train", 4, 256))[0] == ord("b")

@@ -137,7 +137,10 @@ def test_other_orders_of_sums_alone_are_as_far_apart(alone: dict[str, Any], fold
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(name, marks=[] if name == "llama" else [pytest.mark.thorough]) for name in MODELS + MORE],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "llama" else pytest.mark.thorough)
+        for name in MODELS + MORE
+    ],
 )
 def test_it_goes_together_with_fsdp(model: str, tmp_path: Path) -> None:
     expected = run("trained", tmp_path / "fsdp", 2, {model: (model, FSDP)})
