@@ -157,13 +157,14 @@ class Rank(Place):
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
         """Return the sum of each value over all ranks, in fp64, with one collective."""
+        if self.world == 1:
+            return [float(one.detach() if isinstance(one, torch.Tensor) else one) for one in values]
         known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
         sums = torch.tensor(known, dtype=torch.float64, device=self.device)  # one copy to a GPU for all
         for place, value in enumerate(values):
             if isinstance(value, torch.Tensor):
                 sums[place] = value.detach()
-        if self.world > 1:
-            dist.all_reduce(sums)
+        dist.all_reduce(sums)
         found: list[float] = sums.tolist()
         return found
 
