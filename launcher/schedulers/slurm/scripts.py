@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher import __version__
@@ -232,68 +233,89 @@ def cpus_note(target: Target) -> str | None:
 
 
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
-    resources, slurm = target.job.resources, Slurm.of(target.cluster)
+    """Return the options of sbatch with a value, and those without one. Raises RenderError."""
+    slurm = Slurm.of(target.cluster)
     if slurm is None:
         raise RenderError(f"cluster {target.cluster.name} has no `slurm:` section")
-    warned = target.job.stop_seconds(slurm.signal_seconds)
-    options: list[tuple[str, str]] = []
-    flags: list[str] = []
+    options = [
+        *_places(slurm),
+        *_gpus(slurm, target.gpus_per_node),
+        *_cpus_and_memory(target, slurm),
+        *_times(target, slurm),
+    ]
+    flags = ["exclusive"] if slurm.exclusive else []
+    if "propagate" not in slurm.extra:
+        # The submitting host's limits (ulimit) would override those that slurmd has for jobs.
+        options.append(("propagate", "NONE"))
+    for name, value in slurm.extra.items():
+        if problem := _problem_of_extra(name, target, slurm):
+            raise RenderError(f"slurm.extra {problem}")
+        if value is True:
+            flags.append(name)
+        elif value is not False:
+            options.append((name, str(value)))
+    for name, text in options:
+        if not text:
+            raise RenderError(f"slurm: the value of --{name} is empty; leave it out, or write one")
+    return tuple(options), tuple(flags)
+
+
+def _places(slurm: Slurm) -> Pairs:
+    names = ("clusters", "partition", "account", "qos", "constraint", "reservation")
+    return tuple((name, value) for name in names if (value := getattr(slurm, name)) is not None)
+
+
+def _gpus(slurm: Slurm, gpus: int) -> Iterator[tuple[str, str]]:
     gres = list(slurm.gres)
-    for name in ("clusters", "partition", "account", "qos", "constraint", "reservation"):
-        value = getattr(slurm, name)
-        if value is not None:
-            options.append((name, value))
-    gpus = target.gpus_per_node
     if gpus and slurm.gpu_request != "none":
         asked = f"{slurm.gres_type}:{gpus}" if slurm.gres_type else str(gpus)
         if slurm.gpu_request == "gres":
             gres.insert(0, f"gpu:{asked}")
         else:
-            options.append((slurm.gpu_request, asked))
+            yield slurm.gpu_request, asked
     if gres:
-        options.append(("gres", ",".join(gres)))
-    if cpus := cpus_per_node(target.job, target.cluster, gpus, target.ranks_per_node):
-        options.append(("cpus-per-task", str(cpus)))
-    if resources.memory_per_node is not None:
-        options.append(("mem", f"{math.ceil(resources.memory_per_node / 2**20)}M"))
+        yield "gres", ",".join(gres)
+
+
+def _cpus_and_memory(target: Target, slurm: Slurm) -> Iterator[tuple[str, str]]:
+    if cpus := cpus_per_node(target.job, target.cluster, target.gpus_per_node, target.ranks_per_node):
+        yield "cpus-per-task", str(cpus)
+    memory = target.job.resources.memory_per_node
+    if memory is not None:
+        yield "mem", f"{math.ceil(memory / 2**20)}M"
     elif slurm.exclusive and _MEMORY.isdisjoint(slurm.extra):
         # Many sites apply DefMemPerCPU even to a job that has the whole node; 0 asks for all memory.
-        options.append(("mem", "0"))
-    if resources.time is not None:
-        if resources.time <= warned:
-            name = "stop_timeout" if target.job.stop_timeout else "slurm.signal_seconds"
+        yield "mem", "0"
+
+
+def _times(target: Target, slurm: Slurm) -> Iterator[tuple[str, str]]:
+    job, warned = target.job, target.job.stop_seconds(slurm.signal_seconds)
+    limit = job.resources.time
+    if limit is not None:
+        if limit <= warned:
+            name = "stop_timeout" if job.stop_timeout else "slurm.signal_seconds"
             raise RenderError(
-                f"resources.time ({resources.time} s) is not longer than {name}"
-                f" ({warned} s): the job would be asked to stop at its start"
+                f"resources.time ({limit} s) is not longer than {name} ({warned} s): the job would be asked "
+                "to stop at its start"
             )
-        options.append(("time", _clock(resources.time)))
-    options.append(("signal", f"B:USR2@{warned}"))
-    if "propagate" not in slurm.extra:
-        # The submitting host's limits (ulimit) would override those that slurmd has for jobs.
-        options.append(("propagate", "NONE"))
-    if slurm.exclusive:
-        flags.append("exclusive")
-    for name, extra in slurm.extra.items():
-        if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
-            raise RenderError(f"slurm.extra {name!r} is not the long name of an sbatch option")
-        if name == "comment" and not slurm.comment:
-            pass
-        elif name in _MANAGED or name.startswith("container-"):
-            raise RenderError(f"slurm.extra {name}: launcher sets this option itself")
-        if name == "clusters":
-            raise RenderError("slurm.extra clusters: write slurm.clusters, which launcher follows")
-        if name in _UNFIT:
-            raise RenderError(f"slurm.extra {name}: launcher could not submit or follow such a job")
-        if name in _MEMORY and resources.memory_per_node is not None:
-            raise RenderError(f"slurm.extra {name} and resources.memory_per_node exclude each other")
-        if extra is True:
-            flags.append(name)
-        elif extra is not False:
-            options.append((name, str(extra)))
-    for name, value in options:
-        if not value:
-            raise RenderError(f"slurm: the value of --{name} is empty; leave it out, or write one")
-    return tuple(options), tuple(flags)
+        yield "time", _clock(limit)
+    yield "signal", f"B:USR2@{warned}"
+
+
+def _problem_of_extra(name: str, target: Target, slurm: Slurm) -> str | None:
+    """Return why `slurm.extra` cannot have this option."""
+    if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
+        return f"{name!r} is not the long name of an sbatch option"
+    of_launcher = name in _MANAGED or name.startswith("container-")
+    if of_launcher and not (name == "comment" and not slurm.comment):
+        return f"{name}: launcher sets this option itself"
+    if name == "clusters":
+        return "clusters: write slurm.clusters, which launcher follows"
+    if name in _UNFIT:
+        return f"{name}: launcher could not submit or follow such a job"
+    if name in _MEMORY and target.job.resources.memory_per_node is not None:
+        return f"{name} and resources.memory_per_node exclude each other"
+    return None
 
 
 # Options that job.sbatch sets on srun, that have no effect on a step, or that would change its tasks or
