@@ -329,31 +329,26 @@ class Collector:
         if not named and known in self._harmless:
             return None
         pattern = pattern_of(text)
-        if not named and (pattern is None or pattern.weak):
+        if named:
+            return _kind_of_exception(text, line, pattern, reader.noise if raised else None)
+        if pattern is None or pattern.weak:
             pattern = _wrapped(text, before) or pattern
-        if pattern is None and not named and line.severe and _SOURCE.match(text) is None:
+        if pattern is not None:
+            if pattern.record:
+                return pattern.kind, "record"
+            mild = pattern.weak or _mild(line, pattern.kind) or _RETRIED.search(text) is not None
+            return pattern.kind, "weak" if mild else "words"
+        if line.severe and _SOURCE.match(text) is None:
             return "user-error", "weak"
-        if pattern is None and not named:
-            if len(self._harmless) >= MAX_SHAPES:
-                self._harmless = {_EMPTY}
-            if not _NUMBERED.search(raw):
-                self._harmless.add(known)
-            return None
-        kind = pattern.kind if pattern is not None else "exception"
-        if named and kind in _NETWORK and _OTHER_NETWORK.match(text):
-            kind = "exception"
-        if raised and reader.noise == "beside" and kind not in MEMORY_OF:
-            return "consequence", "words"
-        if raised and reader.noise == "thread" and kind not in MEMORY_OF:
-            return kind, "weak"
-        if pattern is not None and pattern.record:
-            return kind, "record"
-        if named and pattern is not None and pattern.weak:
-            return "exception", "words"
-        mild = pattern is not None and pattern.weak
-        mild = mild or ((line.warning or line.minor) and kind not in MEMORY_OF)
-        mild = mild or (not raised and _RETRIED.search(text) is not None)
-        return kind, "weak" if mild else "words"
+        self._learn_harmless(raw, known)
+        return None
+
+    def _learn_harmless(self, raw: bytes, shape: int) -> None:
+        """Remember that lines of this shape match nothing."""
+        if len(self._harmless) >= MAX_SHAPES:
+            self._harmless = {_EMPTY}
+        if not _NUMBERED.search(raw):
+            self._harmless.add(shape)
 
     def _keep(self, reader: _Reader, clue: Clue) -> None:
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
@@ -443,6 +438,29 @@ class Collector:
                 clue._replace(survived=clue.survived or survived(clue)) if clue.label == label else clue
                 for clue in clues
             ]
+
+
+def _kind_of_exception(
+    text: str, line: Line, pattern: Pattern | None, noise: str | None
+) -> tuple[Kind, Strength]:
+    """Return what the line of an exception shows. `noise` is that of its traceback; None without one."""
+    kind = pattern.kind if pattern is not None else "exception"
+    if kind in _NETWORK and _OTHER_NETWORK.match(text):
+        kind = "exception"
+    if noise == "beside" and kind not in MEMORY_OF:
+        return "consequence", "words"
+    if noise == "thread" and kind not in MEMORY_OF:
+        return kind, "weak"
+    if pattern is not None and pattern.record:
+        return kind, "record"
+    if pattern is not None and pattern.weak:
+        return "exception", "words"
+    retried = noise is None and _RETRIED.search(text) is not None
+    return kind, "weak" if retried or _mild(line, kind) else "words"
+
+
+def _mild(line: Line, kind: Kind) -> bool:
+    return (line.warning or line.minor) and kind not in MEMORY_OF
 
 
 def _only_said(clue: Clue, end: Clue) -> bool:
