@@ -10,7 +10,7 @@ import pytest
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
-from tests.lab import Lab, events, metrics, verdicts
+from tests.lab import Lab, events, metrics, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -50,6 +50,8 @@ def losses(run: RunDir) -> dict[int, float]:
 
 
 def content(run: RunDir) -> dict[Path, bytes]:
+    """All files of a run that has ended. Its page is written after that."""
+    wait_for(run.report.is_file, "page")
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 

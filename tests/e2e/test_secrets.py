@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,8 +89,8 @@ def test_a_run_directory_is_for_whom_the_profile_says(
     (lab.folder / "clusters/here.yaml").write_text(f"name: here\nscheduler: local\n{paths}")
     lab.script("print('done')")
     job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": 1})
-    done = lab.cli("submit", str(job), "-c", "here", umask=umask)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "launcher", "submit", str(job), "-c", "here"]
+    subprocess.run(command, cwd=lab.folder, env=lab.environ, umask=umask, check=True)
     run = lab.newest()
     lab.wait(run)
     assert run.path.stat().st_mode & 0o777 == mode
