@@ -405,6 +405,16 @@ def test_the_pods_of_a_cluster_end_with_the_cluster(pod: Pod, rank: str) -> None
     assert (pod.run_dir / "runpod-submission-1").read_text() == "cl-7\n"
 
 
+def test_the_pods_of_a_resumed_cluster_do_not_take_what_earlier_ones_agreed_on_for_theirs(pod: Pod) -> None:
+    """RunPod may give the first pod of each cluster the same address."""
+    body = json.dumps({"id": "pod1", "cluster": {"rank": 0, "id": "cl-8", "ip": "10.0.0.1"}})
+    api = Api(("GET", 200, body), ("DELETE", 204, ""))
+    env = {"NODE_RANK": "0", "PRIMARY_ADDR": "10.0.0.1", "LAUNCHER_SUBMISSION": "2"}
+    pod.start(api, pod.target(nodes=2), **env)
+    pod.wait_for("the pod is ending")
+    assert b"--rendezvous 10.0.0.1 --port-base 61017" in b" ".join(pod.stub.python_argv())
+
+
 def test_a_cluster_without_its_addresses_is_refused_and_ended(pod: Pod) -> None:
     pod.start(Api(("GET", 404, ""), ("DELETE", 204, "")), pod.target(nodes=2))
     assert "RunPod gave no PRIMARY_ADDR" in pod.wait_for("the pod is ending")

@@ -99,8 +99,10 @@ work() {
     say "RunPod gave no PRIMARY_ADDR ('${PRIMARY_ADDR:-}') or NODE_RANK ('$_node_rank')"
     return 1
   fi
+  # Another port for each submission: the supervisors tell by it what those of an earlier cluster, whose first pod may
+  # have had the same address, agreed on.
   exec "$_python" -m launcher.supervise "$_run_dir" --nodes 2 --node-rank "$_node_rank" \
-    --rendezvous "$PRIMARY_ADDR" --port-base 61000 --stop-file "$_stop"
+    --rendezvous "$PRIMARY_ADDR" --port-base "$((61000 + (_submission - 1) * 17 % 4536))" --stop-file "$_stop"
 }
 
 # call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
