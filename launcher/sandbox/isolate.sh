@@ -25,6 +25,9 @@ mkdir "$root/pod" "$root/tmp" "$root/proc"
 mount --bind "$disk" "$root/pod"
 mount --bind "$disk/tmp" "$root/tmp"
 mount -t proc proc "$root/proc"
+# All pods have this machine's address, and torchrun takes two nodes of a cluster with one address and one process id
+# for the same node: the second waits for it for ever.
+if [[ -n ${NODE_RANK:-} ]]; then echo $((NODE_RANK * 1000)) >"$root/proc/sys/kernel/ns_last_pid" || true; fi
 while [[ $1 != -- ]]; do
   top=${2#/}
   if [[ ! -d $root$2 && $2 != /tmp/* && -e /${top%%/*} ]]; then

@@ -210,8 +210,8 @@ def test_a_cluster_gives_each_node_its_rank_and_ends_as_a_whole(sandbox: Sandbox
     wanted = {
         "name": "two", "type": "TRAINING", "image": "x",
         "compute": {"gpuTypeId": GPU["id"], "gpuCountPerPod": 2, "podCount": 2},
-        "args": "bash -c 'echo $NODE_RANK/$NUM_NODES $NODE_ADDR $PRIMARY_ADDR $WORLD_SIZE $RUNPOD_API_KEY;"
-        " sleep 99'",
+        "args": "bash -c 'echo $NODE_RANK/$NUM_NODES $NODE_ADDR $PRIMARY_ADDR $WORLD_SIZE $RUNPOD_API_KEY"
+        ' $(sh -c "echo \\$\\$"); sleep 99\'',
     }  # fmt: skip
     made = sandbox.ask("POST", "/clusters", json=wanted)
     assert made.status_code == 201 and made.json()["pods"]["total"] == 2, made.text
@@ -223,6 +223,7 @@ def test_a_cluster_gives_each_node_its_rank_and_ends_as_a_whole(sandbox: Sandbox
     ]
     assert [one[0] for one in told] == ["0/2", "1/2"] and [one[3] for one in told] == ["4", "4"]
     assert told[0][1] == told[0][2] == told[1][2] and told[1][1] == pods[1]["cluster"]["ip"]
+    assert told[0][5] != told[1][5], "torchrun takes nodes with one address and one process id for one node"
     assert sandbox.ask("GET", "/pods").json()["pods"] == []
     assert len(sandbox.ask("GET", "/pods?includeClusterPods=true").json()["pods"]) == 2
     assert sandbox.ask("DELETE", f"/pods/{pods[0]['id']}").status_code == 409
