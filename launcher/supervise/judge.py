@@ -81,7 +81,8 @@ class Evidence:
     ranks: int
     exit_codes: dict[int, int] = field(default_factory=dict)
     """Exit code of start.sh by node: torchrun's, or on one host that of `local_ranks`, the one of the first
-    worker that failed. Negative if a signal ended that process itself."""
+    worker that failed. Negative if a signal ended that process itself. Nodes that failed before launcher
+    ended the others' ranks come first."""
     errors: tuple[dict[str, Any], ...] = ()
     "errors/rank-*.json"
     exits: tuple[dict[str, Any], ...] = ()

@@ -76,6 +76,25 @@ class Nodes:
         if self.several:
             self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
 
+    def take_over(self) -> None:
+        """Node 0: tell the other nodes to leave the attempt of a supervisor of this node that was killed.
+
+        The container of a pod may start again while those of the other nodes go on.
+        """
+        for attempt in self.run.starts():
+            if self._opened(attempt) and not (attempt.path / "next.json").exists():
+                self.write(_abort(attempt), {"silent": [], "ended": {}})
+                self.announce(attempt, True, 0)
+
+    def left(self) -> AttemptDir | None:
+        """Other nodes: return the last attempt of a supervisor of this node that was killed."""
+        joined = (
+            attempt
+            for attempt in self.run.starts()
+            if self._opened(attempt) and self._file(attempt, self.place.rank, "alive").exists()
+        )
+        return max(joined, key=lambda attempt: (attempt.number, attempt.only_saves), default=None)
+
     def close(self, exit_code: int) -> None:
         """Node 0: tell the other nodes that no attempt follows, whatever was announced before."""
         if self.several:
@@ -91,8 +110,7 @@ class Nodes:
         while self._clock.now() < deadline:
             later = (one for one in self.run.attempts() if one.number > after)
             for attempt in (self.run.saving(after), *later):
-                opened = read_json(attempt.path / "open.json") or {}
-                if opened.get("incarnation") == self.incarnation:
+                if self._opened(attempt):
                     return attempt
             closed = read_json(self.run.closed) or {}
             if closed.get("incarnation") == self.incarnation and not self._saves:
@@ -123,15 +141,19 @@ class Nodes:
         if not self.several or time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + self._looks_every
-        abort = attempt.path / "nodes" / "abort.json"
         if not self.leader:
-            return abort.exists() or self._lost(attempt, 0)
+            return _abort(attempt).exists() or self._lost(attempt, 0)
         reports = self.reports(attempt)
         silent = [n for n in range(self.place.count) if n not in reports and self._lost(attempt, n)]
         if not silent and not any(report["exit_code"] for report in reports.values()):
             return False
-        self.write(abort, {"silent": silent, "ended": reports})
+        self.write(_abort(attempt), {"silent": silent, "ended": reports})
         return True
+
+    def failed_first(self, attempt: AttemptDir) -> set[int]:
+        """Node 0: return the nodes that had failed before node 0 made all others end their ranks."""
+        ended = (read_json(_abort(attempt)) or {}).get("ended", {})
+        return {int(node) for node, report in ended.items() if report["exit_code"]}
 
     def reports(self, attempt: AttemptDir) -> dict[int, dict[str, Any]]:
         """Return the reports of the nodes that have ended."""
@@ -223,5 +245,14 @@ class Nodes:
         after = LOST_HEARTBEATS * self.beats_every if late else self.lost_after
         return node != self.place.rank and self._clock.now() > self._heard[key][1] + after
 
+    def _opened(self, attempt: AttemptDir) -> bool:
+        """Return whether node 0 has opened the attempt, in this incarnation."""
+        return (read_json(attempt.path / "open.json") or {}).get("incarnation") == self.incarnation
+
     def _file(self, attempt: AttemptDir, node: int, kind: str) -> Path:
         return attempt.path / "nodes" / f"node-{node:02d}.{kind}.json"
+
+
+def _abort(attempt: AttemptDir) -> Path:
+    """The file by which node 0 tells the others to end their ranks."""
+    return attempt.path / "nodes" / "abort.json"

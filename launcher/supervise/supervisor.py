@@ -193,6 +193,7 @@ class Supervisor:
     def _lead(self) -> int:
         recipe = first_recipe(self.run, self.plan)
         close_attempts(self.run, self.journal, KILLED, "resumed")
+        self.nodes.take_over()
         remove_handover(self.run, self.place.rank)  # left by a supervisor that was killed
         if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could record it
             return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
@@ -318,9 +319,11 @@ class Supervisor:
         reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left)
         if self._stop_reason is None and (told := read_stop_request(attempt.stop).reason) in SIGNALS.values():
             self._stop_for(told)  # only another node's supervisor was asked to stop
+        codes = {0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}}
+        first = self.nodes.failed_first(attempt)
         return Evidence(
             ranks=self.plan.layout.ranks,
-            exit_codes={0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}},
+            exit_codes={node: codes[node] for node in sorted(codes, key=lambda node: node not in first)},
             errors=read_records(attempt, "errors"),
             exits=read_records(attempt, "exits"),
             stop_reason=self._why_stopped(),
@@ -587,12 +590,14 @@ class Supervisor:
         """Run the attempts of a node other than 0, as node 0 decides."""
         after, go_on, exit_code = -1, True, 0
         remove_handover(self.run, self.place.rank)
+        left = self.nodes.left()
         while go_on:
-            attempt = self.nodes.wait_for_attempt(after)
+            attempt = left or self.nodes.wait_for_attempt(after)
             if isinstance(attempt, int):
                 return attempt
             kills = oom_kills()
-            ended = self._run(attempt)
+            ended = self._run(attempt) if left is None else Ended(-signal.SIGKILL)
+            left = None
             if attempt.only_saves and self.place.no_shared_folder:
                 remove_partial_checkpoints(self.run)
             self.nodes.report(attempt, ended, oom_kills() - kills)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from launcher.rundir.layout import RunDir
-from tests.lab import Lab, verdicts
+from tests.lab import Lab, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -82,12 +82,12 @@ def two_nodes(lab: Lab):
     it is another submission of the same run."""
 
     def start(
-        script: str, *, cancelled: bool = False, **fields
+        script: str, *, cancelled: bool = False, submission: int = 1, **fields
     ) -> tuple[RunDir, list[subprocess.Popen[str]]]:
         lab.script(script)
         run = RunDir(lab.folder / "runs" / "pair")
         if run.path.exists():
-            return run, supervisors(run, 1)
+            return run, supervisors(run, submission)
         (lab.folder / "clusters").mkdir()
         (lab.folder / "clusters/pair.yaml").write_text(
             f"name: pair\nscheduler: slurm\nmax_nodes: 2\npaths: {{python: {json.dumps(sys.executable)}}}\n"
@@ -147,3 +147,30 @@ def test_memory_running_out_on_one_node_lowers_the_recipe_of_both(lab: Lab, two_
     assert last["failure"] == "succeeded"
     for node in (0, 1):
         assert "fits 2" in Path(run.attempt(1).rank_log(node, node, "out")).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_node_whose_supervisor_is_killed_and_started_again_takes_part_in_the_next_attempt(
+    lab: Lab, two_nodes, killed: int
+) -> None:
+    """As a pod of a cluster, whose container starts again by itself while the others go on."""
+    script = "import os, time\n" + MEET.replace(
+        "print(",
+        "open('up' + os.environ['RANK'], 'w')\n"
+        "time.sleep(300 if os.environ['LAUNCHER_ATTEMPT'] == '0' else 0)\nprint(",
+    )
+    run, supervisors = two_nodes(script, command="python train.py")
+    wait_for(lambda: all((lab.folder / f"up{rank}").exists() for rank in (0, 1)), "both ranks")
+    supervisors[killed].kill()
+    supervisors[killed].wait(240)
+    again = two_nodes(script, submission=0)[1]
+    again[1 - killed].kill()  # the first one has the lock
+    supervisors[killed] = again[killed]
+    assert [s.wait(240) for s in supervisors] == [0, 0], lab.all_logs(run)
+    reasons = [
+        "the supervisor was killed, or",
+        "the process that starts the ranks on node 1 was ended by SIGKILL",
+    ]
+    first, _ = verdicts(run)
+    assert first["node"] == killed and first["reason"].startswith(reasons[killed])

@@ -127,6 +127,33 @@ def test_a_dead_node_0_does_not_hold_the_others_for_ever(four: list[Nodes]) -> N
         four[1].wait_for_announcement(attempt)
 
 
+def test_a_node_0_that_was_killed_and_starts_again_calls_the_others_out_of_its_attempt(
+    four: list[Nodes],
+) -> None:
+    """As in a cluster of pods, each of whose containers starts again by itself."""
+    over, left = opened(four, 0), opened(four, 1)
+    four[0].announce(over, go_on=True, exit_code=10)
+    assert not four[2].another_node_failed(left)
+    again = Nodes(four[0].run, four[0].place, replace_json, lambda: False)
+    again.take_over()
+    assert four[2].another_node_failed(left) and not four[2].another_node_failed(over)
+    assert four[2].wait_for_announcement(left) == (True, 0, False)
+
+
+def test_another_node_that_was_killed_knows_which_attempt_it_took_part_in(four: list[Nodes]) -> None:
+    attempts = [opened(four, number) for number in range(3)]
+    for attempt in attempts[:2]:
+        four[1].beat(attempt)
+        four[1]._last_beat = float("-inf")
+    again = Nodes(four[1].run, four[1].place, replace_json, lambda: False)
+    assert again.left() == attempts[1] and four[2].left() is None
+    saving = four[0].run.saving(1)
+    (saving.path / "nodes").mkdir(parents=True)
+    four[0].open_attempt(saving)
+    again.beat(saving)
+    assert again.left() == saving
+
+
 @pytest.mark.slow
 def test_a_request_to_stop_ends_the_wait(tmp_path: Path) -> None:
     waiting = Nodes(RunDir(tmp_path), NodePlace(1, 2, "10.0.0.1"), replace_json, lambda: True)
