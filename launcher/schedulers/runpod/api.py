@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -39,6 +39,8 @@ SILENCE = 60.0
 TRIES = 6
 LONGEST_WAIT = 120.0
 "Maximum seconds to wait for Retry-After. A longer one is an error, which names it."
+LARGEST_SKEW = 10.0
+"Seconds that this machine's clock may differ from RunPod's. An answer is as late, and dated to the second."
 
 
 def base_url() -> str:
@@ -71,6 +73,12 @@ class Client:
             follow_redirects=False,
         )
         self._secrets = {key}
+        self._ahead = 0.0
+        "Seconds by which RunPod's clock is ahead of this machine's."
+
+    def now(self) -> float:
+        """Return the time by RunPod's clock, in seconds since the epoch, as far as an answer has told it."""
+        return time.time() + self._ahead
 
     def hide(self, values: Iterable[str]) -> None:
         """Mask these values in messages, because an answer may quote the request."""
@@ -177,6 +185,7 @@ class Client:
         what, url = f"{method} {path}", path if "://" in path else f"{self.base}{path}"
         try:
             with self._http.stream(method, url, params=params, json=body) as answer:
+                self._compare_clocks(answer)
                 if answer.is_redirect:
                     raise HostileAnswerError(
                         f"RunPod: {what}: the answer is a redirect, which RunPod's API never sends; "
@@ -196,6 +205,11 @@ class Client:
             return json.loads(data)
         except (ValueError, RecursionError):
             raise self._lost(method, f"RunPod: {what}: the answer is not JSON: {self._shown(data)}") from None
+
+    def _compare_clocks(self, answer: httpx.Response) -> None:
+        with suppress(TypeError, ValueError, OverflowError):
+            ahead = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp() - time.time()
+            self._ahead = ahead if abs(ahead) > LARGEST_SKEW else 0.0
 
     def _refusal(self, answer: httpx.Response, what: str) -> ApiError:
         status = answer.status_code

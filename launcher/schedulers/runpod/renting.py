@@ -370,7 +370,7 @@ def lease(
 
         def body(offer: Offer) -> dict[str, Any]:
             planned_for(offer)
-            return request.for_offer(run.scripts, _recorded(run)[3], offer, number, secrets)
+            return request.for_offer(run.scripts, _recorded(run)[3], offer, number, secrets, client.now())
 
         name = pod_name(run.id, number)
         order = Order(section, market.offers, name, body, lambda: copy.text(claim(number)))

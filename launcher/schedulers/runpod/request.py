@@ -8,7 +8,6 @@ import io
 import json
 import math
 import tarfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -290,11 +289,14 @@ def secret_values(job: Job) -> dict[str, str]:
 
 
 def for_offer(
-    scripts: Path, section: RunPod, offer: Offer, number: int, secrets: Mapping[str, str]
+    scripts: Path, section: RunPod, offer: Offer, number: int, secrets: Mapping[str, str], now: float
 ) -> dict[str, Any]:
-    """Complete the rendered request for one offer with its deadline and the secrets, which are in no file."""
+    """Complete the rendered request for one offer with its deadline and the secrets, which are in no file.
+
+    `now` is the time by RunPod's clock.
+    """
     body: dict[str, Any] = dict(scripts_request(scripts))
-    deadline = int(time.time()) + offer.max_seconds
+    deadline = int(now) + offer.max_seconds
     if no_server_limit(section, offer.need.nodes) is None:
         deadline -= own_end_before(offer.max_seconds)
     body["env"] = {
@@ -347,7 +349,7 @@ def rent_by_graphql(
 
     query = f"mutation rent($input: {_INPUTS[name]}!) {{ {name}(input: $input) {{ id costPerHr }} }}"
     try:
-        data = client.graphql(query, {"input": _input(section, offer, body)})
+        data = client.graphql(query, {"input": _input(section, offer, body, client.now())})
     except LostAnswerError:
         raise
     except ApiError as error:
@@ -365,7 +367,7 @@ def _refuses_the_request(error: ApiError) -> bool:
     return error.status in (400, 401, 403, 404, 422) or (error.status == 200 and error.fate is Fate.STOP)
 
 
-def _input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, Any]:
+def _input(section: RunPod, offer: Offer, body: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Translate the REST request to GraphQL's input."""
     mounts = body.get("mounts", {}).get("network", [])
     wanted = {
@@ -380,7 +382,7 @@ def _input(section: RunPod, offer: Offer, body: Mapping[str, Any]) -> dict[str, 
         "ports": ",".join(body.get("ports", ())) or None,
         "env": [{"key": key, "value": value} for key, value in body["env"].items()],
         "containerRegistryAuthId": body.get("registry"),
-        "terminateAfter": stamp(time.time() + offer.max_seconds),
+        "terminateAfter": stamp(now + offer.max_seconds),
         **(_gpu(section, offer, body["gpu"]) if "gpu" in body else _cpu(offer, body["cpu"])),
     }
     return {key: value for key, value in wanted.items() if value is not None}

@@ -208,6 +208,21 @@ def test_a_run_says_itself_that_its_time_is_over_before_runpod_ends_its_pod(lab:
     lab.until(run, "succeeded")
 
 
+@pytest.mark.parametrize("behind", [2 * 3600, -2 * 3600], ids=["behind", "ahead"])
+def test_the_time_of_a_pod_counts_by_runpods_clock_whatever_this_machines_says(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    began, clock = time.time(), time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - behind)
+    run = lab.submit(lab.prepare(max_hours=1))
+    lab.until(run, "running")
+    (pod,) = lab.pods(run)
+    latest = began + 3600 - 180
+    assert latest - 2 < float(pod["env"]["LAUNCHER_DEADLINE"]) < latest + 60
+    lab.go(run)
+    lab.until(run, "succeeded")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [True, False], ids=["gpu", "cpu"])
 def test_a_pod_that_never_begins_is_ended_by_runpod_itself_and_so_is_the_next(lab: Lab, gpu: bool) -> None:
