@@ -367,6 +367,16 @@ def test_a_limit_counts_from_the_first_start_of_the_pod(pod: Pod) -> None:
     assert stop.read_text() == "time-limit\n" and deadline.read_text() == f"{began - 1}\n"
 
 
+def test_a_pod_that_cannot_count_its_starts_ends_itself(pod: Pod) -> None:
+    """Otherwise one that is killed again and again on a full volume is billed until its time is over."""
+    pod.run_dir.mkdir(parents=True)
+    (pod.run_dir / "pod-pod1.starts").symlink_to("/dev/full")
+    pod.start(Api(("DELETE", 204, "")), pod.target())
+    assert "is the network volume full?" in pod.wait_for("the pod is ending")
+    assert json.loads((pod.run_dir / "state.json").read_text())["failure"] == "disk-full"
+    assert not pod.stub.out.exists()
+
+
 def test_a_pod_that_was_told_to_stop_is_told_again_after_a_restart(pod: Pod) -> None:
     pod.run_dir.mkdir(parents=True)
     (pod.run_dir / "pod-pod1.stop").write_text("preempted\n")

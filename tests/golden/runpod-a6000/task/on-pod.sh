@@ -193,13 +193,15 @@ if [[ $_latest =~ ^[0-9]+$ ]] && ((_latest < _now + _limit)); then _limit=$((_la
 _deadline=$(cat "$_deadline_file" 2>/dev/null)
 # Killed between making the file and writing it, or the volume is full.
 [[ $_deadline =~ ^[0-9]+$ ]] || _deadline=$(($(date -r "$_deadline_file" +%s || date +%s) + _limit))
-printf '%s\n' "$_now" >>"$_starts_file"
-_starts=()
-mapfile -t _starts <"$_starts_file"
 _limit=$((_deadline - _now))
 if ((_limit <= 0)); then
   give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
+# Where it cannot be written, nothing that the run does would be kept either.
+if ! printf '%s\n' "$_now" >>"$_starts_file"; then
+  give_up disk-full "cannot write $_starts_file: is the network volume full?"
+fi
+mapfile -t _starts <"$_starts_file"
 if ((${#_starts[@]} > _most_restarts + 1)); then
   give_up unknown "the pod's start script was killed or its container crashed $((${#_starts[@]} - 1)) times"
 fi
