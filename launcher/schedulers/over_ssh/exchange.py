@@ -19,8 +19,8 @@ LARGEST_RECORD = 4 * 2**20
 UNSEEN = "new"
 "Stands for the inode of a file that was sent and not yet seen on the host."
 
-NEWER = "changed there meanwhile:"
-
+_NEWER = "newer"
+"Why changes are refused: the host has changed one of the files, too."
 _FOLDERS = (*NOT_COPIED_FOLDERS, ".*")
 _GROWS = "|".join(suffix[1:] for suffix in GROWING)
 _SEEN = "%i %s %T@"
@@ -113,6 +113,8 @@ class Exchanged:
     "Runs that do not exist on the host."
     refused: str | None = None
     "Why our changes could not be written. Nothing else was done then."
+    changed_there: bool = False
+    "They were refused because the host has changed one of the files, too."
     more: bool = False
     "There is more to fetch than fits in one round trip."
 
@@ -140,7 +142,7 @@ def text(
     """
     lines = [
         f"m={mark} had=",
-        'refuse() { printf "%s refused\\n" $m; rm -rf ".in-$m"; exit 74; }',
+        'refuse() { printf "%s refused %s\\n" $m "${1-}"; rm -rf ".in-$m"; exit 74; }',
         *([f"{{ {first}\n}} >&2 || refuse"] if first else []),
         *(_put(root, changes, parcel, strict) if changes else [f"cd {quote(root)} 2>/dev/null"]),
         "printf '%s began\\n' $m",
@@ -171,7 +173,8 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
         if before is None:
             lines.append(f"[ -e {file} ] || {{ mkdir -p {folder} || refuse; place {file}; }}")
         else:
-            otherwise = f'{{ echo "{NEWER}" {file} >&2; refuse; }}' if strict else ":"
+            newer = f'{{ echo "changed there meanwhile:" {file} >&2; refuse {_NEWER}; }}'
+            otherwise = newer if strict else ":"
             lines.append(
                 f'if [ "$(seen {file})" = {quote(before.seen)} ]; then place {file}; else {otherwise}; fi'
             )
@@ -286,7 +289,7 @@ def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> Exchanged:
         head, _, data = chunk.partition(b"\n")
         word, _, about = head.decode(errors="surrogateescape").partition(" ")
         if word == "refused":
-            out.refused = _last_line(done.stderr)
+            out.refused, out.changed_there = _last_line(done.stderr), about == _NEWER
             return out
         if word == "began":
             out.answer.stdout = data

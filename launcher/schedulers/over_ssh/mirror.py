@@ -40,6 +40,10 @@ class RefusedError(SchedulerError):
     """Local changes could not be written on the host."""
 
 
+class ChangedThereError(RefusedError):
+    """Local changes were not written because the host has changed the same file."""
+
+
 class Mirrored:
     """A Login whose round trips bring the chosen runs up to date on both sides.
 
@@ -118,7 +122,8 @@ class Mirrored:
             except exchange.NotWholeError as error:
                 raise CutError(f"{self.name}: {error}") from None
             if came.refused is not None:
-                raise RefusedError(f"nothing was done on {self.name}: {came.refused}")
+                kind = ChangedThereError if came.changed_there else RefusedError
+                raise kind(f"nothing was done on {self.name}: {came.refused}")
             self._apply(came, index, known, sent)
         return came
 

@@ -23,9 +23,8 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.over_ssh.exchange import NEWER
 from launcher.schedulers.over_ssh.login import LoginError
-from launcher.schedulers.over_ssh.mirror import RefusedError, forget
+from launcher.schedulers.over_ssh.mirror import ChangedThereError, RefusedError, forget
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import relay
@@ -299,8 +298,10 @@ class SshHosts(OneByOne):
             def send() -> str:
                 try:
                     store.bring()
-                except RefusedError as error:  # if the disk is full, send a signal instead
-                    if NEWER in str(error) or not self._interrupt(run):
+                except ChangedThereError:
+                    raise
+                except RefusedError:  # if the disk is full, send a signal instead
+                    if not self._interrupt(run):
                         raise
                     run.cancel.unlink()
                 return ""

@@ -18,7 +18,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.login import Here, LoginError, ask
-from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
+from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
 from launcher.schedulers.over_ssh.ssh import Over
 from tests.schedulers.sshd import Sshd
 
@@ -253,7 +253,7 @@ def test_what_must_not_be_overtaken_is_refused_when_it_is(both: Both) -> None:
     both.mirror.strict = True
     replace_json(both.here.state, {"state": "submitted"})
     replace_json(both.there.state, {"state": "running"})
-    with pytest.raises(RefusedError, match=r"changed there meanwhile: a run/state\.json"):
+    with pytest.raises(ChangedThereError, match=r"changed there meanwhile: a run/state\.json"):
         both.sync("echo ran >&2")
     assert both.there.read_state() == {"state": "running"}
 
