@@ -810,7 +810,7 @@ def test_a_supervisor_on_a_node_that_slurm_has_given_up_leaves_the_run_to_the_ne
     stub.python.write_text(f"#!/bin/bash\n[[ $1 == -c || -s {stop} ]] || exit 88\n{succeeded}\n")
     code, errors = finish(start(script, stub, SLURM_RESTART_COUNT="1", STUB_JOB=job))
     assert code == 0, errors
-    assert stop.read_text() == "preempted\n"
+    assert stop.read_text() == "node-failed\n"
     assert not any(event["event"] == "twin" for event in events(tmp_path))
 
 

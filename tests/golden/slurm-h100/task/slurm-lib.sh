@@ -375,7 +375,7 @@ ask_lost_supervisor() {
   fi
   say 'an earlier start has the run, on a node that Slurm has given up: asking it for a checkpoint'
   for _hosts_file in "$_run_dir"/slurm-*.hosts; do
-    if [[ $_hosts_file != "$_files.hosts" ]]; then echo preempted >"${_hosts_file%.hosts}.stop"; fi
+    if [[ $_hosts_file != "$_files.hosts" ]]; then echo node-failed >"${_hosts_file%.hosts}.stop"; fi
   done
   sleep 5
   leave_if_succeeded # meanwhile
