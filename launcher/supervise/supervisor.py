@@ -188,7 +188,10 @@ class Supervisor:
         return bool(self._signals) or (self.mirror is not None and self.mirror.closed_by_node_0)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
-        self._signals.append(SIGNALS[signal.Signals(signum)])
+        reason = SIGNALS[signal.Signals(signum)]
+        if self._stop_file is not None and reason == "time-limit":
+            reason = "preempted"  # the script that writes the stop file tells of the time limit there
+        self._signals.append(reason)
 
     def _lead(self) -> int:
         recipe = first_recipe(self.run, self.plan)

@@ -6,11 +6,14 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.verdict import EXIT_CODES
 from tests.lab import HELD, HELD_JOB, Lab, events, supervisor_pid, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -117,3 +120,18 @@ def test_what_does_not_end_in_its_time_is_killed_and_says_so(lab: Lab, saves: bo
     assert (status["state"], status["failure"]) == ("interrupted", "preempted")
     assert json.loads(run.attempts()[0].exit(0).read_text())["exit_code"] == -signal.SIGKILL
     assert ("in_vain" in events(run, "ended")[0]) != saves
+
+
+def test_usr2_to_a_supervisor_is_no_time_limit_if_a_batch_script_tells_of_those(lab: Lab) -> None:
+    """A person sent it: `scancel --signal=USR2`. Slurm announces the time limit to the batch script alone."""
+    lab.script("import pathlib, time\npathlib.Path('up').touch()\ntime.sleep(300)\n")
+    job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": 1})
+    assert lab.cli("render", str(job), "-c", "local", "--out", "runs/one").returncode == 0
+    run = RunDir(lab.folder / "runs" / "one")
+    command = [sys.executable, "-m", "launcher.supervise", str(run.path)]
+    supervisor = subprocess.Popen([*command, "--stop-file", str(run.path / "told")], env=lab.environ)
+    wait_for((lab.folder / "up").exists, "the rank")
+    supervisor.send_signal(signal.SIGUSR2)
+    (stopping,) = wait_for(lambda: events(run, "stopping"), "request to stop")
+    (run.path / "told").write_text("preempted\n")
+    assert stopping["reason"] == "preempted" and supervisor.wait(240) == EXIT_CODES["preempted"]
