@@ -26,7 +26,8 @@ LOST_HEARTBEATS = 4
 CLOSING_SECONDS = 15.0
 "How long to wait for node 0 to close the run after a request to stop. Node 0 usually got it too."
 START_SECONDS = 600.0
-"How long to wait for node 0 to open the first attempt. Some clusters start nodes one after the other."
+"""How long node 0 and the others wait for each other to begin. Some clusters start nodes one after the other,
+and a pod may pull its image for minutes longer than another."""
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 LOOKS_PER_SECOND = 100
@@ -62,6 +63,9 @@ class Nodes:
         self._next_look = 0.0
         # (attempt, node) -> (newest heartbeat, when it was first seen by this node's clock). Clocks differ.
         self._heard: dict[tuple[int, int], tuple[Any, float]] = {}
+        self._began = self._clock.now()
+        self._joined: set[int] = set()
+        "Nodes that have sent a heartbeat."
 
     @property
     def leader(self) -> bool:
@@ -161,16 +165,18 @@ class Nodes:
         return {node: report for node, report in found.items() if report is not None}
 
     def wait_for_reports(
-        self, attempt: AttemptDir, late: Callable[[], bool]
+        self, attempt: AttemptDir, late: Callable[[], bool], stops: Callable[[], bool] = lambda: False
     ) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
         """Node 0: wait for the nodes' reports. Return the reports and the lost nodes.
 
         `late`: whether this process is about to be killed. Nodes then count as lost after a few heartbeats.
+        `stops`: whether the run is to stop. Nodes that have not begun are then not waited for any longer.
         """
         while self.several:
             reports = self.reports(attempt)
             missing = [node for node in range(self.place.count) if node not in reports]
-            lost = [node for node in missing if self._lost(attempt, node, late=late())]
+            may_begin = not stops()
+            lost = [n for n in missing if self._lost(attempt, n, late=late(), may_begin=may_begin)]
             if len(lost) == len(missing):
                 return reports, tuple(lost)
             self.beat(attempt)
@@ -233,17 +239,23 @@ class Nodes:
                 raise NodesError(f"asked to stop while waiting {what}")
         time.sleep(POLL_SECONDS)
 
-    def _lost(self, attempt: AttemptDir, node: int, *, late: bool = False) -> bool:
+    def _lost(self, attempt: AttemptDir, node: int, *, late: bool = False, may_begin: bool = True) -> bool:
         """Return whether a node had no new heartbeat for `lost_after` seconds, counted from the first check.
 
-        `late`: wait only for LOST_HEARTBEATS heartbeats.
+        Node 0 gives the others START_SECONDS to begin, if they still `may_begin`. `late`: wait only for
+        LOST_HEARTBEATS heartbeats.
         """
         beat = read_json(self._file(attempt, node, "alive"))
+        if beat is not None:
+            self._joined.add(node)
         key = (attempt.number, node)
         if key not in self._heard or self._heard[key][0] != beat:
             self._heard[key] = (beat, self._clock.now())
         after = LOST_HEARTBEATS * self.beats_every if late else self.lost_after
-        return node != self.place.rank and self._clock.now() > self._heard[key][1] + after
+        until = self._heard[key][1] + after
+        if self.leader and may_begin and not late and node not in self._joined:
+            until = max(until, self._began + START_SECONDS)
+        return node != self.place.rank and self._clock.now() > until
 
     def _opened(self, attempt: AttemptDir) -> bool:
         """Return whether node 0 has opened the attempt, in this incarnation."""

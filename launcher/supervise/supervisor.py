@@ -319,7 +319,7 @@ class Supervisor:
         self._stall = Stall(attempt, self.job.stall_timeout)
         ended = self._run(attempt)
         self.nodes.report(attempt, ended, oom_kills() - kills)
-        reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left)
+        reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left, self._stops)
         if self._stop_reason is None and (told := read_stop_request(attempt.stop).reason) in SIGNALS.values():
             self._stop_for(told)  # only another node's supervisor was asked to stop
         codes = {0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}}
@@ -475,6 +475,9 @@ class Supervisor:
 
     def _no_time_left(self) -> bool:
         return self._until is not None and time.monotonic() > self._until
+
+    def _stops(self) -> bool:
+        return self._stop_reason is not None or self._asked_to_stop()
 
     def _asked_to_stop(self) -> bool:
         """Return whether `_requests` would return a request."""

@@ -411,7 +411,7 @@ def test_the_pods_of_a_cluster_end_with_the_cluster(pod: Pod, rank: str) -> None
     argv = b" ".join(pod.stub.python_argv()).decode()
     assert f"--nodes 2 --node-rank {rank} --rendezvous 10.0.0.1 --port-base 61000 --stop-file" in argv
     sleeps = Path(f"{pod.stub.out}.sleeps").read_text().split()
-    assert {"0": "30", "1": "600"}[rank] in sleeps, "the first node gives the others time to finish"
+    assert {"0": "30", "1": "900"}[rank] in sleeps, "the first node gives the others time to finish"
     assert (pod.run_dir / "runpod-submission-1").read_text() == "cl-7\n"
 
 

@@ -53,8 +53,26 @@ def test_a_failure_on_one_node_reaches_every_other_through_node_0(four: list[Nod
     assert [node.another_node_failed(attempt) for node in four[:3]] == [True, True, True]
 
 
+def test_a_node_that_has_not_begun_is_waited_for_longer_than_one_that_has_fallen_silent(
+    four: list[Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a pod that still pulls its image."""
+    attempt = opened(four)
+    four[3].beat(attempt)
+    now = 1000.0
+    monkeypatch.setattr(four[0]._clock, "now", lambda: now)
+    four[0]._began = now
+    assert not any(four[0]._lost(attempt, node) for node in (2, 3))
+    now += four[0].lost_after + 1
+    assert four[0]._lost(attempt, 3) and not four[0]._lost(attempt, 2)
+    assert four[0]._lost(attempt, 2, may_begin=False), "the run is to stop"
+    now += module.START_SECONDS
+    assert four[0]._lost(attempt, 2)
+
+
 def test_a_node_without_a_heartbeat_is_lost_and_the_run_does_not_wait_for_it(four: list[Nodes]) -> None:
     attempt = opened(four)
+    four[3].beat(attempt)
     for node in four[:3]:
         node.report(attempt, Ended(0), oom_kills=0)
     reports, lost = four[0].wait_for_reports(attempt, lambda: False)
@@ -171,6 +189,7 @@ def test_nodes_that_were_suspended_together_have_not_lost_each_other(
         Nodes(four[0].run, NodePlace(rank, 2, "10.0.0.1", 61007), replace_json, lambda: False)
         for rank in range(2)
     )
+    now += 0.1
     second.beat(attempt)
     assert not first._lost(attempt, 1)
     monkeypatch.setattr(paused_clock, "LONGEST_SECONDS", 0.2)

@@ -153,8 +153,9 @@ end_once() {
 
 end_pod() {
   local _pause=1
-  # The first node ends the cluster; the others give it time to, and the first gives them time to finish.
-  if [[ $_node_rank == 0 ]]; then sleep 30; else sleep 600; fi
+  # The first node ends the cluster; the others give it time to, in which it waits for those that have not begun and
+  # records how the run ended, and the first gives them time to finish.
+  if [[ $_node_rank == 0 ]]; then sleep 30; else sleep 900; fi
   until end_once; do
     say "trying again in $_pause s"
     sleep "$_pause"
