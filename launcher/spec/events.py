@@ -123,6 +123,14 @@ class Found(Event, kind="found"):
     "When it was requested; it costs money from then on."
 
 
+class DuplicateEnded(Event, kind="duplicate-ended"):
+    """A second pod of one submission was ended."""
+
+    pod: str | None = None
+    usd: float | None = None
+    "What it has cost."
+
+
 class Rejected(Event, kind="rejected"):
     """A pod was rejected but could not be ended yet."""
 

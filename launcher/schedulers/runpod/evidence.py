@@ -52,7 +52,8 @@ class Submission:
 class Evidence:
     """Everything known about a run and its pods.
 
-    The fields from `pod` on are answers. Each is valid once its question is in `answered`.
+    The fields from `pod` on are answers. Each is valid once its question is in `answered`; `price` also if an
+    event tells it.
     """
 
     run_id: str
@@ -224,6 +225,14 @@ def from_events(
         usd_per_hour=next((one["usd_per_hour"] for one in reversed(priced) if one["usd_per_hour"]), None),
         rented=words(priced[-1]) if priced else "",
         priced=any(event.get("handle") == str(handle) for event in priced),
+        price=next(
+            (
+                (str(event.get("gpu")), float(event["usd_per_hour"]))
+                for event in priced
+                if event.get("event") == "found" and event.get("handle") == str(handle)
+            ),
+            None,
+        ),
         rejected=rejected_in(events),
         waiting=waits_in(events),
         queued=queues_in(events),

@@ -326,6 +326,8 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     # Sort, because a pod's events arrive here later than events that were written here meanwhile.
     for moment, event in sorted(timed, key=lambda one: one[0]):
         what, rented, seconds = event.get("event"), event.get("usd_per_hour"), event.get("seconds")
+        if what == "duplicate-ended" and isinstance(usd := event.get("usd"), int | float):
+            total += usd
         ends = what in ("rejected-ended", "submitting")
         if not rejected:  # a pod that could not be ended outlives its run
             ends = ends or what in ("finished", "pod-gone")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import now
+from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import LIVING, SchedulerError, Status
 from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import status_of
@@ -23,7 +23,7 @@ from launcher.schedulers.runpod.evidence import Evidence, Question, from_events,
 from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
 from launcher.schedulers.runpod.queue import has_turn, is_attended
 from launcher.schedulers.runpod.settings import pace
-from launcher.spec.events import Finished, Found, Rejected, RejectedEnded, Twin, Waiting
+from launcher.spec.events import DuplicateEnded, Finished, Found, Rejected, RejectedEnded, Twin, Waiting
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -143,7 +143,7 @@ class Poller:
                 answers.found = handle
                 for one in duplicates:
                     with suppress(UnendedError):  # a pod whose run is taken ends itself; `leaks` lists it
-                        self.end(one)
+                        end_duplicate(self.client, run, one.path)
             case life.Adopt(handle):
                 adopt(self.copy(run), handle)
             case life.Reject(reason, usd_per_hour, limit):
@@ -181,7 +181,8 @@ class Poller:
                 gpu, price = pods.billed(self.client, e.handle.path)
                 # The pod has cost money since it was requested.
                 since = e.submission.time
-                run.append(Found(handle=str(e.handle), gpu=gpu, usd_per_hour=price, since=since))
+                if e.living:  # otherwise it is rejected, with its price
+                    run.append(Found(handle=str(e.handle), gpu=gpu, usd_per_hour=price, since=since))
                 return {"price": (gpu, price)}
             case "other":
                 return {"other": self.other(run, e.handle)}
@@ -286,6 +287,18 @@ def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, 
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
     with suppress(SchedulerError):
         ask_to_stop(copy)
+
+
+def end_duplicate(client: Client, run: RunDir, path: str) -> None:
+    """End a second pod of the latest submission, and record what it has cost. Raises UnendedError."""
+    from launcher.schedulers.runpod import pods
+
+    price, since = 0.0, seconds_of(submission_in(run.read_events()).time)
+    with suppress(ApiError):
+        price = pods.billed(client, path)[1]
+    pods.end(client, path)
+    hours = (time.time() - since) / 3600 if since is not None else 0.0
+    run.append(DuplicateEnded(pod=path.rpartition("/")[2], usd=price * hours))
 
 
 def ask_to_stop(copy: Copy) -> None:

@@ -37,7 +37,7 @@ from launcher.schedulers.runpod.lifecycle import (
     too_expensive,
 )
 from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
-from launcher.schedulers.runpod.poller import reject
+from launcher.schedulers.runpod.poller import end_duplicate, reject
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
@@ -96,6 +96,8 @@ class Order:
     "Returns the create request for an offer."
     owner: Callable[[], str | None] = lambda: None
     "Returns the id of the pod that has begun the run. Raises VolumeError."
+    end_duplicate: Callable[[Client, str], None] = pods.end
+    "Ends a second pod of this submission, by its path in the API. Raises UnendedError."
 
 
 def rent(client: Client, order: Order) -> Rented:
@@ -204,7 +206,7 @@ class _Submission:
         kept, *duplicates = keep_first(ids, owner)
         for one in duplicates:
             with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
-                pods.end(self.client, f"/clusters/{one}" if self.cluster else f"/pods/{one}")
+                self.order.end_duplicate(self.client, f"/clusters/{one}" if self.cluster else f"/pods/{one}")
         return kept
 
     def _with_price(self, rented: Rented) -> Rented:
@@ -373,7 +375,14 @@ def lease(
             return request.for_offer(run.scripts, _recorded(run)[3], offer, number, secrets, client.now())
 
         name = pod_name(run.id, number)
-        order = Order(section, market.offers, name, body, lambda: copy.text(claim(number)))
+        order = Order(
+            section,
+            market.offers,
+            name,
+            body,
+            owner=lambda: copy.text(claim(number)),
+            end_duplicate=lambda client, path: end_duplicate(client, run, path),
+        )
         rented = rent(client, order)
     except UnclearError as error:
         raise UnclearError(

@@ -355,3 +355,14 @@ def test_events_tell_of_the_latest_pod() -> None:
     events += [event(14, "submitting", submission=3, limits={}), event(15, "refused", reason="interrupted")]
     assert from_events("r", events, ABOUT, now=NOW).waiting
     assert not from_events("r", events[:-1], ABOUT, now=NOW).waiting
+
+
+def test_a_pod_that_was_found_is_held_against_the_limit_after_a_kill_too() -> None:
+    """The client was killed after it had recorded the price, and before it rejected the pod."""
+    events = [
+        {"time": stamp(NOW), "event": "submitting", "limits": {"A5000": 0.3}, "seconds": 600},
+        {"time": stamp(NOW), "event": "found", "handle": str(POD), "gpu": "A5000", "usd_per_hour": 0.9},
+    ]
+    found = from_events("r", events, ABOUT, now=NOW, state={"state": "submitted"}, pod="RUNNING")
+    action = decide(replace(found, answered=frozenset({"records", "pod"})))
+    assert action == Reject("it was billed at 0.900 USD/h, the limit is 0.300", 0.9, 0.3)

@@ -147,6 +147,8 @@ def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_b
     assert status.state == "cancelled"
     assert re.fullmatch(r"cancelled before it began, but pod \w+ appeared later", status.reason)
     assert not lab.pods(run), "they cost money, and their image may never come"
+    (duplicate,) = [event for event in run.read_events() if event["event"] == "duplicate-ended"]
+    assert duplicate["usd"] > 0 and not any(event["event"] == "found" for event in run.read_events())
     assert 0 < spent_of(run.read_events(), time.time()) == spent_of(run.read_events(), time.time() + 60)
 
 

@@ -338,6 +338,8 @@ def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:
     assert spent_of(events, noon) == pytest.approx(1.5 * 2 + 0.25 * 4)
     events[0]["seconds"] = events[2]["seconds"] = 600  # its end was seen only when somebody looked
     assert spent_of(events, noon) == pytest.approx((2 + 4) / 6)
+    events.append({"time": "2026-11-21T12:01:00.000000Z", "event": "duplicate-ended", "usd": 0.5})
+    assert spent_of(events, noon) == pytest.approx((2 + 4) / 6 + 0.5)
 
 
 def test_a_rejected_pod_costs_until_it_is_ended_whatever_its_run_says() -> None:
