@@ -12,6 +12,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, Scheduler, SchedulerError, Status
 from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.registry import of_cluster
+from launcher.schedulers.rundir import withdraw_unused
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,15 @@ def _only_one(run: RunDir) -> Iterator[None]:
 def _resume(run: RunDir, sets: Sequence[str], cluster: str | None) -> Resumed:
     scheduler = scheduler_of(run)
     again = None
+    before = scheduler.status(run)
+    if before.ended:
+        withdraw_unused(run)
     if sets or cluster:
         from launcher.api.resubmission import prepared_again
 
-        again = prepared_again(run, sets, cluster)
-    before = scheduler.status(run)
-    if again is not None:
         if not before.ended:
             raise SchedulerError(f"{run.id} is still {before.state}; cancel it first")
+        again = prepared_again(run, sets, cluster)
         scheduler = of_cluster(again.request.cluster)
     scheduler.resume(run, again)
     return Resumed(scheduler, before, again)

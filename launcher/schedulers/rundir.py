@@ -15,7 +15,18 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
-from launcher.spec.events import Replanned, Withdrawn
+from launcher.spec.events import (
+    Found,
+    Replanned,
+    Requeued,
+    SlurmJob,
+    Starting,
+    Submitted,
+    SupervisorStarted,
+    Twin,
+    Waiting,
+    Withdrawn,
+)
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
@@ -93,6 +104,22 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 run.append(Withdrawn())
         raise
+
+
+def withdraw_unused(run: RunDir) -> None:
+    """Take back the plan of a resume that was killed, or whose request was never answered.
+
+    The run has ended, and no scheduler has confirmed that it started with that plan.
+    """
+    for event in reversed(run.read_events()):
+        if isinstance(event, Replanned):
+            shutil.rmtree(run.plan_from(run.planned_at), ignore_errors=True)
+            run.append(Withdrawn())
+        if isinstance(event, (Replanned, Withdrawn, *_CONFIRMING)):
+            return
+
+
+_CONFIRMING = (Submitted, Requeued, Waiting, Starting, SlurmJob, Found, Twin, SupervisorStarted)
 
 
 def may_start(run: RunDir) -> bool:

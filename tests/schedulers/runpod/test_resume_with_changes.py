@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("boto3")
 
 from launcher.api.resubmission import prepared_again
+from launcher.api.resume import resume
 from launcher.rundir.find import RunNotFoundError, find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
@@ -90,6 +92,29 @@ def test_ctrl_c_before_a_pod_is_asked_for_takes_everything_back(
         lab.submit(ready)
     with pytest.raises(RunNotFoundError):
         find_run(ready.request.run_id)
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["before the request", "no pod ever comes"])
+def test_changes_that_the_run_never_started_with_are_gone_at_the_next_resume(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    run = cancelled(lab)
+    if asked:
+        lab.sandbox.faults(server_error={"p": 1, "on": "POST /(v2/pods|graphql)$"})
+        with pytest.raises(UnclearError):
+            resume(run, ["env.NEW=1"])
+        lab.sandbox.faults()
+        assert "RunPod never answered" in lab.until(run, "lost").reason
+    else:
+        if (child := os.fork()) == 0:
+            monkeypatch.setattr(Copy, "push", lambda _: os._exit(9))
+            resume(run, ["env.NEW=1"])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        lab.until(run, "lost")
+    assert "NEW" in started_with(run)
+    resume(run)
+    lab.until(run, "running")
+    assert "NEW" not in started_with(RunDir(lab.there(run))) and "NEW" not in started_with(run)
 
 
 def test_a_run_whose_records_could_not_all_be_sent_ends_as_it_had(
