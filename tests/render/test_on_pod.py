@@ -425,8 +425,17 @@ def test_the_pods_of_a_resumed_cluster_do_not_take_what_earlier_ones_agreed_on_f
     assert b"--rendezvous 10.0.0.1 --port-base 61017" in b" ".join(pod.stub.python_argv())
 
 
+def test_a_pod_of_a_cluster_asks_again_which_cluster_it_belongs_to(pod: Pod) -> None:
+    body = json.dumps({"id": "pod1", "cluster": {"rank": 1, "id": "cl-7", "ip": "10.0.0.2"}})
+    pod.run_dir.mkdir(parents=True)
+    (pod.run_dir / "runpod-submission-1").write_text("cl-7\n")  # by the first node
+    api = Api(("GET", 500, ""), ("GET", 429, ""), ("GET", 200, body), ("DELETE", 204, ""))
+    pod.start(api, pod.target(nodes=2), NODE_RANK="1", PRIMARY_ADDR="10.0.0.1")
+    assert "the run ended with exit code 0" in pod.wait_for("the pod is ending")
+
+
 def test_a_cluster_without_its_addresses_is_refused_and_ended(pod: Pod) -> None:
-    pod.start(Api(("GET", 404, ""), ("DELETE", 204, "")), pod.target(nodes=2))
+    pod.start(Api(*[("GET", 404, "")] * 7, ("DELETE", 204, "")), pod.target(nodes=2))
     assert "RunPod gave no PRIMARY_ADDR" in pod.wait_for("the pod is ending")
     assert not pod.stub.out.exists()
 

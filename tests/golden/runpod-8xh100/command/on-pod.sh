@@ -177,7 +177,13 @@ fi
 mkdir -p "$_run_dir" && chmod '700' "$_run_dir"
 # Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
 # one of an earlier submission has nothing to do with it any more.
-_me=$(cluster_id) || _me=${PRIMARY_ADDR:-$_pod}
+# One whose question is not answered would take the others for another cluster, and end this one.
+for _pause in 1 2 4 8 15 30 0; do
+  if _me=$(cluster_id) || ((_pause == 0)); then break; fi
+  say "RunPod did not say which cluster pod $_pod belongs to; asking again in $_pause s"
+  sleep "$_pause"
+done
+_me=${_me:-${PRIMARY_ADDR:-$_pod}}
 _claim=$_run_dir/runpod-submission-$_submission
 (set -o noclobber && printf '%s\n' "$_me" >"$_claim") 2>/dev/null
 for _ in 1 2 3 4 5; do
