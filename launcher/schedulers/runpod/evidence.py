@@ -76,6 +76,8 @@ class Evidence:
     "When the latest pod reaches its time limit, in seconds since the epoch."
     seconds: int = 0
     "Time limit of the latest pod in seconds."
+    server_limit: bool = True
+    "Whether RunPod itself ends the pod at its time limit. Looked up only after `deadline`."
     asked: float | None = None
     "When a pod was last requested or rented, in seconds since the epoch."
     usd_per_hour: float | None = None

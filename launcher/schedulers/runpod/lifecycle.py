@@ -167,7 +167,7 @@ def _late(e: Evidence) -> Action | None:
             return Look("price")
         usd = e.price[1] if e.price is not None else None
         return Reject(f"{_cancelled_before(e)}, but {e.handle.words} appeared later", usd, None)
-    if e.handle.id is not None or e.deadline is None or is_past(e, 0.0):
+    if e.handle.id is not None or e.deadline is None or (e.server_limit and is_past(e, 0.0)):
         return None  # it is confirmed, was never asked for, or RunPod has ended it
     if "named" not in e.answered:
         return Look("named")

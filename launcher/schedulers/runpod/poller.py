@@ -124,6 +124,7 @@ class Poller:
         return dataclasses.replace(
             evidence,
             purpose=purpose,
+            server_limit=not life.is_past(evidence, 0.0) or _has_server_limit(run),
             renewals_left=purpose == "renew" and evidence.interruptible and _renewals_left(run),
             attended=not evidence.queued or is_attended(run),
             turn=purpose == "renew" and evidence.queued and has_turn(run),
@@ -324,6 +325,17 @@ def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:
     then = "launcher tries again" if queued else f"`launcher logs {run.id} -f` keeps trying"
     reason = f"waits for a pod: {why}; {then}"
     replace_json(run.state, {"state": "submitted", "reason": reason, "time": now()})
+
+
+def _has_server_limit(run: RunDir) -> bool:
+    """Return whether RunPod itself ends the run's pods at their time limit."""
+    from launcher.schedulers.runpod.cost import no_server_limit
+    from launcher.schedulers.runpod.profile import RunPod
+    from launcher.spec.cluster import Cluster
+
+    about = run.read_about()
+    section = RunPod.of(Cluster.model_validate(about["cluster"]))
+    return section is None or no_server_limit(section, int(about["nodes"])) is None
 
 
 def _renewals_left(run: RunDir) -> bool:

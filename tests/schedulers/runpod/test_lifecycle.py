@@ -151,6 +151,11 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         at(POD, *LATE, "price", price=("A5000", 0.3), named=("p1",), **CANCELLED),
         Reject("cancelled before it began, but pod p1 appeared later", 0.3, None),
     ),
+    "it is looked for until RunPod has ended it": (at(UNKNOWN, deadline=NOW - 1, **CANCELLED), Wait()),
+    "it is looked for as long as it takes where RunPod does not end it": (
+        at(UNKNOWN, deadline=NOW - 1, server_limit=False, **CANCELLED),
+        Look("named"),
+    ),
     "its run stays cancelled": (
         at(POD, *READ, rejected=replace(REJECTED, late=True), **CANCELLED),
         EndRejected(POD, None),

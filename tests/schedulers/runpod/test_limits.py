@@ -21,7 +21,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.errors import UnendedError
-from launcher.schedulers.runpod.lifecycle import past_deadline
+from launcher.schedulers.runpod.lifecycle import is_past, past_deadline
 from launcher.schedulers.runpod.offers import spent_of
 from launcher.schedulers.runpod.poller import evidence_of
 from launcher.schedulers.runpod.renting import NotRentedError
@@ -150,6 +150,32 @@ def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_b
     (duplicate,) = [event for event in run.read_events() if event["event"] == "duplicate-ended"]
     assert duplicate["usd"] > 0 and not any(event["event"] == "found" for event in run.read_events())
     assert 0 < spent_of(run.read_events(), time.time()) == spent_of(run.read_events(), time.time() + 60)
+
+
+def test_a_cluster_of_a_cancelled_run_that_appears_and_never_starts_is_ended_after_its_time_too(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RunPod has no time limit for a cluster of pods."""
+    monkeypatch.setenv("LAUNCHER_RUNPOD_PAUSE", "0.01")
+    ready = lab.prepare(gpu=True, job={"resources": {"nodes": 2}}, max_hours=1 / 3600)
+    slow = {"p": 1, "value": 3000}
+    lab.sandbox.faults(
+        lost_response={"p": 1, "on": "POST /v2/clusters"}, unlisted={"p": 1, "value": 3}, slow_pull=slow
+    )
+    with pytest.raises(UnclearError):
+        lab.submit(ready)
+    lab.sandbox.faults()
+    run = find_run(ready.request.run_id)
+    lab.scheduler.cancel(run)
+
+    def clusters() -> list[dict[str, object]]:
+        found = lab.sandbox.ask("GET", "/clusters").json()["clusters"]
+        return [one for one in found if run.id in one["name"]]
+
+    wait_for(clusters, "the clusters are listed")
+    wait_for(lambda: is_past(evidence_of(run), 0.0), "their time is over")
+    wait_for(lambda: lab.look(run) and not clusters(), "a look ends them")
+    assert lab.look(run).state == "cancelled"
 
 
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
