@@ -68,6 +68,8 @@ class Evidence:
     state: Mapping[str, Any] = field(default_factory=dict)
     "Contents of state.json."
     submission: Submission = Submission()
+    unconfirmed: bool = False
+    "Whether RunPod has not confirmed the latest submission, so that several of its pods may appear."
     cluster: bool = False
     "Whether the run has several nodes and is rented as a cluster of pods."
     gpu: str = "CPU"
@@ -155,6 +157,16 @@ def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
     return Submission(len(asked), str(last.get("time", "")), last.get("limits", {}))
 
 
+def unconfirmed_in(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether no event names a pod that RunPod has confirmed for the latest submission."""
+    for event in reversed(events):
+        if event.get("event") in (*ASKED[1:], "found", "twin"):
+            return False
+        if event.get("event") == "submitting":
+            break
+    return True
+
+
 def waits_in(events: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the run waits for another interruptible pod or for its turn in its sweep."""
     return _last_wait(events) is not None
@@ -219,6 +231,7 @@ def from_events(
         run_id=run_id,
         handle=handle,
         submission=submission_in(events),
+        unconfirmed=unconfirmed_in(events),
         cluster=int(about["nodes"]) > 1,
         gpu=str(cluster["runpod"].get("gpu_id")) if about["gpus_per_node"] else "CPU",
         deadline=deadline,

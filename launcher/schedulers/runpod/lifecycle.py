@@ -167,13 +167,20 @@ def _late(e: Evidence) -> Action | None:
             return Look("price")
         usd = e.price[1] if e.price is not None else None
         return Reject(f"{_cancelled_before(e)}, but {e.handle.words} appeared later", usd, None)
-    if e.handle.id is not None or e.deadline is None or (e.server_limit and is_past(e, 0.0)):
+    confirmed = e.handle.id is not None and not e.unconfirmed
+    if confirmed or e.deadline is None or (e.server_limit and is_past(e, 0.0)):
         return None  # it is confirmed, was never asked for, or RunPod has ended it
     if "named" not in e.answered:
         return Look("named")
     if e.named and "begun" not in e.answered:
         return Look("begun")
-    return _follow(e) if e.named and not e.begun else None
+    if not e.named or e.begun:
+        return None
+    if e.handle.id is None:
+        return _follow(e)
+    more = (Handle.of(e.handle.profile, one, e.cluster) for one in e.named)  # after the one that was rejected
+    others = tuple(one for one in more if one not in e.ended)
+    return Follow(e.handle, others) if others else None
 
 
 def _rejected(e: Evidence, rejected: Rejected) -> Action:

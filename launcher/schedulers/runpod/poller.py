@@ -143,6 +143,7 @@ class Poller:
             case life.Follow(handle, duplicates):
                 answers.found = handle
                 for one in duplicates:
+                    answers.ended.add(one)
                     with suppress(UnendedError):  # a pod whose run is taken ends itself; `leaks` lists it
                         end_duplicate(self.client, run, one.path)
             case life.Adopt(handle):

@@ -156,6 +156,14 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         at(UNKNOWN, deadline=NOW - 1, server_limit=False, **CANCELLED),
         Look("named"),
     ),
+    "further ones are ended, too": (
+        at(POD, *LATE, "begun", unconfirmed=True, named=("p2",), **CANCELLED),
+        Follow(POD, (OTHER,)),
+    ),
+    "but once": (
+        at(POD, *LATE, "begun", unconfirmed=True, named=("p2",), ended=frozenset({OTHER}), **CANCELLED),
+        Wait(),
+    ),
     "its run stays cancelled": (
         at(POD, *READ, rejected=replace(REJECTED, late=True), **CANCELLED),
         EndRejected(POD, None),

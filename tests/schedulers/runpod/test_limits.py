@@ -172,10 +172,11 @@ def test_a_cluster_of_a_cancelled_run_that_appears_and_never_starts_is_ended_aft
         found = lab.sandbox.ask("GET", "/clusters").json()["clusters"]
         return [one for one in found if run.id in one["name"]]
 
-    wait_for(clusters, "the clusters are listed")
     wait_for(lambda: is_past(evidence_of(run), 0.0), "their time is over")
-    wait_for(lambda: lab.look(run) and not clusters(), "a look ends them")
-    assert lab.look(run).state == "cancelled"
+    wait_for(clusters, "the first is listed")
+    wait_for(lambda: lab.look(run) and not lab.sandbox.state()["live"], "looks end both")
+    assert lab.look(run).state == "cancelled" and lab.bill(run) == 4, "two pods each"
+    assert [event["event"] for event in run.read_events()].count("rejected") == 1
 
 
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
