@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import Rank, SetupError
@@ -43,6 +45,10 @@ def meshes(rank: Rank) -> Meshes:
     # A dimension of one rank would only cost a process group. The data-parallel ones are always there.
     used = {name: size for name, size in sizes.items() if name in over_data or size > 1}
     whole = init_device_mesh(rank.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+    if dist.get_backend() != "fake":  # a plan's ranks wait for nothing
+        timeout = timedelta(seconds=rank.job.train.collective_timeout)
+        for group in whole.get_all_groups():  # torch's default is 10 minutes (NCCL) or 30 (gloo)
+            _set_pg_timeout(timeout, group)
     if len(used) == len(over_data):
         return Meshes(whole)
     return Meshes(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.rundir.layout import RunDir
-from tests.train.runs import Ended, error, job, prepare, recipe, start
+from tests.train.runs import Ended, error, job, measure, prepare, recipe, start
 
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor": (2, {"tensor": 2}),
@@ -49,3 +49,8 @@ def test_a_halted_rank_is_a_timeout_of_another_one(mesh: str, tmp_path: Path) ->
     _, run = after("halt", mesh, tmp_path, timeout=5)
     told = [error(run.attempt(0), number).get("failure") for number in range(MESHES[mesh][0])]
     assert "nccl-timeout" in told and not {*told} - {"nccl-timeout", None}
+
+
+def test_no_group_of_a_mesh_waits_longer_or_less_long_than_the_job_says(tmp_path: Path) -> None:
+    found = measure("group_timeouts.py", tmp_path, ranks=4, per_node=2)
+    assert len(found) > 4 and set(found.values()) == {job().train.collective_timeout}, found
