@@ -62,7 +62,17 @@ def new_model(
         model = with_adapter(model, task, recipe)
     kept.check(model)
     _check_trained(model)
+    if say is not None and recipe.precision != "bf16" and (short := _in_bf16(model)):
+        say(
+            f"{listed(short)} of the model is in bf16, and is trained in it with precision: "
+            f"{recipe.precision}, too: small updates are lost. Let model() return fp32, or set "
+            "precision: bf16"
+        )
     return with_fp32_outputs(model, recipe)
+
+
+def _in_bf16(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.bfloat16]
 
 
 def _check_trained(model: nn.Module) -> None:
@@ -75,6 +85,12 @@ def _check_trained(model: nn.Module) -> None:
                 f"{name} is a complex parameter, which launcher's optimizers do not train: make it a real "
                 "one with a last dimension of 2, and call torch.view_as_complex(weight) in forward"
             )
+    if half := [name for name, p in trained.items() if p.dtype == torch.float16]:
+        raise TaskError(
+            f"{listed(half)} of the model would be trained in torch.float16, in which the epsilon of the "
+            "optimizer is zero and its steps are too large: let model() return fp32, as model.float() or "
+            "from_pretrained(..., dtype=torch.float32) does. The recipe's precision chooses other types"
+        )
 
 
 def arranged(

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.train.model import new_model
 from launcher.train.precision import cast, rounded_buffers
+from tests.train import traps
 from tests.train.runs import job, losses, prepare, recipe, start
 
 
@@ -48,3 +50,15 @@ def test_bf16_leaves_complex_buffers_as_they_are() -> None:
     model = cast(model, recipe(precision="bf16"))
     assert model.weight.dtype == model.scale.dtype == torch.bfloat16
     assert torch.equal(model.turns, turns)
+
+
+def test_a_run_says_which_parameters_are_trained_in_bf16_although_the_recipe_says_fp32() -> None:
+    class Short(traps.Trap):
+        def model(self) -> nn.Module:
+            return super().model().bfloat16()
+
+    said: list[str] = []
+    new_model(Short(), recipe(precision="bf16"), say=said.append)
+    assert not said
+    new_model(Short(), recipe(precision="bf16-mixed"), say=said.append)
+    assert "is in bf16, and is trained in it with precision: bf16-mixed" in said[0]

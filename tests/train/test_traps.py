@@ -113,10 +113,16 @@ class Turned(traps.Normed):
         return model
 
 
+class Half(traps.Normed):
+    def model(self) -> nn.Module:
+        return super().model().half()
+
+
 @pytest.mark.parametrize(
     ("task", "words"),
     [
         (Turned(), r"^turn is a complex parameter.*view_as_complex"),
+        (Half(), "would be trained in torch.float16.*let model\\(\\) return fp32"),
         (traps.Trap(frozen=True), "^the model has no trainable parameter"),
     ],
 )
