@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.spec.recipe import SHARDED
+from launcher.train.gradient_norm import norm_of
 from launcher.train.mesh import SHARD, TENSOR, Meshes
 from launcher.train.optimizers.state import local
 from launcher.train.pipeline.stage import Stages
@@ -99,8 +100,7 @@ class Copies:
         copies = 1 if self._rank.recipe.sharding in SHARDED else self._rank.mesh.data
         squared = 0.0
         for p in self._parameters:
-            norm = float(torch.linalg.vector_norm(local(p), dtype=torch.float32))
-            squared += norm**2 / copies / (1 if _is_cut(p) else self._rank.mesh.tensor)
+            squared += float(norm_of(local(p))) ** 2 / copies / (1 if _is_cut(p) else self._rank.mesh.tensor)
         return math.sqrt(self._rank.add_up(squared)[0])
 
     @torch.no_grad()
@@ -175,9 +175,8 @@ class Copies:
 def _sums(gradient: torch.Tensor) -> torch.Tensor:
     """Return the square of the norm and two sums. Parts of one gradient hardly agree in all of them."""
     half = len(gradient) // 2
-    norm = torch.linalg.vector_norm(gradient, dtype=torch.float32).double()
     sums = [gradient.sum(dtype=torch.float32), gradient[:half].sum(dtype=torch.float32)]
-    return torch.stack([norm.square(), *(one.double() for one in sums)])
+    return torch.stack([norm_of(gradient).double().square(), *(one.double() for one in sums)])
 
 
 def _is_cut(tensor: torch.Tensor) -> bool:

@@ -43,11 +43,18 @@ def _total_norm(gradients: Sequence[torch.Tensor]) -> float:
     # model, which get the same bits.
     mesh = max((g.device_mesh for g in gradients if isinstance(g, DTensor)), key=DeviceMesh.size)
     # One after the other: fp32 copies of all gradients would be the peak of a step in bf16.
-    norms = [torch.linalg.vector_norm(local(gradient), dtype=torch.float32) for gradient in gradients]
+    norms = [norm_of(local(gradient)) for gradient in gradients]
     squared = share_of_square(dict(zip(gradients, norms, strict=True)), mesh.size())
     for group in reversed(mesh.get_all_groups()):
         dist.all_reduce(squared, group=group)
     return math.sqrt(squared)
+
+
+def norm_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the norm of a tensor, computed in fp32, or in fp64 if the tensor is."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    found: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
+    return found
 
 
 def share_of_square(norms: Mapping[torch.Tensor, torch.Tensor], ranks: int) -> torch.Tensor:

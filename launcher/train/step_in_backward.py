@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.train.copies import Copies
-from launcher.train.gradient_norm import share_of_square
+from launcher.train.gradient_norm import norm_of, share_of_square
 from launcher.train.local_parts import memory_of
 from launcher.train.optimizers.state import local, make_states, step_alone
 from launcher.train.task import TaskError
@@ -153,7 +153,7 @@ class Norms:
         self._norms: dict[torch.Tensor, torch.Tensor] = {}
 
     def add(self, p: torch.Tensor, gradient: torch.Tensor) -> None:
-        self._norms[p] = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        self._norms[p] = norm_of(gradient)
 
     def __contains__(self, p: torch.Tensor) -> bool:
         """Return whether the parameter had a gradient."""

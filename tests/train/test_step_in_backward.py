@@ -7,9 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from launcher.spec import variables
 from launcher.spec.verdict import EXIT_OOM
+from launcher.train.step_in_backward import Norms
 from tests.train.runs import any_error, error, job, losses, measure, prepare, recipe, start
 
 FIELDS = {"train": {"clip_norm": None, "checkpoint_every": 2, "probe": "never"}}
@@ -36,6 +38,13 @@ def test_the_weights_are_the_same_bit_for_bit(tmp_path: Path, cases: str, ranks:
                 # A plain step computes the norm in the type of the gradients: bf16 has 8 bits.
                 rel = 1e-2 if "bf16" in name.split() else 1e-6
                 assert step == pytest.approx(other, rel=rel), name
+
+
+def test_the_norm_is_of_gradients_in_any_type() -> None:
+    norms, types = Norms(ranks=1), (torch.bfloat16, torch.float32, torch.float64)
+    for dtype in types:
+        norms.add(torch.ones(2, dtype=dtype), torch.full((4,), 3.0, dtype=dtype))
+    assert float(norms.squared) == 36.0 * len(types)
 
 
 def straight(path: Path) -> dict[int, float]:
