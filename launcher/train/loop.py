@@ -612,12 +612,12 @@ class Trainer:
         """Yield batches in host memory, one at a time."""
         while True:
             with self.where.during(phase, users=True), self.budget.host_side():
-                batch = next(batches, None)
-            if batch is None:
+                found = list(itertools.islice(batches, 1))  # a task's collate may return None
+            if not found:
                 return
             with self.budget.host_side():
-                self.samples.look(batch, phase)
-            yield batch
+                self.samples.look(found[0], phase)
+            yield found.pop()
 
     def _on_device(self, batch: Any) -> Any:
         batch = to_device(batch, self.rank.device)

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
@@ -707,6 +708,19 @@ def test_a_batch_without_a_target_takes_part_in_the_backward_pass(sharding: str,
     ended = start(run, recipe(sharding))
     assert ended.codes == {0: 0, 1: 0}, ended.output
     assert sorted(losses(run)) == [1, 2, 3]
+
+
+def test_a_collate_that_returns_none_for_a_micro_batch_does_not_end_the_step(tmp_path: Path) -> None:
+    found = {}
+    for micro in (8, 1):
+        train = {"eval_every": 4, "checkpoint_every": None}
+        run = prepare(tmp_path / f"micro {micro}", job(task="traps:Dropping", steps=4, train=train))
+        ended = start(run, recipe("none", micro, 8 // micro), ranks=1)
+        assert ended.codes == {0: 0}, ended.output
+        keys = ("loss", "weight", "grad_norm", "eval_loss")
+        found[micro] = [[line.get(key, 0.0) for key in keys] for line in read_json_lines(run.metrics)]
+    for whole, parts in zip(found[8], found[1], strict=True):
+        assert whole == pytest.approx(parts, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -357,3 +357,20 @@ class Undeclared(Trap):
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         self.log("accuracy", 1.0)
         return super().loss(model, batch)
+
+
+class Dropping(Normed):
+    """Collates no batch at all where each sample is one that it drops."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(8, 1)
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield from ()
+
+    def collate(self, samples: list[Any]) -> Any:
+        kept = [(x, y) for x, y in samples if x[0] > 0]
+        return super().collate(kept) if kept else None
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return (model(torch.zeros(1, 8)).sum() * 0, 0) if batch is None else super().loss(model, batch)
