@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -143,8 +144,11 @@ class EvaluationData:
 
 def _length(data: Any) -> int:
     try:
+        if getattr(type(data), "__getitem__", Dataset.__getitem__) is Dataset.__getitem__:
+            raise TypeError
         return len(data)
     except TypeError:
         raise SetupError(
-            f"{type(data).__name__} has no length; data() must return a map-style dataset (len and [index])"
+            f"{type(data).__name__} has no length or no [index]; data() must return a map-style dataset "
+            "(len and [index]), without a DataLoader"
         ) from None

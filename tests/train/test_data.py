@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data import EvaluationData, Order, TrainingData
@@ -135,6 +136,17 @@ def test_data_that_cannot_make_the_batch_is_refused_with_numbers() -> None:
         TrainingData(list(range(9)), list, job(), recipe(micro=4), 0, 1)
     with pytest.raises(SetupError, match="generator has no length"):
         TrainingData((n for n in range(9)), list, job(), recipe(micro=4), 0, 2)
+    for data in (Stream(), DataLoader(list(range(9)))):  # type: ignore[arg-type]
+        with pytest.raises(SetupError, match=r"no length or no \[index\].*without a DataLoader"):
+            TrainingData(data, list, job(), recipe(micro=4), 0, 2)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))
+
+    def __len__(self) -> int:
+        return 9
 
 
 def test_the_held_out_text_is_not_in_the_training_text() -> None:
