@@ -17,7 +17,7 @@ class Adapter(Value):
     """
 
     kind: Literal["lora", "qlora"]
-    """`lora` keeps the frozen weights in the type that is computed in. `qlora` stores the linear layers of
+    """`lora` keeps the frozen weights in the type of the computation. `qlora` stores the linear layers of
     the blocks in 4 bits (bitsandbytes' NF4 with double quantization), about 0.52 bytes per weight."""
     rank: PositiveInt = 16
     "Rows of A and columns of B."
