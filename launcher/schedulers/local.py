@@ -160,9 +160,13 @@ class LocalScheduler(OneByOne):
         elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
         elif name == "rendered":
-            reason = (
-                f"written by `launcher render`, not started; {run.scripts / 'start.sh'} starts it by hand"
+            script = run.scripts / "job.sbatch"
+            starts = (
+                f"`sbatch {script}` starts it"
+                if script.exists()
+                else f"{script.with_name('start.sh')} starts it by hand"
             )
+            reason = f"written by `launcher render`, not started; {starts}"
         return status_of(run, self.handle(run), state | {"state": name, "reason": reason, "failure": failure})
 
     def logs(self, run: RunDir, since: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ def test_options_of_the_queue_win_over_the_profile_and_arrive_as_they_are_writte
     read = slurm_reads(script)
     assert {f"--{name}={value}" for name, value in options.items()} | {"--gres=nvme:1"} <= set(read)
     assert sum(option.startswith("--partition=") for option in read) == 1
+
+
+def test_the_state_of_a_run_that_was_rendered_for_slurm_names_the_script_for_sbatch(tmp_path: Path) -> None:
+    assert render(tmp_path)[0] == 0
+    command = [sys.executable, "-m", "launcher", "status", str(tmp_path / "out"), "--json"]
+    reason = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)["reason"]
+    assert f"`sbatch {tmp_path}/out/scripts/job.sbatch` starts it" in reason
 
 
 @pytest.mark.parametrize(
