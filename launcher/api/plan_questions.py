@@ -142,7 +142,7 @@ class Asker:
     def gpus(self, clusters: Mapping[str, Cluster]) -> Comparison:
         answers = compare_gpus(clusters, lambda label: self.choice(cluster=clusters[label]))
         fits = answers[0].choice.chosen is not None
-        summary = f"the fastest: {answers[0].label}" if fits else "nothing fits on any of them"
+        summary = f"the fastest of --gpu: {answers[0].label}" if fits else "nothing fits on any of them"
         return Comparison("another GPU in each node", tuple(answers), summary)
 
     def min_gpus(self) -> Comparison:

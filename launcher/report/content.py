@@ -205,7 +205,7 @@ def _facts(fitting: Candidate) -> tuple[str, str, str]:
     return format_bytes(fitting.estimate.needed), "yes", pace
 
 
-ZERO = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "IN ALL", "FITS")
+ZERO = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "NEEDED", "FITS")
 
 
 def zero_rows(page: Page) -> tuple[str, list[tuple[str, ...]]]:
@@ -230,7 +230,7 @@ def zero_lines(page: Page) -> list[str]:
     return [
         f"bytes per parameter: {each.parameters:.3g} parameters, {each.gradients:.3g} gradients, "
         f"{each.optimizer:.3g} optimizer states ({recipe.precision}, {recipe.optimizer})",
-        "TOTAL: the model states during a step; IN ALL: the estimate with activations, communication, "
+        "TOTAL: the model states during a step; NEEDED: the estimate with activations, communication, "
         f"PyTorch's allocator and CUDA, at micro-batch {recipe.micro_batch_size}, activations "
         f"{recipe.activations}, nothing offloaded",
         f"ZeRO-2 is fsdp-keep: FSDP2 also keeps its shard of the gathered parameters; without it, as the "

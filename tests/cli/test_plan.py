@@ -199,7 +199,7 @@ def test_gpus_are_compared_and_the_fastest_comes_first(lab: Lab) -> None:
         "2 x RTX 3060 (11.7 GiB)",
     ]
     fast, slow = (one["time"]["samples_per_second"] for one in asked["answers"])
-    assert fast > slow and asked["conclusion"] == "the fastest: 2 x A100 80GB (79.1 GiB)"
+    assert fast > slow and asked["conclusion"] == "the fastest of --gpu: 2 x A100 80GB (79.1 GiB)"
 
 
 @pytest.mark.slow
