@@ -57,8 +57,8 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[
         return DeclaredParams(declared.params, **job.model.model_dump())
     else:
         message = (
-            "the model of a foreign command is not known, so its memory is not planned; "
-            "declare it with plan.model or plan.params (docs/planning.md), or write a task"
+            "launcher does not know which model the command trains, so it cannot plan its memory; "
+            "declare the model with plan.model or plan.params (docs/planning.md), or write a task"
         )
         raise PlanRefusedError([Problem("job", "command", message)])
     return CachedSource(kept, make)

@@ -355,10 +355,8 @@ def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int
     estimate = best.estimate
     pace = f", {best.speed:.3g} samples/s predicted" if best.speed else ""
     superlative = "the fastest that fits" if best.speed else "the one that fits and gives up least"
-    words = (
-        f"{superlative}, of {of} recipes: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU"
-        f"{pace}"
-    )
+    which = f"{superlative}, of {of} recipes" if of > 1 else "the only recipe"
+    words = f"{which}: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU{pace}"
     if best.recipe.optimizer == default:
         return words
     speeds = [one.speed for one in fitting if one.recipe.optimizer == default]

@@ -47,6 +47,12 @@ def test_a_commands_model_is_traced_from_its_config(tmp_path: Path) -> None:
     assert recomputed.work.backward_flops.at(1) > kept.work.backward_flops.at(1)
 
 
+def test_a_declared_model_that_is_not_there_is_named_by_the_jobs_field(tmp_path: Path) -> None:
+    plan = {"model": "hf:model", "length": 48}
+    with pytest.raises(TaskError, match=r"plan.model: .*/model is neither"):
+        DeclaredSource(job(command=["python", "mine.py"], plan=plan), tmp_path)
+
+
 def test_a_model_that_asks_for_values_is_named_with_what_to_do(tmp_path: Path) -> None:
     source = TaskSource(job(task="tests.train.test_tracing:Blocks", args={"asks": True}), tmp_path)
     with pytest.raises(NoTraceError, match=r"_local_scalar_dense.*\.item\(\)"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher.memory.peaks import Like
 from launcher.spec.job import Job
+from launcher.train.task import TaskError
 from launcher.train.tracing.source import TaskSource
 
 TASK = "launcher.tasks.huggingface:CausalLM"
@@ -17,6 +18,10 @@ class DeclaredSource(TaskSource):
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
         assert job.plan.model is not None
         self._path = workdir / job.plan.model.removeprefix("hf:")
+        if not (self._path.is_file() or (self._path / "config.json").is_file()):
+            raise TaskError(
+                f"plan.model: {self._path} is neither a config.json of transformers nor a directory with one"
+            )
         args = {"path": str(self._path), "context": job.plan.length, "pretrained": False}
         super().__init__(job.model_copy(update={"task": TASK, "args": args, "command": None}), workdir, like)
 
