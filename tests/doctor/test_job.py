@@ -85,6 +85,7 @@ def test_a_script_and_what_it_imports(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"command": "no-such-program train.py"}, "job-imports", "no-such-program: no such program"),
         ({"task": "mine:Task", "steps": 1}, "job-imports", "No module named 'lacking'"),
         ({"task": "mine:Task", "steps": 1, "args": {"x": 1}}, "job-files", "has no such argument"),
+        ({"task": "near:Task", "steps": 1, "args": {"date": 1}}, "job-files", "did you mean 'data'?"),
         ({"task": "data:Task", "steps": 1, "args": {"data": "a.npy"}}, "job-files", "there is no a.npy"),
     ],
 )
@@ -95,8 +96,9 @@ def test_what_is_missing_is_named(
     (tmp_path / "data.py").write_text(
         "from pathlib import Path\nclass Task:\n    def __init__(self, data: Path): pass\n"
     )
+    (tmp_path / "near.py").write_text("class Task:\n    def __init__(self, data=1): pass\n")
     found = measured(needs(**fields), tmp_path, monkeypatch)[check]
-    assert found.verdict == "broken" and words in found.cause
+    assert found.verdict == "broken" and words in found.cause and "?." not in found.cause
 
 
 def test_secrets_and_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ def _nothing(cause: str, cure: str) -> Any:
     def judge(measured: Measured, expected: Expected) -> Opinion:
         if not measured.value:
             return Opinion("good", "all")
-        return Opinion("broken", "all", f"{cause}: {'; '.join(measured.value)}.", cure)
+        found = "; ".join(measured.value)
+        end = "" if found.endswith("?") else "."
+        return Opinion("broken", "all", f"{cause}: {found}{end}", cure)
 
     return judge
 
@@ -46,7 +48,7 @@ ROWS = (
     Check(
         "job-files", "job's files", "job",
         _nothing(
-            "The job names what is not on this node",
+            "The job file does not match what is on this node",
             "Correct the job file, or put the files where every node sees them.",
         ),
         _show,
