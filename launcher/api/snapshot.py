@@ -40,7 +40,7 @@ def request_snapshot(run: RunDir, rank: int | None = None) -> Requested:
     scheduler = scheduler_of(run)
     state, attempts = scheduler.status(run).state, run.attempts()
     if state != "running" or not attempts:
-        raise RefusedError(f"{run.id} has no running ranks to ask: it is {state}")
+        raise RefusedError(f"{run.id} has no running ranks to ask; its state is {state}")
     attempt = attempts[-1]
     measured = read_json_lines(attempt.memory(rank or 0))
     if measured and "allocated" not in measured[-1]:

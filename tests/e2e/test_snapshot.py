@@ -50,7 +50,7 @@ def test_a_running_job_writes_the_snapshot_that_was_asked_for_and_goes_on(lab: L
     lab.cli("cancel", run.id)
     lab.wait(run)
     refused = lab.cli("snapshot", run.id)
-    assert refused.returncode == 4 and "no running ranks to ask: it is cancelled" in refused.stderr
+    assert refused.returncode == 4 and "no running ranks to ask; its state is cancelled" in refused.stderr
 
 
 @pytest.mark.slow

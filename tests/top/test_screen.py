@@ -231,7 +231,7 @@ def test_a_run_that_has_ended_is_not_cancelled_and_a_snapshot_is_refused_with_th
         said = [note.message for note in app._notifications]
         assert said == [
             "gpt-a is not running: succeeded",
-            "gpt-a has no running ranks to ask: it is succeeded",
+            "gpt-a has no running ranks to ask; its state is succeeded",
         ]
 
     used(use)
