@@ -34,6 +34,12 @@ def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
 
 def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
     """Why `job` cannot continue from the checkpoint under `recipe`, and what can; None if it can."""
+    done = int(marker.get("step", 0))
+    if job.steps is not None and done > job.steps:
+        return (
+            f"`steps` counts from the start of the run: {done} are done, it is {job.steps} now; "
+            f"go on with `--set steps={done + job.steps}` for {job.steps} more"
+        )
     before = marker.get("optimizer", recipe.optimizer)
     if saved_as(before) != saved_as(recipe.optimizer):
         return (

@@ -123,6 +123,12 @@ def test_other_data_is_said_and_the_training_goes_on(begun: RunDir, tmp_path: Pa
     assert sorted(losses(run)) == [3, 4]
 
 
+def test_fewer_steps_than_are_done_are_refused_with_what_to_set() -> None:
+    told = why_not_from({"step": 12}, job(steps=9), WHOLE)
+    assert told is not None and "`--set steps=21` for 9 more" in told
+    assert why_not_from({"step": 12}, job(steps=12), WHOLE) is None
+
+
 def test_markers_of_an_older_launcher_and_the_paged_twin_agree() -> None:
     lion = WHOLE.model_copy(update={"optimizer": "lion"})
     old = {"step": 2, "world": 1}
