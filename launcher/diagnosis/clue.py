@@ -85,6 +85,8 @@ class Clue(NamedTuple):
     "Whether the program continued after it."
     uncaught: bool = False
     "Whether it is an exception that ends the process: its traceback starts in the program's outermost frame."
+    own: bool = False
+    "Whether a pattern of the job or the profile (`failures:`) matched it."
     label: str = ""
     "The rank's name that a collector printed before the line."
     before: tuple[str, ...] = ()

@@ -267,6 +267,7 @@ class Collector:
                 clue = Clue(
                     result[0], shortened(line.text.strip()), stream, number, time, result[1],
                     uncaught=open_before and not reader.frames and self._ends(reader),
+                    own=self._is_own(result[0], line.text.strip()),
                     label=line.label, before=context,
                 )  # fmt: skip
                 self._keep(reader, clue)
@@ -313,6 +314,10 @@ class Collector:
     def _ends(reader: _Reader) -> bool:
         """Whether the exception of the traceback that was just read ends its process."""
         return reader.outermost in _OUTERMOST and not reader.noise
+
+    def _is_own(self, kind: Kind, text: str) -> bool:
+        """Return whether a pattern of the job or the profile gave the line its kind."""
+        return any(own.kind == kind and own.matches(text) for own in self._extra)
 
     def _kind_of(
         self, reader: _Reader, line: Line, raw: bytes, known: int, before: Sequence[bytes]

@@ -444,6 +444,9 @@ def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
     reason = finding.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, said=clue.text)
+    if clue.own and not finding.reason:
+        who = "the job" if rank is None else f"rank {rank}"
+        reason = f"{who} printed `{clue.text[:200]}`, which is {cause.failure} by `failures:`"
     if ended_by > 0 and not finding.reason and clue.kind == "exception":
         reason += f" and was then ended by {_signal_name(ended_by)}"
     return Verdict(

@@ -208,6 +208,9 @@ def test_words_of_ones_own_tell_the_class(lab: Lab) -> None:
     own = [{"pattern": r"server is gone, code \d", "class": "disk-full"}]
     done = lab.cli("run", str(lab.job(command="python train.py", resources=ONE_RANK, failures=own)))
     assert done.returncode == EXIT_CODES["disk-full"]
+    [failed] = verdicts(lab.newest())
+    words = "printed `reward server is gone, code 7`, which is disk-full by `failures:`"
+    assert failed["reason"] == f"rank 0 {words}", "and not that it ran out of disk space"
     wrong = lab.job(command="python train.py", failures=[{"pattern": "(", "class": "disk-full"}])
     refused = lab.cli("run", str(wrong))
     assert refused.returncode == 2 and "is not a regular expression" in refused.stderr
