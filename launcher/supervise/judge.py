@@ -474,8 +474,8 @@ def _seen(cause: Cause | None) -> tuple[Seen, ...]:
     pairs = [(cause.found, ""), *cause.others]
     found: dict[tuple[str, str], Seen] = {}
     for (clue, rank, node), why in pairs:
-        if not clue.line and why:
-            continue  # an exit code, which the decisive line explains
+        if why and (not clue.line or clue.text.startswith("[launcher] ")):
+            continue  # an exit code, or launcher's own note, which the decisive line explains
         key = (clue.kind, why) if why else ("", "")
         found.setdefault(
             key,
