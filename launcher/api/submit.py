@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,8 +92,12 @@ def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
 
 
 def _warn(said: Iterable[str]) -> None:
+    """Warn at the line outside of launcher that called it."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("launcher."):
+        level, frame = level + 1, frame.f_back
     for warning in said:
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(warning, stacklevel=level)
 
 
 def _swept(

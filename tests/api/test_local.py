@@ -169,9 +169,10 @@ def test_what_the_plan_warns_of_is_a_warning(lab: Lab) -> None:
         "batch": {"global": 1},
         "resources": {"gpus_per_node": 0},
     }
-    with pytest.warns(UserWarning, match=r"nothing reads train\.lr"):
+    with pytest.warns(UserWarning, match=r"nothing reads train\.lr") as told:
         run = launcher.run(job, set={"train.lr": 1, "env.WORD": "\N{PILE OF POO}"}, timeout=240)
     assert "\N{PILE OF POO}" in run.logs()
+    assert {one.filename for one in told if one.category is UserWarning} == {__file__}
 
 
 def test_values_reach_the_job_as_they_are() -> None:
