@@ -84,6 +84,9 @@ def test_every_detected_profile_loads(tmp_path: Path, where: str) -> None:
         cluster = load_cluster(file)
         assert cluster.name == name and cluster.login == "me@login.example"
         assert cluster.slurm is not None and cluster.slurm.partition == choice.partition.name
+        line = next(line for line in file.read_text().splitlines() if line.startswith("  partition: "))
+        unlimited = choice.partition.max_time == float("inf")
+        assert "without resources.time" in line and ("no maximum time; 1h " in line) == unlimited
         assert cluster.gpus_per_node == choice.gpus and cluster.max_nodes <= choice.nodes
 
 

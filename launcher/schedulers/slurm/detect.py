@@ -274,10 +274,14 @@ def _slurm(found: Found, choice: Choice) -> Iterator[str]:
 
 
 def _limit(partition: Partition) -> str:
+    given = partition.time_given
+    without = ""
+    if given is not None and given not in (float("inf"), partition.max_time):
+        without = f"; {format_duration(given)} without resources.time"
     if partition.max_time is None or partition.max_time == float("inf"):
-        return "no time limit"
+        return f"no maximum time{without}"
     longest = format_duration(partition.max_time)
-    return f"at most {longest} for a job; a longer training goes on in the next one by itself"
+    return f"at most {longest} for a job; a longer training goes on in the next one by itself{without}"
 
 
 def _account(here: Site) -> Iterator[str]:
