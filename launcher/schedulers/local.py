@@ -126,8 +126,6 @@ class LocalScheduler(OneByOne):
         """
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
-        if self.status(run).state == "succeeded":
-            raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume")
         about = again.about if again is not None else run.read_about()
         cluster: dict[str, Any] = about.get("cluster", {})
         if cluster.get("scheduler") != "local":

@@ -112,6 +112,19 @@ def test_what_does_not_fit_is_refused_and_the_run_stays_as_it_was(lab: Lab) -> N
 
 
 @pytest.mark.slow
+def test_a_run_that_has_succeeded_is_trained_longer(lab: Lab) -> None:
+    assert lab.cli("run", job(lab, 999, steps=2)).returncode == 0
+    run = lab.newest()
+    for change in ((), ("--set", "train.lr=0.1")):
+        refused = lab.cli("resume", *change)
+        assert refused.returncode == 4 and "`--set steps=N` trains it longer" in refused.stderr
+    done = lab.cli("resume", "--set", "steps=3", "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(losses(run)) == [1, 2, 3] and lab.status(run)["state"] == "succeeded"
+    assert [event["step"] for event in events(run, "resumed")] == [2]
+
+
+@pytest.mark.slow
 def test_a_larger_batch_and_another_schedule_are_the_users_to_ask_for_and_are_noted(lab: Lab) -> None:
     assert lab.cli("run", job(lab, 2)).returncode == EXIT_CODES["user-error"]
     run = lab.newest()

@@ -259,8 +259,6 @@ class RunPodScheduler(OneByOne):
         status = self._poller.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
-        if status.state == "succeeded":
-            raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume")
         if status.state != "cancelled" and (other := self._poller.other(run, handle_of(run))):
             adopt(self.copy(run), other)
             raise SchedulerError(f"{run.id} is still running in {other.path.strip('/')}: nothing is rented")

@@ -157,8 +157,6 @@ class SlurmScheduler(Scheduler):
         status = self.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {_doing(status)}")
-        if status.state == "succeeded":
-            raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume")
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
             for name in ("slurm-excluded", "slurm-unfit"):  # the nodes may have been repaired

@@ -243,8 +243,6 @@ class SshHosts(OneByOne):
         status = self.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
-        if status.state == "succeeded":
-            raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume")
         before, own = run.read_state(), hosts_of(run.read_about())
         about = again.about if again is not None else run.read_about()
         chosen = self._choose(own, about)

@@ -21,6 +21,7 @@ pytest.importorskip("boto3")
 
 from launcher.api.prepare import Limits
 from launcher.api.resubmission import prepared_again
+from launcher.api.resume import resume
 from launcher.cli.main import _exit_code, app
 from launcher.planning.plan import PlanRefusedError
 from launcher.report.story import Story
@@ -79,7 +80,7 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
     assert copied.read_bytes() == big.read_bytes()
     assert lab.scheduler.copy(run).download(lab.folder / "all") == 0
     with pytest.raises(SchedulerError, match="has succeeded"):
-        lab.scheduler.resume(run)
+        resume(run)
     lab.scheduler.remove([run])
     assert not run.path.exists() and not [p for p in lab.there(run).rglob("*") if p.is_file()]
 
