@@ -12,7 +12,7 @@ from launcher.memory.allocator import replay
 from launcher.memory.estimate import Estimate, Peak
 from launcher.memory.failure import Failure, first_failure
 from launcher.memory.host import host_of
-from launcher.memory.overheads import cublas_workspaces, overheads
+from launcher.memory.overheads import cublas_workspaces, overheads, workspaces_at
 from launcher.memory.peaks import at_least, peaks_of
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
@@ -63,7 +63,10 @@ def assess(
     device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
     if ranks.on_gpu:
-        peaks = tuple(peak.with_part(CUBLAS, _workspaces_at(peak, around)) for peak in peaks)
+        taken = _workspaces(around)
+        peaks = tuple(
+            peak.with_part(CUBLAS, workspaces_at(peak.when, peak.phase, recipe, taken)) for peak in peaks
+        )
     highest, pools = max(peak.allocated for peak in peaks), dict[str, int]()
     if not ranks.on_gpu:
         reserved = highest
@@ -165,14 +168,6 @@ def _replayed(
 
 def _workspaces(around: Surroundings) -> dict[str, int]:
     return cublas_workspaces(around.gpu.type if around.gpu is not None else "")
-
-
-def _workspaces_at(peak: Peak, around: Surroundings) -> int:
-    """Return the bytes of the workspaces that there are at a peak: none before the first step."""
-    taken = _workspaces(around)
-    if peak.when == "resume":
-        return 0
-    return taken["forward"] if (peak.when, peak.phase) == ("first step", "forward") else sum(taken.values())
 
 
 def failure_of(

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launcher.memory.overheads import ACROSS, CONTEXT, NODE, PAIR, cublas_workspaces, overheads
+from launcher.memory.overheads import ACROSS, CONTEXT, NODE, PAIR, cublas_workspaces, overheads, workspaces_at
 from launcher.memory.states import Ranks
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster, Gpu
@@ -74,3 +74,21 @@ def test_the_profile_knows_better():
 )
 def test_cublas_takes_one_workspace_for_forward_and_one_for_backward(gpu, size):
     assert cublas_workspaces(gpu) == {"forward": size, "backward": size}
+
+
+@pytest.mark.parametrize(
+    ("when", "phase", "sharding", "accumulation", "there"),
+    [
+        ("resume", "load", "fsdp", 1, 0),
+        ("first step", "forward", "none", 1, 32),
+        ("first step", "forward", "ddp", 1, 32),
+        ("first step", "forward", "none", 3, 40),
+        ("first step", "forward", "fsdp", 1, 40),
+        ("steady state", "forward", "none", 1, 40),
+    ],
+)
+def test_a_workspace_is_there_once_its_pass_has_run(
+    when: str, phase: str, sharding: Sharding, accumulation: int, there: int
+) -> None:
+    one = recipe(sharding).model_copy(update={"grad_accum": accumulation})
+    assert workspaces_at(when, phase, one, {"forward": 32, "backward": 8}) == there
