@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 
 Number = torch.Tensor | float
+Sums = tuple[Number, Number]
+"A sum over samples, and the sum of their weights."
+NOTHING: Sums = (0.0, 0.0)
 
 
 class Logged:
@@ -21,13 +24,13 @@ class Logged:
     def clear(self) -> None:
         """Reset all sums, before the first or a repeated pass of a step."""
         self.counts = True
-        self._sums: dict[str, tuple[Number, Number]] = dict.fromkeys(self.names, (0.0, 0.0))
+        self._sums: dict[str, Sums] = dict.fromkeys(self.names, NOTHING)
 
     def add(self, name: str, total: Number, weight: Number) -> None:
         """Add to the sums of `name`, if the batch counts. Raises KeyError for a name that is not declared."""
-        before, weights = self._sums[name]
+        before = self._sums[name]
         if self.counts:
-            self._sums[name] = before + _exact(total), weights + _exact(weight)
+            self._sums[name] = added(before, (total, weight))
 
     def values(self) -> list[Number]:
         """Return sum and weight of each name, in order, for the reduction over the ranks."""
@@ -37,6 +40,11 @@ class Logged:
         """Return the mean of each name with a weight, from `values()` added up over all ranks."""
         pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
         return {name: total / weight for name, total, weight in pairs if weight}
+
+
+def added(sums: Sums, more: Sums) -> Sums:
+    """Return `sums` with those of another micro-batch added to them."""
+    return sums[0] + _exact(more[0]), sums[1] + _exact(more[1])
 
 
 def _exact(value: Number) -> Number:

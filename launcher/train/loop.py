@@ -50,7 +50,7 @@ from launcher.train.feed import Feed, open_feed
 from launcher.train.gradient_norm import divide_and_clip
 from launcher.train.guard import Guard
 from launcher.train.learning_rate import learning_rate, set_learning_rate
-from launcher.train.logged import open_logged
+from launcher.train.logged import NOTHING, Sums, added, open_logged
 from launcher.train.mesh import meshes, replicas_of
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
@@ -446,30 +446,29 @@ class Trainer:
             raise TaskError(DIFFERENT_PARAMETERS)
         return sums[2 * stages :]
 
-    def _in_turn(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _in_turn(self, step: int) -> Sums | None:
         """Run one micro-batch after the other; return the sums of loss and weight, or None as `_gradients`
         does."""
         recovery, recipe = self.recovery, self.current.recipe
-        loss, weight = self._zero(), self._zero()
+        sums = NOTHING
         for index, batch in enumerate(self._fetched(self.data.micro_batches(step), "data"), start=1):
             if self._outgrown(batch, step, index):
                 return None
             last = index == recipe.grad_accum
             found = recovery.attempt(kind_of(recipe, last=last), partial(self._micro_batch, batch, last=last))
             if found is not None:
-                loss += found[0]
-                weight += found[1]
+                sums = added(sums, found)
             del found  # otherwise it counts towards the peak of the next micro-batch
             # Ask before the next batch is fetched, which may be slow. For the last one the sums below tell.
             if not last and recovery.some_rank_failed():
                 return None
-        return loss, weight
+        return sums
 
-    def _in_stages(self, step: int, stages: Stages) -> tuple[torch.Tensor, torch.Tensor]:
+    def _in_stages(self, step: int, stages: Stages) -> Sums:
         """Run this rank's part of the micro-batches; return the sums of loss and weight, zeros on ranks
         without the last stage."""
         where, recipe = self.where, self.current.recipe
-        loss, weight = self._zero(), self._zero()
+        sums = NOTHING
         batches, held = self._fetched(self.data.micro_batches(step), "data"), dict[int, Any]()
         last_chunk = recipe.virtual_stages - 1
         for kind, index, chunk in table_of(recipe)[stages.at]:
@@ -482,8 +481,7 @@ class Trainer:
                 with where.during("forward", users=True):
                     result = stages.forward(batch, chunk)
                 if result is not None:
-                    loss += result[0]
-                    weight += result[1]
+                    sums = added(sums, result)
                 del batch, result
                 continue
             last = index == recipe.grad_accum - 1
@@ -495,7 +493,7 @@ class Trainer:
                 stages.backward(self.scaler.scaled, chunk, last=last)
         with where.during("backward"):
             stages.settle()
-        return loss, weight
+        return sums
 
     def _check_parameters(self) -> None:
         """Raise TaskError for parameters that no optimizer knows: new ones, frozen ones with a gradient."""
@@ -571,7 +569,7 @@ class Trainer:
         """Return the mean loss per unit of weight over all held-out data, and the task's own metrics."""
         assert self.held_out is not None
         self.order.begin()
-        loss, weight = self._zero(), self._zero()
+        sums = NOTHING
         self.logged.clear()
         self.model.eval()
         for (batch, counts), chunk in self._evaluated(self.held_out.batches()):
@@ -583,16 +581,13 @@ class Trainer:
                     else loss_of(self.task, self.model, batch, self.rank)
                 )
             if counts and found is not None:
-                loss += found[0]
-                weight += found[1]
+                sums = added(sums, found)
             del batch, found  # otherwise they are on the device beside the next batch
         if self.stages is not None:
             with self.where.during("evaluation"):
                 self.stages.settle()
         with self.where.during("evaluation"):
-            total_loss, total_weight, *logged = self._add_up(
-                *self.rank.once(loss, weight, *self.logged.values())
-            )
+            total_loss, total_weight, *logged = self._add_up(*self.rank.once(*sums, *self.logged.values()))
         self.model.train()
         means = {f"eval_{name}": value for name, value in self.logged.means(logged).items()}
         return {"eval_loss": _mean(total_loss, total_weight), **means}
@@ -624,9 +619,6 @@ class Trainer:
         self.budget.track(batch)
         return batch
 
-    def _zero(self) -> torch.Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self.rank.device)
-
     def _resume(self) -> int:
         kept = settings(self.optimizer)
         with self.where.during("checkpoint"):
@@ -657,7 +649,8 @@ class Trainer:
         if self.checkpoints.saved != step:
             self._check_replicas()
         with self.where.during("checkpoint"):
-            self._zero()  # an allocation for a fire drill: the rest is in host memory and is not counted
+            # An allocation for a fire drill: the rest is in host memory and is not counted.
+            torch.zeros((), device=self.rank.device)
             with self.budget.host_side():
                 self._report_checkpoint(self.checkpoints.finished(wait=True))
                 if not leaving:

@@ -135,7 +135,7 @@ class Rank(Place):
         counts = mine.tensor == 0 and mine.pipeline == mesh.pipeline - 1
         return values if counts else (0.0,) * len(values)
 
-    def between_copies(self, loss: torch.Tensor) -> torch.Tensor | float:
+    def between_copies(self, loss: torch.Tensor | float) -> torch.Tensor | float:
         """Return a number of which `add_up` makes zero if the ranks of a tensor-parallel group have equal
         losses."""
         mesh, mine = self.mesh, self.coordinates
