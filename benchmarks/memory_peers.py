@@ -33,7 +33,7 @@ from launcher.train.mesh import meshes
 from launcher.train.model import arranged, loss_of, new_model
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank
-from launcher.train.sharding import accumulate
+from launcher.train.sharding.sharding import accumulate
 from launcher.train.task import Task, load_task
 from tests.train.runs import one_rank, prepare
 

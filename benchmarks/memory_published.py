@@ -29,7 +29,8 @@ from launcher.spec.job import Job  # noqa: E402
 from launcher.spec.mesh import Part  # noqa: E402
 from launcher.spec.recipe import Recipe  # noqa: E402
 from launcher.tasks.llama import LanguageModel  # noqa: E402
-from launcher.train import loss, selective  # noqa: E402
+from launcher.train import loss  # noqa: E402
+from launcher.train.activations import selective  # noqa: E402
 from launcher.train.tracing.compiled import compiled  # noqa: E402
 from launcher.train.tracing.source import TaskSource  # noqa: E402
 from tests.memory.predicted import peaks, predicted  # noqa: E402

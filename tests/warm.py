@@ -56,8 +56,8 @@ IMPORTED = (
     "launcher.train.checkpoints.checkpoints",
     "launcher.train.model",
     "launcher.train.pipeline.stage",
-    "launcher.train.recovery.handover",
-    "launcher.train.recovery.state_finder",
+    "launcher.train.handover.handover",
+    "launcher.train.undo.state_finder",
     "tests.shared_self_tests",
 )
 """Modules that are imported before the fork, with those of VERBS. `launcher.train.failure`, and what imports

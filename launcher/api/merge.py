@@ -10,9 +10,9 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import read_marker
-from launcher.train.frozen import FrozenWeights
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,8 @@ CUDA context. On the CPU it is 0.3 GiB (import torch: 218 MiB); not measured wit
 WORKER = GIB // 4
 "Bytes of a forked DataLoader process that it does not share with its rank, without its samples."
 STAGED = GIB
-"Bytes of gradients per rank that wait in pinned memory to be added up, in launcher.train.host_gradients."
+"""Bytes of gradients per rank that wait in pinned memory to be added up, in
+launcher.train.optimizers.host_gradients."""
 
 
 def host_of(
@@ -83,7 +84,8 @@ def _pinned(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int) -> Iter
 def _staged(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int) -> int:
     """Return the bytes of pinned memory in which gradients of one rank wait, if rounding doubles each.
 
-    launcher.train.host_gradients bounds the gradients that wait by STAGED, or to one larger gradient.
+    launcher.train.optimizers.host_gradients bounds the gradients that wait by STAGED, or to one larger
+    gradient.
     """
     trained = [(p, count) for p, count in model.distinct if p.requires_grad]
     sizes = [

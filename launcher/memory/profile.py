@@ -394,7 +394,7 @@ def _in_all_gather(storage: Storage) -> bool:
 
 def leaving_late(trace: Trace) -> Trace:
     """Return the trace in which each gradient is freed when the next one is complete: it is copied to the
-    host meanwhile, by launcher.train.host_gradients."""
+    host meanwhile, by launcher.train.optimizers.host_gradients."""
     last: int | None = None
 
     def free(event: int, storage: Storage) -> list[int]:

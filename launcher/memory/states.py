@@ -144,8 +144,8 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
             host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
         )
     else:
-        # launcher.train.offload.HostOptimizer keeps copies of trained parameters. All gradients come to the
-        # host in the backward pass, or one at a time in the update.
+        # launcher.train.optimizers.offload.HostOptimizer keeps copies of trained parameters. All gradients
+        # come to the host in the backward pass, or one at a time in the update.
         copies = sum(count * shard.numel * p.itemsize for p, shard, count in trained)
         largest = max((shard.numel * p.itemsize for p, shard, _ in trained), default=0)
         on_disk = states if recipe.offload == "nvme-optimizer" else 0
@@ -214,7 +214,7 @@ def _waits(recipe: Recipe) -> bool:
 
 
 def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
-    """Return the peak bytes of gradients, as launcher.train.sharding.price_of_last counts them.
+    """Return the peak bytes of gradients, as launcher.train.sharding.sharding.price_of_last counts them.
 
     DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy. On a
     mesh there are no buckets.

@@ -140,7 +140,7 @@ def step_time(
         (syncs, _pass(recipe, ranks, hardware, both, *backward)),
     )
     sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
-    # Copies of activations run in the kernels' stream: launcher.train.activations.offloaded.
+    # Copies of activations run in the kernels' stream: launcher.train.activations.activations.offloaded.
     moved = 2 * accum * offloaded / _pcie(hardware)
     passing = sums.compute + sums.memory + sums.exposed + sums.tensor + sums.offload + moved
     optimizer, copies = _optimizer(recipe, model, states, ranks, hardware)
@@ -247,8 +247,9 @@ def _synchronise(
 def _to_host(recipe: Recipe, states: States, ranks: Ranks, hardware: Hardware) -> float:
     """Return the seconds in which one micro-batch's gradients go to the host.
 
-    For an optimizer on the host another thread adds them up there: launcher.train.host_gradients. That writes
-    the arriving gradient, reads it, reads the sum except in the first micro-batch, and writes the sum.
+    For an optimizer on the host another thread adds them up there: launcher.train.optimizers.host_gradients.
+    That writes the arriving gradient, reads it, reads the sum except in the first micro-batch, and writes the
+    sum.
     """
     gradients = states.host.gradients
     if recipe.gradients_leave:
@@ -258,8 +259,8 @@ def _to_host(recipe: Recipe, states: States, ranks: Ranks, hardware: Hardware) -
 
 
 def _average_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
-    """Return the seconds in which launcher.train.replicas averages gradients, once in a step; nothing
-    overlaps."""
+    """Return the seconds in which launcher.train.sharding.replicas averages gradients, once in a step;
+    nothing overlaps."""
     if recipe.sharding not in REPLICATED or in_buckets(recipe):
         return 0.0
     return 2 * _over_replicas(recipe, model, ranks, hardware)

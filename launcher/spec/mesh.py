@@ -62,8 +62,8 @@ def data_ranks(recipe: Recipe | RecipeChoice, ranks: int) -> int:
 
 
 def in_buckets(recipe: Recipe) -> bool:
-    """Return whether gradients are in DDP's buckets. On a mesh, launcher.train.replicas averages them where
-    they are."""
+    """Return whether gradients are in DDP's buckets. On a mesh, launcher.train.sharding.replicas averages
+    them where they are."""
     return recipe.sharding in REPLICATED and model_parallel(recipe) == 1
 
 

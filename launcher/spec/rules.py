@@ -295,7 +295,7 @@ RULES = (
         "nvme-needs-directory",
         lambda r, s: r.offload == "nvme-optimizer" and s.entrypoint and not s.nvme_dir,
         "states on NVMe need a directory there: set train.nvme_dir",
-        "launcher.train.offload",
+        "launcher.train.optimizers.offload",
         lambda r, s: {"offload": "cpu-optimizer"},
     ),
     # The built-in entrypoint also runs offload on the CPU, where it frees nothing, so that tests need no GPU.
@@ -317,7 +317,7 @@ RULES = (
         "ratio-needs-checkpoint",
         lambda r, s: r.checkpoint_ratio < 1 and r.activations != "checkpoint",
         "checkpoint_ratio is the part of the blocks that activations: checkpoint recomputes",
-        "launcher.train.activations",
+        "launcher.train.activations.activations",
         lambda r, s: {"checkpoint_ratio": 1.0},
     ),
     Rule(
@@ -355,7 +355,7 @@ RULES = (
         _in_backward(lambda r, s: not s.entrypoint),
         "optimizer_step: backward is done by the built-in training loop; a `command:` updates its parameters "
         "itself",
-        "launcher.train.step_in_backward",
+        "launcher.train.optimizers.step_in_backward",
         _step_after,
     ),
     Rule(
@@ -363,7 +363,7 @@ RULES = (
         _in_backward(lambda r, s: r.grad_accum > 1),
         "a step in the backward pass uses a gradient as soon as it is complete, so micro-batches cannot be "
         "accumulated",
-        "launcher.train.step_in_backward",
+        "launcher.train.optimizers.step_in_backward",
         _step_after,
     ),
     Rule(
@@ -371,14 +371,14 @@ RULES = (
         _in_backward(lambda r, s: s.clips),
         "a step in the backward pass cannot limit the norm of the whole gradient, which is known only at its "
         "end: set train.clip_norm: null",
-        "launcher.train.step_in_backward",
+        "launcher.train.optimizers.step_in_backward",
         _step_after,
     ),
     Rule(
         "step-in-backward-no-pipeline",
         _in_backward(lambda r, s: r.pipeline > 1),
         "a step in the backward pass has one micro-batch, so all stages but one would wait",
-        "launcher.train.step_in_backward",
+        "launcher.train.optimizers.step_in_backward",
         _step_after,
     ),
     Rule(
@@ -401,7 +401,7 @@ RULES = (
         _in_backward(lambda r, s: r.offload != "none"),
         "a step in the backward pass updates parameters on the GPU; for an optimizer on the host, gradients "
         "leave the GPU in the backward pass without it",
-        "launcher.train.offload",
+        "launcher.train.optimizers.offload",
         _step_after,
     ),
 )

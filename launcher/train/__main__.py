@@ -33,15 +33,15 @@ from typing import NoReturn
 
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import open_budget
+from launcher.train.data.feed import open_feed
 from launcher.train.drill import read_drills
 from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
-from launcher.train.feed import open_feed
+from launcher.train.handover.restart import Restart
+from launcher.train.handover.save import save_handover
 from launcher.train.loop import Trainer
 from launcher.train.metrics.snapshot import watch_out_of_memory
 from launcher.train.metrics.trackers import check_trackers
 from launcher.train.rank import Place, Rank, join_ranks, this_place, this_rank
-from launcher.train.recovery.restart import Restart
-from launcher.train.recovery.save import save_handover
 from launcher.train.where import Where
 
 gc.freeze()

@@ -244,7 +244,7 @@ def within(seconds: float, call: Callable[[], object]) -> bool:
 
 
 class Restart(Protocol):
-    """The interface of launcher.train.recovery.restart.Restart that `fail` uses."""
+    """The interface of launcher.train.handover.restart.Restart that `fail` uses."""
 
     def out_of_memory(self, close: Callable[[], object]) -> None: ...
     def wait_if_under_way(self) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.train.activations import outermost
+from launcher.train.activations.activations import outermost
 from launcher.train.rank import SetupError
 
 LEAST_CAPABILITY = (8, 9)

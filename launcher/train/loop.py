@@ -35,50 +35,50 @@ from launcher.spec.recipe import APPROXIMATE, REPLICATED, Recipe
 from launcher.spec.schedule import in_groups, table_of
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
-from launcher.train.adapter import write_config
-from launcher.train.adapter_use import warnings_about
+from launcher.train.adapters.adapter import write_config
+from launcher.train.adapters.adapter_use import warnings_about
 from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
-from launcher.train.copies import Copies
 from launcher.train.coupling import check_coupling
-from launcher.train.data import to_device
-from launcher.train.ddp import without_ddp
+from launcher.train.data.data import to_device
+from launcher.train.data.feed import Feed, open_feed
+from launcher.train.data.same_samples import APART, DIFFERENT, SameSamples
 from launcher.train.failure import fail
-from launcher.train.feed import Feed, open_feed
-from launcher.train.gradient_norm import divide_and_clip
 from launcher.train.guard import Guard
-from launcher.train.learning_rate import learning_rate, set_learning_rate
+from launcher.train.handover.grace_period import GracePeriod
+from launcher.train.handover.handover import Handover
+from launcher.train.handover.progress import Progress
+from launcher.train.handover.restart import Restart
 from launcher.train.logged import NOTHING, Sums, added, open_logged
 from launcher.train.mesh import meshes, replicas_of
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, loss_of, new_model
-from launcher.train.offload import gradient_of
 from launcher.train.optimizers.build import build_optimizer
+from launcher.train.optimizers.gradient_norm import divide_and_clip
+from launcher.train.optimizers.learning_rate import learning_rate, set_learning_rate
+from launcher.train.optimizers.offload import gradient_of
 from launcher.train.optimizers.state import put_back, settings
+from launcher.train.optimizers.step_in_backward import StepInBackward
 from launcher.train.pipeline.stage import Stages
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
 from launcher.train.recovery.collectives import kind_of
-from launcher.train.recovery.containers import Containers
 from launcher.train.recovery.current_recipe import CurrentRecipe
-from launcher.train.recovery.grace_period import GracePeriod
-from launcher.train.recovery.handover import Handover
 from launcher.train.recovery.probe import Probe
-from launcher.train.recovery.progress import Progress
 from launcher.train.recovery.recovery import Recovery
-from launcher.train.recovery.restart import Restart
-from launcher.train.replicas import Replicas
 from launcher.train.rng import seed_all
-from launcher.train.same_parameters import COMPARED, check_same_parameters
-from launcher.train.same_samples import APART, DIFFERENT, SameSamples
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
-from launcher.train.step_in_backward import StepInBackward
+from launcher.train.sharding.ddp import without_ddp
+from launcher.train.sharding.replicas import Replicas
+from launcher.train.sharding.same_parameters import COMPARED, check_same_parameters
+from launcher.train.sharding.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
 from launcher.train.task import TaskError
+from launcher.train.tensor.copies import Copies
+from launcher.train.undo.containers import Containers
 from launcher.train.where import Where
 
 MAX_COMPARED_SAMPLES = 8

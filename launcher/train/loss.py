@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from launcher.train import vocabulary_parallel
+from launcher.train.tensor import vocabulary_parallel
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 

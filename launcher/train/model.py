@@ -14,23 +14,23 @@ from torch.nn.parameter import is_lazy
 
 from launcher.spec.listed import listed
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.activations import apply_activations
-from launcher.train.adapter import initialise_adapter, initialise_with_adapter, with_adapter
+from launcher.train.activations.activations import apply_activations
+from launcher.train.adapters.adapter import initialise_adapter, initialise_with_adapter, with_adapter
 from launcher.train.budget import Budget
-from launcher.train.compiling import Forward, apply_compile
+from launcher.train.compiling.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
-from launcher.train.kept_memory import KeptMemory
 from launcher.train.mesh import SHARD, Meshes
-from launcher.train.offload import copy_gradients_to_host
 from launcher.train.optimizers.build import NONE_TRAINED
+from launcher.train.optimizers.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
-from launcher.train.own_numbers import OwnNumbers
 from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
 from launcher.train.precision import cast, compute_in, rounded_buffers, with_fp32_outputs
 from launcher.train.rank import Rank
-from launcher.train.replaced import Originals
-from launcher.train.sharding import in_forward, reshard_units, shard
+from launcher.train.sharding.kept_memory import KeptMemory
+from launcher.train.sharding.replaced import Originals
+from launcher.train.sharding.sharding import in_forward, reshard_units, shard
 from launcher.train.task import Task, TaskError
+from launcher.train.tensor.own_numbers import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from launcher.train.activations import outermost
+from launcher.train.activations.activations import outermost
 from launcher.train.rank import SetupError
 
 LARGE = 0.25

@@ -1,7 +1,8 @@
 """Tensor parallelism: several ranks compute each layer together, on the same samples.
 
-A task's `parallel_plan` says how layers are cut, in torch's own styles and those of launcher.train.styles.
-Here is what applies the plan, and what a model or a loss needs to work with values that are cut.
+A task's `parallel_plan` says how layers are cut, in torch's own styles and those of
+launcher.train.tensor.styles. Here is what applies the plan, and what a model or a loss needs to work with
+values that are cut.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 
 from launcher.spec.listed import listed
-from launcher.train.cut_adapter import adapted, linear_of
-from launcher.train.in_place import changeable
+from launcher.train.activations.in_place import changeable
+from launcher.train.adapters.cut_adapter import adapted, linear_of
 from launcher.train.optimizers.state import local, offset_of
-from launcher.train.own_numbers import OwnNumbers, draw_own_numbers
 from launcher.train.rank import SetupError
-from launcher.train.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel
 from launcher.train.task import Task
-from launcher.train.unequal_parts import watch_parts
+from launcher.train.tensor.own_numbers import OwnNumbers, draw_own_numbers
+from launcher.train.tensor.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel
+from launcher.train.tensor.unequal_parts import watch_parts
 
 __all__ = [
     "HeadsParallel",

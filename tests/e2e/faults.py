@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from launcher.spec.variables import ONLY_SAVE
 from launcher.train import Task
 from launcher.train.checkpoints import writer
-from launcher.train.recovery import deadline, handover
+from launcher.train.handover import handover
+from launcher.train.recovery import deadline
 
 CLASSES, DIM = 24, 16
 ATTEMPT, RANK = int(os.environ.get("LAUNCHER_ATTEMPT", "-1")), int(os.environ.get("RANK", "-1"))

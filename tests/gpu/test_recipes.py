@@ -72,7 +72,7 @@ def test_offloaded_states_leave_the_device(tmp_path: Path) -> None:
     import torch
     from torch import nn
 
-    from launcher.train.offload import HostOptimizer, ScratchFiles
+    from launcher.train.optimizers.offload import HostOptimizer, ScratchFiles
 
     p = nn.Parameter(torch.ones(1024, 1024, device="cuda"))
     before = torch.cuda.memory_allocated()
@@ -97,7 +97,7 @@ def test_gradients_leave_the_device_in_the_backward_pass() -> None:
     import torch
     from torch import nn
 
-    from launcher.train.host_gradients import HostGradients
+    from launcher.train.optimizers.host_gradients import HostGradients
 
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))).cuda()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.train.compiling import missing_compiler
+from launcher.train.compiling.compiling import missing_compiler
 from tests.memory.cases import HALF, LATE, MIXED, PURE, Case, case, peak, truths, write_configs
 from tests.memory.predicted import MOMENTS, peaks, predicted
 

@@ -31,11 +31,11 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Phase
-from launcher.train import feed
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints import checkpoints
 from launcher.train.checkpoints.checkpoints import load as read
-from launcher.train.data import TrainingData
+from launcher.train.data import feed
+from launcher.train.data.data import TrainingData
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.state import local

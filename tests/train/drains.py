@@ -30,7 +30,7 @@ from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import selftest
 from launcher.train.recovery.cleanup import clean, free_failed_pass, partial_sums
 from launcher.train.recovery.collectives import Collectives
-from launcher.train.sharding import accumulate
+from launcher.train.sharding.sharding import accumulate
 from launcher.train.task import TaskError
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe

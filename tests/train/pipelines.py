@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
+from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
-from launcher.train.nf4 import NF4Linear
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.sharding import fsdp_roots
+from launcher.train.sharding.sharding import fsdp_roots
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 

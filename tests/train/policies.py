@@ -16,7 +16,7 @@ from launcher.train.budget import MemoryBudget
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.sharding import price_of_last
+from launcher.train.sharding.sharding import price_of_last
 from launcher.train.where import Where
 from runs import job, recipe
 

@@ -29,20 +29,20 @@ from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks
 from launcher.tasks.gpt import PydocGPT
 from launcher.train import model
-from launcher.train.activations import apply_activations
-from launcher.train.adapter import with_adapter
+from launcher.train.activations.activations import apply_activations
+from launcher.train.adapters.adapter import with_adapter
+from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
-from launcher.train.compiling import apply_compile
-from launcher.train.copies import COMPARED
+from launcher.train.compiling.compiling import apply_compile
 from launcher.train.failure import leave
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
-from launcher.train.nf4 import NF4Linear
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
 from launcher.train.task import Task, TaskError
+from launcher.train.tensor.copies import COMPARED
 from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of
 from launcher.train.where import Where
 from runs import HERE, recipe

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from launcher.cli.main import app
 from launcher.rundir.layout import RunDir
-from launcher.train.nf4 import NF4Linear, PackedPart, Packing
+from launcher.train.adapters.nf4 import NF4Linear, PackedPart, Packing
 from tests.train.adapted import Encoder
 from tests.train.runs import job, prepare, recipe, start
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from launcher.tasks.gpt import PydocGPT, documentation
-from launcher.train.data import EvaluationData, Order, TrainingData
+from launcher.train.data.data import EvaluationData, Order, TrainingData
 from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all
 from tests.train.runs import job, recipe

@@ -15,7 +15,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Training
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.failure import classify, write_error
-from launcher.train.learning_rate import learning_rate
+from launcher.train.optimizers.learning_rate import learning_rate
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.where import Where
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.train.recovery.grace_period import given_up_at
+from launcher.train.handover.grace_period import given_up_at
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch
 from launcher.rundir import shared
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
+from launcher.train.handover.restart import Offer, refusal
+from launcher.train.handover.tensor_file import read_packed, write_packed
 from launcher.train.recovery.host_memory import free_for_handover
-from launcher.train.recovery.restart import Offer, refusal
-from launcher.train.recovery.tensor_file import read_packed, write_packed
 from tests.train.runs import ALL_CASES, measure
 
 

@@ -14,7 +14,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec import variables
 from launcher.spec.verdict import EXIT_OOM
 from launcher.train.budget import MIB, MemoryBudget
-from launcher.train.host_gradients import HostGradients
+from launcher.train.optimizers.host_gradients import HostGradients
 from tests.train.runs import job, losses, measure, prepare, recipe, start
 
 FIELDS: dict[str, Any] = {"train": {"clip_norm": 0.05, "probe": "never", "checkpoint_every": 2}}

@@ -17,8 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.rundir.layout import RunDir
 from launcher.spec.mesh import mesh_of
 from launcher.spec.recipe import Recipe
-from launcher.train import selective
-from launcher.train.activations import (
+from launcher.train.activations import selective
+from launcher.train.activations.activations import (
     Offloader,
     apply_activations,
     around,
@@ -27,7 +27,7 @@ from launcher.train.activations import (
     recomputed,
 )
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
-from launcher.train.compiling import apply_compile, missing_compiler
+from launcher.train.compiling.compiling import apply_compile, missing_compiler
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import meshes
 from launcher.train.rank import Rank, SetupError

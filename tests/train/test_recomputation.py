@@ -22,13 +22,13 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from launcher.train.activations import recomputed
+from launcher.train.activations.activations import recomputed
+from launcher.train.activations.recomputation import ForwardPass
 from launcher.train.budget import Unlimited
-from launcher.train.compiling import apply_compile
-from launcher.train.recomputation import ForwardPass
-from launcher.train.recovery.state_finder import SMALL
+from launcher.train.compiling.compiling import apply_compile
 from launcher.train.rng import NumpyNumbers
 from launcher.train.task import TaskError
+from launcher.train.undo.state_finder import SMALL
 from tests.train.runs import recipe
 
 WIDTH = 8

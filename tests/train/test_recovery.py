@@ -14,7 +14,7 @@ from launcher.planning.plan import Layout, Plan
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
-from launcher.train.adapter import CONFIG
+from launcher.train.adapters.adapter import CONFIG
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from tests.train.runs import error, job, losses, prepare, recipe, start
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from launcher.train.same_samples import APART, COMPARED, SameSamples
+from launcher.train.data.same_samples import APART, COMPARED, SameSamples
 from tests.train.runs import error, job, one_rank, prepare, recipe, start
 
 WORLD = 8

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from launcher.train.tensor.unequal_parts import laid_out
 from launcher.train.tracing.tracer import fake_ranks
-from launcher.train.unequal_parts import laid_out
 from tests.train.runs import measure
 from tests.train.test_tensor import ALONE, BOTH, COMPILES, LOSS, MOVED, NORM, TENSOR, far, run
 

@@ -19,12 +19,12 @@ from torch import nn
 
 from launcher.train.budget import MemoryBudget
 from launcher.train.loop import _modules_of
-from launcher.train.recovery import undo as undo_module
-from launcher.train.recovery.fingerprint import CHUNK, row_sums
-from launcher.train.recovery.state_finder import Detached, FoundState, StateFinder
-from launcher.train.recovery.undo import Undo
 from launcher.train.rng import rng_state
 from launcher.train.task import Task
+from launcher.train.undo import undo as undo_module
+from launcher.train.undo.fingerprint import CHUNK, row_sums
+from launcher.train.undo.state_finder import Detached, FoundState, StateFinder
+from launcher.train.undo.undo import Undo
 from tests.train.changing import Changing
 
 

@@ -31,6 +31,7 @@ from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.made_with import made_with, why_not_from
 from launcher.spec.events import CheckpointSaved
 from launcher.spec.mesh import Mesh
+from launcher.train.adapters.frozen import MARK, fingerprint
 from launcher.train.checkpoints.folder import (
     CheckpointError,
     NotSavedError,
@@ -55,7 +56,6 @@ from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
-from launcher.train.frozen import MARK, fingerprint
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import make_states, without_states
 from launcher.train.rank import Rank

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from launcher.spec.adapter import Adapter
-from launcher.train.adapter import peft_name
+from launcher.train.adapters.adapter import peft_name
+from launcher.train.adapters.frozen import MARK, FrozenWeights
 from launcher.train.checkpoints.folder import CheckpointError, read_marker
 from launcher.train.checkpoints.parts import PartsReader
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
-from launcher.train.frozen import MARK, FrozenWeights
 
 _PREFIX = "model."
 _A, _B = ".lora_A.", ".lora_B."

@@ -17,11 +17,11 @@ import torch
 from launcher.rundir.files import beside, read_record
 from launcher.spec.base import format_bytes
 from launcher.spec.long_work import working
-from launcher.train.adapter import CONFIG
+from launcher.train.adapters.adapter import CONFIG
+from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.checkpoints.content import AdapterAlone, Content, Merged, Weight, content_of
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync_directory
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
-from launcher.train.frozen import FrozenWeights
 
 FILE_BYTES = 5 * 10**9
 """Maximum size of a file, unless one tensor is larger. File names and index are those of huggingface_hub's

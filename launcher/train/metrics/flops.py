@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from launcher.planning.hardware import peak_flops
 from launcher.spec.mesh import model_parallel
 from launcher.train.rank import Rank
-from launcher.train.recovery.undo import Undo
 from launcher.train.task import Task
+from launcher.train.undo.undo import Undo
 
 FORWARD_AND_BACKWARD = 3
 "The backward pass has two matrix products for each of the forward pass (PaLM, arXiv 2204.02311, app. B)."

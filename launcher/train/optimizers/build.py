@@ -15,8 +15,8 @@ from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.spec.optimizers import OPTIMIZERS
 from launcher.train.budget import Budget
-from launcher.train.host_gradients import HostGradients
-from launcher.train.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
+from launcher.train.optimizers.host_gradients import HostGradients
+from launcher.train.optimizers.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local, step_mesh_by_mesh

@@ -22,7 +22,7 @@ from launcher.train.recovery.cleanup import drop_partial_sums, replication
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer, all_gather, reduce_scatter
 from launcher.train.recovery.issued_collectives import sent
 from launcher.train.recovery.other_shards import OtherShards
-from launcher.train.sharding import meets
+from launcher.train.sharding.sharding import meets
 
 
 class Entry(NamedTuple):

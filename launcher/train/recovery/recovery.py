@@ -29,8 +29,8 @@ from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.deadline import Deadline
 from launcher.train.recovery.modes import KeptModes
 from launcher.train.recovery.selftest import self_test
-from launcher.train.recovery.undo import Undo
 from launcher.train.task import Task
+from launcher.train.undo.undo import Undo
 from launcher.train.where import Where
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.cleanup import clean, partial_sums
 from launcher.train.recovery.collectives import Collectives
-from launcher.train.sharding import fully_sharded
+from launcher.train.sharding.sharding import fully_sharded
 
 
 def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:

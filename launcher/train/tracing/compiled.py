@@ -22,7 +22,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from launcher.memory.peaks import Like
-from launcher.train.graph_pass import graph_options
+from launcher.train.compiling.graph_pass import graph_options
 from launcher.train.tracing.as_cuda import as_compiled
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
@@ -79,7 +79,7 @@ def _as_in_a_run() -> Iterator[None]:
     """Without the modes, hooks and replacements of a trace, which a graph would capture."""
     from torch._dynamo import config as dynamo_config
 
-    from launcher.train.compiled_dtensors import compiled_dtensors  # imports inductor
+    from launcher.train.compiling.compiled_dtensors import compiled_dtensors  # imports inductor
 
     with ExitStack() as stack:
         for name in _HOOKS:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from launcher.train.recovery.state_finder import INTERNAL
+from launcher.train.undo.state_finder import INTERNAL
 
 DEPTH = 4
 "Containers inside each other that are searched for tensors."

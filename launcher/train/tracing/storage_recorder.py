@@ -35,9 +35,9 @@ from launcher.memory.trace import (
     TEMPORARIES,
 )
 from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
-from launcher.train.activations import ON_HOST
+from launcher.train.activations.activations import ON_HOST
 from launcher.train.optimizers.state import local
-from launcher.train.sharding import fsdp_roots
+from launcher.train.sharding.sharding import fsdp_roots
 from launcher.train.tracing.kernels import KERNELS
 
 LOSS = "loss"

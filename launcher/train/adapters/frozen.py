@@ -1,0 +1,140 @@
+"""The frozen weights under an adapter: how to know them again, and how to make them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.adapters.adapter import hidden, linear_layers
+from launcher.train.adapters.nf4 import Packing
+from launcher.train.optimizers.state import column_cuts, local, slices_of
+from launcher.train.precision import cast, compute_type
+from launcher.train.rank import Rank
+from launcher.train.rng import seed_all
+from launcher.train.seeds import derive_seed
+from launcher.train.task import Task, load_task
+
+MARK = "frozen_weights"
+"Name of the fingerprint in the marker of a checkpoint."
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module, task: Task, rank: Rank | None = None) -> str | None:
+    """Return a hash of `Task.weights_fingerprint` and of the first row of each frozen parameter outside
+    linear layers, which may be stored in 4 bits: embeddings, norms.
+
+    It is the same under any sharding and precision and on any mesh: a sum, to which each rank adds the rows
+    or parts of rows that it has. With `rank`, every rank must call this; without it, the model is whole.
+    None means that there is neither.
+    """
+    found = [
+        _hash_of_part(f"{path}.{name}", parameter)
+        for path, module in model.named_modules()
+        if not isinstance(module, nn.Linear)
+        for name, parameter in module.named_parameters(recurse=False)
+        if not parameter.requires_grad and parameter.ndim and _adds(parameter, rank)
+    ]
+    if (rank is None or rank.first) and (files := task.weights_fingerprint()) is not None:
+        found.append(files)
+    if rank is not None and rank.world > 1:
+        everyones: list[list[int]] = [[] for _ in range(rank.world)]
+        dist.all_gather_object(everyones, found)
+        found = [one for each in everyones for one in each]
+    return f"{sum(found) % 2**64:016x}" if found else None
+
+
+def _adds(parameter: torch.Tensor, rank: Rank | None) -> bool:
+    """Return whether this rank's part of the first row is in no other rank's."""
+    if rank is None:
+        return True
+    at = rank.coordinates
+    return at.data == 0 and (at.tensor == 0 or bool(column_cuts(parameter)))
+
+
+def _hash_of_part(name: str, parameter: torch.Tensor) -> int:
+    """Return a multilinear hash of what this rank has of the first row, in bf16: its bits times random
+    factors, modulo 2^64."""
+    rows, *columns = slices_of(parameter)
+    mine = (slice(None), *columns)
+    part = local(parameter.detach())
+    if rows.start > 0 or not part.numel():
+        return 0
+    bits = part[:1].to(torch.bfloat16).cpu().view(torch.int16).long()
+    generator = torch.Generator().manual_seed(derive_seed("frozen", name))
+    factors = torch.randint(2**62, (1, *parameter.shape[1:]), generator=generator)
+    # Bits of 0 must count, too.
+    return int(((bits + 2**16) * factors[mine]).sum())
+
+
+class FrozenWeights:
+    """What a job with an adapter trains on, on the CPU and as the recipe stores it. Weights that were in
+    4 bits are decoded.
+
+    A task that builds on the meta device makes the linear layers of the blocks one at a time when they are
+    read, so the model is never whole in memory.
+    """
+
+    def __init__(self, job: Job, recipe: Recipe, workdir: str) -> None:
+        """Runs the task's code. Raises TaskError."""
+        assert job.task is not None and job.adapter is not None
+        seed_all(derive_seed("model", job.train.seed))
+        self._task = task = load_task(job.task, job.args, workdir)
+        task.loss_chunks = recipe.loss_chunks
+        self._seed, self._packed, dtype = job.train.seed, job.adapter.kind == "qlora", compute_type(recipe)
+        with torch.device("meta") if task.built_on_meta else nullcontext():
+            self._model = cast(task.model(), recipe)
+        for parameter in self._model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(False)
+        layers = {f"{name}.weight": layer for name, layer in linear_layers(task, self._model).items()}
+        self._dtype, self._layers = dtype, layers
+        if task.built_on_meta:
+            with hidden(list(layers.values()), {"weight"}):
+                self._model.to_empty(device="cpu")
+                task.initialise(self._model, self._seed)
+        self.fingerprint = fingerprint(self._model, task)
+        self._others = {
+            name: parameter
+            for name, parameter in self._model.named_parameters(remove_duplicate=False)
+            if name not in layers
+        }
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and type of each parameter by name. Tied parameters have each of their names."""
+        named = self._model.named_parameters(remove_duplicate=False)
+        return {name: (parameter.shape, parameter.dtype) for name, parameter in named}
+
+    @property
+    def tied(self) -> list[set[str]]:
+        """The names of each parameter that has several."""
+        names: dict[torch.Tensor, set[str]] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, set()).add(name)
+        return [same for same in names.values() if len(same) > 1]
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a parameter, which may be shared with the model."""
+        if name not in self._layers:
+            return self._others[name].detach()
+        weight = self._weight(self._layers[name])
+        if not self._packed:
+            return weight
+        packing = Packing((weight.shape[0], weight.shape[1]), self._dtype)
+        return packing.unpack(packing.pack(weight))
+
+    def _weight(self, layer: nn.Linear) -> torch.Tensor:
+        if not layer.weight.is_meta:
+            return layer.weight.detach()
+        with hidden([layer]), hidden([module for module in self._model.modules() if module is not layer]):
+            weight = torch.empty(layer.out_features, layer.in_features, dtype=self._dtype)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            self._task.initialise(self._model, self._seed)
+        return weight

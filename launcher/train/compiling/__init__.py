@@ -1,0 +1,1 @@
+"""torch.compile on each block (`compiling`), and what torch gets wrong in compiled blocks (the others)."""

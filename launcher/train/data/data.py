@@ -1,0 +1,154 @@
+"""The samples of each optimizer step: a pure function of the seed, the epoch and the step.
+
+They do not depend on micro-batch, accumulation or attempt, so a step has the same samples after a downgrade,
+and a resumed run needs only its step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset
+
+from launcher.spec.job import Job
+from launcher.spec.recipe import Recipe
+from launcher.train.data.loading import Collate, Loader, Ticket
+from launcher.train.rank import SetupError
+from launcher.train.seeds import derive_seed
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor in nested lists, tuples and dicts to `device`.
+
+    Tensors are pinned here, because the DataLoader would start CUDA on the first GPU before the rank has
+    chosen its own. A copy from memory that is not pinned waits for all work queued on the GPU.
+    """
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True)
+
+    return move(batch) if isinstance(batch, torch.Tensor) else tree_map_only(torch.Tensor, move, batch)
+
+
+class Order:
+    """The order of `samples` samples in steps of `batch` samples each. An incomplete last step is skipped."""
+
+    def __init__(self, samples: int, batch: int, seed: int) -> None:
+        if samples < batch:
+            raise SetupError(f"the training data has {samples} samples, but batch.global is {batch}")
+        self.samples, self.batch, self.seed = samples, batch, seed
+        self.steps_per_epoch = samples // batch
+        self._epoch = -1
+        self._shuffled = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def left_out(self) -> int:
+        """Number of samples that an epoch skips because they do not fill a step; they differ by epoch."""
+        return self.samples - self.steps_per_epoch * self.batch
+
+    def step(self, step: int) -> list[int]:
+        """Return the `batch` indices of `step`, counted from 1."""
+        epoch, position = divmod(step - 1, self.steps_per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
+            self._shuffled, self._epoch = torch.randperm(self.samples, generator=generator), epoch
+        start = position * self.batch
+        return [int(index) for index in self._shuffled[start : start + self.batch].tolist()]
+
+
+class TrainingData:
+    """The micro-batches of this rank in each step."""
+
+    def __init__(self, data: Any, collate: Collate, job: Job, recipe: Recipe, rank: int, world: int) -> None:
+        batch = job.batch.global_
+        if recipe.micro_batch_size * recipe.grad_accum * world != batch:
+            raise SetupError(
+                f"micro_batch_size {recipe.micro_batch_size} x grad_accum {recipe.grad_accum} "
+                f"x {world} data-parallel ranks is not batch.global {batch}"
+            )
+        self.order = Order(_length(data), batch, job.train.seed)
+        self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
+        self.share = slice(rank * batch // world, (rank + 1) * batch // world)
+        self._loader = Loader(data, collate, job.train.seed, workers=job.train.workers)
+        self._arriving: Iterator[Any] = iter(())
+        self._next = 0
+
+    def start(self, step: int) -> None:
+        """Prepare for `step`. Workers, if any, are forked and begin to fetch."""
+        self._arriving, self._next = self._loader.start(self._tickets(step)), step
+
+    def change(self, recipe: Recipe) -> None:
+        """Use the micro-batches of `recipe` from the next requested step; the samples stay the same."""
+        self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
+        self._arriving, self._next = iter(()), 0
+
+    def micro_batches(self, step: int) -> Iterator[Any]:
+        """Yield the collated micro-batches of this rank's contiguous part of the step, on the CPU.
+
+        Consecutive steps are fetched ahead; any other step restarts the workers.
+        """
+        if step != self._next:
+            self.start(step)
+        self._next = step + 1
+        yield from itertools.islice(self._arriving, self.accumulation)
+
+    @property
+    def dataset(self) -> Any:
+        return self._loader.data
+
+    def samples(self, step: int, index: int) -> list[Any]:
+        """Return the samples of micro-batch `index` of a step, not collated; both count from 1."""
+        return self._loader.samples(next(itertools.islice(self._tickets(step), index - 1, None)))
+
+    def _tickets(self, step: int) -> Iterator[list[Ticket]]:
+        for step_ in itertools.count(step):
+            first = (step_ - 1) * self.order.batch
+            tickets = [(first + place, index) for place, index in enumerate(self.order.step(step_))]
+            mine = tickets[self.share]
+            for start in range(0, len(mine), self.micro):
+                yield mine[start : start + self.micro]
+
+
+class EvaluationData:
+    """The held-out data, each sample once, in the same number of batches on every rank.
+
+    Samples are fetched in this process: workers would have to be forked at the start and then wait.
+    """
+
+    def __init__(self, data: Any, collate: Collate, micro: int, rank: int, world: int) -> None:
+        self.micro, self.rank, self.world = micro, rank, world
+        self.samples = _length(data)
+        if self.samples == 0:
+            raise SetupError("the evaluation data is empty")
+        self._loader = Loader(data, collate, seed=0, workers=0)
+
+    def batches(self) -> Iterator[tuple[Any, bool]]:
+        """Yield `(batch, counts)`. A rank without samples left repeats one, with `counts` False: with FSDP a
+        forward pass is a collective, and every rank must take part."""
+        shares = list(self._shares())
+        fetched = self._loader.start([[(index, index) for index in share or (0,)] for share in shares])
+        for batch, share in zip(fetched, shares, strict=True):
+            yield batch, len(share) > 0
+
+    def _shares(self) -> Iterator[range]:
+        for start in range(0, self.samples, self.micro * self.world):
+            first = start + self.rank * self.micro
+            yield range(first, max(first, min(first + self.micro, self.samples)))
+
+
+def _length(data: Any) -> int:
+    try:
+        if getattr(type(data), "__getitem__", Dataset.__getitem__) is Dataset.__getitem__:
+            raise TypeError
+        return len(data)
+    except TypeError:
+        raise SetupError(
+            f"{type(data).__name__} has no length or no [index]; data() must return a map-style dataset "
+            "(len and [index]), without a DataLoader"
+        ) from None

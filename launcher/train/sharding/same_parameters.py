@@ -1,0 +1,77 @@
+"""Finds parameters that differ between replicas of the model.
+
+Replicas begin with the same parameters and get the same gradients. A parameter that the model's or the task's
+code changes from the samples of its rank, such as a codebook, differs from then on: each rank would compute
+another function, and a checkpoint would hold the values of any rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from launcher.spec.listed import listed
+from launcher.train.task import TaskError
+from launcher.train.undo.fingerprint import fingerprint
+from launcher.train.undo.state_finder import content
+
+COMPARED = 2
+"""The step of an attempt after which ranks compare their parameters. They also do before each checkpoint.
+Not after the first step: if a parameter has no gradient, DDP averages none and says so in the next step."""
+ROUNDING = 1e-4
+"""Difference of two ranks' values, relative to the largest one, that may be rounding: some kernels of a GPU
+add in another order each time."""
+
+
+@torch.no_grad()
+def check_same_parameters(
+    parameters: Iterable[tuple[str, torch.Tensor]], group: dist.ProcessGroup | None
+) -> None:
+    """Raise TaskError, on all ranks of the group, if a parameter differs between them by more than rounding.
+
+    `parameters`: each with its name; the same ones on every rank. `group`: see `replicas_of`.
+    """
+    if group is None:
+        return
+    plain = [(name, p, values) for name, p in parameters if (values := content(p)) is not None]
+    if not plain:
+        return
+    hashes = torch.stack([_hash(values) for *_, values in plain]).to(plain[0][2].device)
+    largest, smallest = _ends(hashes, group)
+    differing = itertools.compress(plain, (largest != smallest).tolist())
+    found = [(name, p) for name, p, values in differing if _apart(values, group)]
+    if not found:
+        return
+    unused = (
+        "If it is trained and has no gradient in some steps, set train.find_unused_parameters: true. "
+        if any(p.requires_grad for _, p in found)
+        else ""
+    )
+    raise TaskError(
+        f"{listed([name for name, _ in found])} of the model differs between the ranks. {unused}If code of "
+        "the model or the task changes it from the samples of its rank, add up over the ranks what it is "
+        "computed from, with torch.distributed.all_reduce. If each rank is to have its own, keep it in an "
+        "attribute of the task, and return it from state()"
+    )
+
+
+def _hash(values: torch.Tensor) -> torch.Tensor:
+    """Return a number of 62 bits and its sign, on the CPU."""
+    return fingerprint(fingerprint(values).cpu()).view(torch.int64)[0] >> 1
+
+
+def _ends(values: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest and the smallest value on any rank, for each element."""
+    both = torch.stack([values, -values])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    return both[0], -both[1]
+
+
+def _apart(values: torch.Tensor, group: dist.ProcessGroup) -> bool:
+    largest, smallest = _ends(values.float(), group)
+    rounding = max(ROUNDING, 2 * torch.finfo(values.dtype).eps) if values.is_floating_point() else 0.0
+    scale = torch.maximum(largest.abs(), smallest.abs()).max()
+    return bool((largest - smallest).max() > rounding * scale)

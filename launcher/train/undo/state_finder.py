@@ -1,0 +1,707 @@
+"""Finds the state of a task and its model besides trained parameters, through their attributes.
+
+A model may keep state in buffers, in attributes (a tensor, a counter), in its own random number generator, or
+in a list of the task. `StateFinder` finds the state that can be copied and restored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import builtins
+import copy
+import itertools
+import operator
+import random
+import sys
+import sysconfig
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from numbers import Number
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
+
+from launcher.train.pipeline.parts import CHUNKS
+from launcher.train.rng import numpy
+from launcher.train.sharding.replaced import Replaced
+from launcher.train.undo.containers import Containers
+
+MOST_ITEMS = 1000
+"A longer list, dictionary or set counts as data; its elements are not searched."
+MOST_OBJECTS = 50_000
+"Maximum number of objects that one search visits."
+SMALL = 2**20
+"Maximum bytes of a tensor or array that is copied at each step."
+MOST_DATA = 64 * 2**20
+"Maximum bytes of a tensor of the task or its data that is copied before its first change."
+
+INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
+"Attributes that every torch module has, or that launcher sets."
+_SET_BY_THE_LOOP = frozenset({"loss_chunks"})
+_BASES = ("torch", "builtins", "abc", "typing", "collections")
+_LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
+_NONE = object()
+
+
+class Detached:
+    """A tensor with an autograd graph, or a container of such tensors, detached: the graph would keep the
+    memory of its pass. Tensors too large to be state are left out."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = tree_map_only(torch.Tensor, _detached, value)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
+    if tensor.is_leaf:
+        return tensor
+    return tensor.detach() if tensor.nbytes <= MOST_DATA else None
+
+
+class Restorable(Protocol):
+    """An object whose content was copied and can be restored."""
+
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        """Return the names of tensors, arrays and generators that have changed; with `numbers` also of
+        numbers."""
+
+    def restore(self) -> bool:
+        """Restore the content. Return whether it had changed."""
+
+    def restore_state(self) -> object:
+        """Restore only what held tensors or arrays, itself or in a tuple, list or dictionary: numbers keep
+        their new values."""
+
+
+class Entries:
+    """The entries of a dictionary, or the attributes of an object."""
+
+    def __init__(
+        self, name: str, home: MutableMapping[Any, Any], ignored: frozenset[str] = frozenset()
+    ) -> None:
+        self.name, self.home, self.ignored = name, home, ignored
+        self.kept: dict[Any, Any] = {
+            key: Detached(value) if _is_activation(value) else value
+            for key, value in home.items()
+            if key not in ignored
+        }
+
+    def _changed(self) -> list[Any]:
+        now = [key for key in self.home if key not in self.ignored]
+        keys = [key for key in now if not _same(self.kept.get(key, _NONE), self.home[key])]
+        return keys + [key for key in self.kept if key not in self.home]
+
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key), numbers)]
+
+    def restore(self) -> bool:
+        if not self._changed():
+            return False
+        for key in [key for key in self.home if key not in self.ignored and key not in self.kept]:
+            del self.home[key]
+        for key, value in self.kept.items():
+            value = value.value if isinstance(value, Detached) else value
+            if self.home.get(key, _NONE) is not value:
+                self.home[key] = value
+        if isinstance(self.home, dict) and self.name.endswith(".") and not self.ignored:
+            for key in self.kept:  # restores their order
+                if key in self.home:
+                    self.home[key] = self.home.pop(key)
+        return True
+
+    def restore_state(self) -> None:
+        for key, value in self.kept.items():
+            value = value.value if isinstance(value, Detached) else value
+            if self.home.get(key, _NONE) is not value and _is_state(value):
+                self.home[key] = value
+
+
+class Slotted(MutableMapping[str, Any]):
+    """The attributes of an object with `__slots__`, or the class attributes of a user's class."""
+
+    def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
+        self.owner, self._names = owner, names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(list(self._names()))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self.owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    # An instance may be frozen, as that of a dataclass.
+    def __setitem__(self, name: str, value: Any) -> None:
+        (setattr if isinstance(self.owner, type) else object.__setattr__)(self.owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        (delattr if isinstance(self.owner, type) else object.__delattr__)(self.owner, name)
+
+
+class Scripted(MutableMapping[str, Any]):
+    """The buffers of a TorchScript module, which torch keeps in an object that is no mapping."""
+
+    def __init__(self, home: Any) -> None:
+        self._home = home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home.keys())
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._home[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._home[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        raise RuntimeError(f"TorchScript deletes no buffer: {name}")
+
+
+class Items:
+    """The elements of a list, a set or a deque."""
+
+    def __init__(self, name: str, home: Any) -> None:
+        self.name, self.home, self._kept = name, home, list(home)
+
+    def _has_changed(self) -> bool:
+        now = list(self.home)
+        return len(now) != len(self._kept) or not all(map(_same, self._kept, now))
+
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        counts = any(_is_state(one, numbers) for one in self.home)
+        return [self.name] if counts and self._has_changed() else []
+
+    def restore(self) -> bool:
+        if not self._has_changed():
+            return False
+        self.home.clear()
+        (self.home.update if isinstance(self.home, set) else self.home.extend)(self._kept)
+        return True
+
+    def restore_state(self) -> None:
+        if any(map(_is_state, self._kept)):
+            self.restore()
+
+
+class State:
+    """The state of a random number generator, or the content of a small numpy array or byte array."""
+
+    def __init__(self, name: str, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self.name, self._get, self._put = name, get, put
+        self._kept = get()
+
+    def again(self) -> State:
+        """Return a new copy of the content."""
+        return State(self.name, self._get, self._put)
+
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        return [] if _equal(self._get(), self._kept) else [self.name]
+
+    def restore(self) -> bool:
+        if not self.changed():
+            return False
+        self._put(self._kept)
+        return True
+
+    restore_state = restore
+
+
+def _same(kept: Any, now: Any) -> bool:
+    """Return whether both are the same object, or equal numbers or strings."""
+    if kept is now:
+        return True
+    return type(kept) is type(now) and type(kept) in _NUMBERS and bool(kept == now)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare states of generators and arrays, whose parts may be tensors and arrays."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if numpy is not None and isinstance(one, numpy.ndarray):
+        return bool(
+            one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+class Search:
+    """The objects that a search has visited, and the containers that it has read."""
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []
+        "Keeps the objects alive, so that no id is reused."
+        self._kinds: list[type] = []
+        self._containers = Containers()
+        self._large: list[Any] = []
+        self._activations = False
+
+    def visits(self, value: Any) -> None:
+        if not self._activations:
+            self._objects.append(value)
+            self._kinds.append(type(value))
+
+    def reads(self, home: Any) -> None:
+        if not self._activations:
+            self._containers.add(home)
+
+    def skips(self, large: Any) -> None:
+        """Note a container that is too large to be searched."""
+        self._large.append(large)
+
+    def meets_activation(self) -> None:
+        """Note a tensor with a graph, or a container of such tensors. They differ from pass to pass, and
+        nothing may keep them alive."""
+        self._activations = True
+        for kept in (self._objects, self._kinds, self._large):
+            kept.clear()
+        self._containers.clear()
+
+    def is_current(self) -> bool:
+        """Return whether a search would visit the same objects again."""
+        return (
+            not self._activations
+            and [*map(type, self._objects)] == self._kinds
+            and all(len(one) > MOST_ITEMS for one in self._large)
+            and self._containers.hold_the_same()
+        )
+
+
+@dataclass
+class Switches:
+    """An attribute of several objects that is either on or off."""
+
+    name: str
+    owners: list[Any] = field(default_factory=list)
+    on: list[bool] = field(default_factory=list)
+
+    def add(self, owner: Any) -> None:
+        self.owners.append(owner)
+        self.on.append(getattr(owner, self.name))
+
+    def again(self) -> Switches:
+        """Return the switches as they are now."""
+        return Switches(self.name, self.owners, [*map(operator.attrgetter(self.name), self.owners)])
+
+    def restore(self) -> None:
+        for owner, on in zip(self.owners, self.on, strict=True):
+            if getattr(owner, self.name) != on:
+                setattr(owner, self.name, on)
+
+
+@dataclass
+class FoundState:
+    """The result of one search."""
+
+    buffers: dict[str, Entries] = field(default_factory=dict)
+    "The buffers of each module of the model, keyed by the prefix of their names."
+    places: list[Restorable] = field(default_factory=list)
+    "Everything other than tensors and generators, that of the model first."
+    places_of_model: int = 0
+    "How many of `places` are the model's."
+    generators: list[State] = field(default_factory=list)
+    tensors: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    "Name and tensor, keyed by id."
+    in_checkpoints: set[int] = field(default_factory=set)
+    "Ids of tensors that are buffers or parameters of the model."
+    trained: set[int] = field(default_factory=set)
+    "Ids of parameters that the optimizer changes."
+    training: Switches = field(default_factory=partial(Switches, "training"))
+    "Whether each module is in training mode."
+    requires_grad: Switches = field(default_factory=partial(Switches, "requires_grad"))
+    "Whether each parameter gets a gradient."
+    of_model: set[int] = field(default_factory=set)
+    "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
+    search: Search = field(default_factory=Search)
+    "What the search read."
+
+    def again(self) -> FoundState | None:
+        """Return what a search would find now, at a fraction of its cost, or None if it may find something
+        else."""
+        tensors = (tensor for _, tensor in self.tensors.values())
+        if not self.search.is_current() or not all(one.is_leaf for one in tensors):
+            return None
+        return replace(
+            self,
+            places=[place.again() if isinstance(place, State) else place for place in self.places],
+            generators=[generator.again() for generator in self.generators],
+            training=self.training.again(),
+            requires_grad=self.requires_grad.again(),
+        )
+
+
+class StateFinder:
+    """Searches a model and other objects for state, each time it is called.
+
+    `others` are the task, its data and the globals of its module, each with a name. Objects of libraries are
+    not searched: they may share their state with their own threads.
+    """
+
+    def __init__(self, model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> None:
+        self._modules = [
+            (f"{name}." if name else "", one, classes_of(one)) for name, one in model.named_modules()
+        ]
+        self._parameters = {id(p) for p in model.parameters()}
+        # These are the shards. During a pass FSDP replaces them with gathered parameters.
+        self._named = list(model.named_parameters())
+        self._trained = {id(p) for _, p in self._named if p.requires_grad}
+        # Each module's globals name Python's own, which are not searched.
+        self._skipped = {id(vars(builtins)), *(id(module) for module in model.modules())}
+        self._others = list(others)
+        for _, value in self._others:
+            count_as_own(type(value))
+
+        self._last: FoundState | None = None
+
+    def __call__(self) -> FoundState:
+        self._last = (self._last and self._last.again()) or self._search_all()
+        return self._last
+
+    def _search_all(self) -> FoundState:
+        found = FoundState()
+        waiting: list[tuple[str, Any]] = []
+        seen: set[int] = set()
+        for name, p in self._named:
+            found.tensors[id(p)] = name, p
+            found.requires_grad.add(p)
+        found.trained = self._trained
+        for prefix, module, classes in self._modules:
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            buffers = Scripted(module._buffers) if scripted else module._buffers
+            found.buffers[prefix] = Entries(prefix, buffers)
+            found.search.reads(module._buffers)
+            found.training.add(module)
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    found.tensors[id(buffer)] = f"{prefix}{key}", buffer
+            if classes:
+                self._search(Entries(prefix, vars(module), INTERNAL), found, waiting)
+                self._search_classes(classes, seen, found, waiting)
+        found.in_checkpoints = set(found.tensors)
+        self._visit(waiting, seen, found)
+        found.of_model, found.places_of_model = set(found.tensors), len(found.places)
+        self._visit([*reversed(self._others)], seen, found)
+        return found
+
+    def _visit(self, waiting: list[tuple[str, Any]], seen: set[int], found: FoundState) -> None:
+        while waiting and len(seen) < MOST_OBJECTS:
+            name, value = waiting.pop()
+            sort = sort_of(value)
+            if sort == "plain" or id(value) in seen or id(value) in self._skipped:
+                continue
+            seen.add(id(value))
+            found.search.visits(value)
+            if sort in ("object", "dict", "items", "tuple"):
+                for attributes in attributes_of(value):
+                    self._search(Entries(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
+                self._search_classes(classes_of(value), seen, found, waiting)
+            if sort == "tensor":
+                if id(value) not in self._parameters:
+                    found.tensors.setdefault(id(value), (name, value))
+            elif sort == "dict":
+                if len(value) > MOST_ITEMS:
+                    found.search.skips(value)
+                else:
+                    self._search(Entries(f"{name}.", value), found, waiting)
+            elif sort == "items" or sort == "tuple":
+                if len(value) > MOST_ITEMS:
+                    found.search.skips(value)
+                elif _is_activation(value):
+                    found.search.meets_activation()
+                else:
+                    if sort == "items":
+                        found.places.append(Items(name, value))
+                        found.search.reads(value)
+                    waiting += [(f"{name}[{at}]", one) for at, one in enumerate(value)]
+            elif sort == "module":
+                for inner, module in value.named_modules(prefix=name):
+                    waiting.append((inner, module._buffers))
+                    found.search.reads(module._modules)
+                    found.search.reads(module._parameters)
+                    waiting += [
+                        (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
+                    ]
+                    if classes := classes_of(module):
+                        self._search(Entries(f"{inner}.", vars(module), INTERNAL), found, waiting)
+                        self._search_classes(classes, seen, found, waiting)
+            elif sort == "class":
+                if _is_users(value):
+                    seen.remove(id(value))
+                    self._search_classes((value,), seen, found, waiting)
+            elif sort == "method":
+                waiting += [(name, inside) for inside in bound_to(value)]
+            elif (state := state_of(name, value)) is not None:
+                (found.generators if sort == "generator" else found.places).append(state)
+
+    def _search_classes(
+        self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
+    ) -> None:
+        for kind in classes:
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                values = Slotted(kind, partial(values_of, kind))
+                entries = Entries(f"{kind.__name__}.", values, _SET_BY_THE_LOOP)
+                self._search(entries, found, waiting, home=vars(kind))
+
+    def _search(
+        self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]], home: Any = None
+    ) -> None:
+        """`home` is what to read later to see a change of `entries`, if reading `entries.home` is slow."""
+        found.places.append(entries)
+        found.search.reads(entries.home if home is None else home)
+        if any(isinstance(value, Detached) for value in entries.kept.values()):
+            found.search.meets_activation()
+        waiting += [
+            (f"{entries.name}{key}", value)
+            for key, value in entries.kept.items()
+            if sort_of(value) != "plain" and not isinstance(value, Detached)
+        ]
+
+
+Sort = Literal[
+    "plain",
+    "tensor",
+    "dict",
+    "items",
+    "tuple",
+    "module",
+    "object",
+    "class",
+    "method",
+    "array",
+    "bytes",
+    "generator",
+]
+
+
+def sort_of(value: Any, *, passed_on: bool = False) -> Sort:
+    """Return how a search treats a value. `passed_on`: the model passes it on to its blocks, so that its
+    attributes count whatever library its class is from."""
+    kind: Any = type(value)
+    sort = _sort(kind)
+    return "object" if sort == "plain" and passed_on and _has_attributes(kind) else sort
+
+
+@cache
+def _sort(kind: Any) -> Sort:
+    """Return how a search treats objects of this type. "plain": they hold nothing that could change."""
+    if issubclass(kind, (MethodType, partial)):
+        return "method"
+    if issubclass(kind, type):
+        return "class"
+    if issubclass(kind, (FunctionType, BuiltinFunctionType, ModuleType)):
+        return "plain"
+    if issubclass(kind, torch.Tensor):
+        return "plain" if kind is Replaced else "tensor"
+    if issubclass(kind, (bytearray, array.array)):
+        return "bytes"
+    if issubclass(kind, (torch.Generator, random.Random)):
+        return "generator"
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return "array"
+    if numpy is not None and issubclass(kind, (numpy.random.Generator, numpy.random.RandomState)):
+        return "generator"
+    if issubclass(kind, nn.Module):
+        return "module"
+    if issubclass(kind, dict):
+        return "dict"
+    if issubclass(kind, (list, set, deque)):
+        return "items"
+    if issubclass(kind, (tuple, frozenset)):
+        return "tuple"
+    return "object" if _is_users(kind) else "plain"
+
+
+def classes_of(value: Any) -> tuple[Any, ...]:
+    """Return the user's classes that `value` is an instance of. FSDP and parametrizations derive a new class
+    from each of them."""
+    kind: Any = type(value)
+    return _users_classes(kind)
+
+
+@cache
+def _users_classes(kind: Any) -> tuple[Any, ...]:
+    """Return the user's classes among the bases. For modules this includes those of libraries such as
+    transformers, but not torch's own, which do not change."""
+    if issubclass(kind, nn.Module):
+        return tuple(one for one in kind.__mro__ if one.__module__.partition(".")[0] not in _BASES)
+    return tuple(one for one in kind.__mro__ if _is_users(one))
+
+
+@cache
+def _has_attributes(kind: Any) -> bool:
+    """Return whether instances of a library's class have attributes, as torch_geometric's Data has."""
+    code = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial, type, nn.Module)
+    return not issubclass(kind, (*code, torch.Tensor)) and kind.__module__.partition(".")[0] not in (
+        "builtins",
+        "torch",
+    )
+
+
+def attributes_of(value: Any, *, passed_on: bool = False) -> Iterator[MutableMapping[str, Any]]:
+    """Yield the attributes of an instance of a user's class; nothing for other objects. `passed_on`: see
+    `sort_of`."""
+    kind: Any = type(value)
+    classes = classes_of(value) or (kind.__mro__ if passed_on and _has_attributes(kind) else ())
+    if not classes:
+        return
+    if isinstance(getattr(value, "__dict__", None), dict):
+        yield vars(value)
+    slots = [
+        name
+        for kind in classes
+        for name, one in vars(kind).items()
+        if isinstance(one, MemberDescriptorType) and name != "__dict__"
+    ]
+    if slots:
+        yield Slotted(value, partial(_set_in, value, slots))
+
+
+def bound_to(method: Any) -> tuple[Any, ...]:
+    """Return what a bound method or a functools.partial holds."""
+    if isinstance(method, partial):
+        return method.func, method.args, method.keywords
+    return (method.__self__,)
+
+
+def _set_in(value: Any, names: Iterable[str]) -> list[str]:
+    return [name for name in names if hasattr(value, name)]
+
+
+def values_of(kind: type) -> list[str]:
+    """Return the names of class attributes that are plain values or containers."""
+    return [
+        name
+        for name, one in vars(kind).items()
+        if not name.startswith("_") and (type(one) in _NUMBERS or sort_of(one) in _CONTENT)
+    ]
+
+
+_OF_VALUES = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
+"Python's own classes of objects that hold any values."
+_own_packages: set[str] = set()
+"Packages of this process's tasks and data sets. Their classes are the user's even if installed."
+
+
+def count_as_own(kind: type) -> None:
+    """Let the classes of this one's package count as the user's, even if it is installed."""
+    package = kind.__module__.partition(".")[0]
+    if package not in (*_BASES, "launcher", "numpy", "datasets") and package not in _own_packages:
+        _own_packages.add(package)
+        for cached in (_sort, _is_users, _users_classes):
+            cached.cache_clear()
+
+
+@cache
+def _is_users(kind: Any) -> bool:
+    """Return whether a class is the user's: neither Python's nor an installed library's. Classes of
+    torch.utils.data also count, because they wrap the user's data sets."""
+    if kind.__module__.startswith(("torch.utils.data", "launcher.")):
+        return not kind.__module__.startswith("launcher.train.")
+    if kind.__module__.partition(".")[0] in _own_packages or kind in _OF_VALUES:
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return (file is not None and not file.startswith(_LIBRARIES)) or kind.__module__ == "__main__"
+
+
+def _is_activation(value: Any, depth: int = 2) -> bool:
+    """Return whether `value` is or contains a tensor with an autograd graph, at most `depth` containers
+    deep."""
+    sort = sort_of(value)
+    if sort in ("tuple", "items", "dict") and depth and len(value) <= MOST_ITEMS:
+        inside = value.values() if sort == "dict" else value
+        if all(_sort(kind) == "plain" for kind in set(map(type, inside))):
+            return False
+        return any(_is_activation(one, depth - 1) for one in inside)
+    return bool(sort == "tensor" and not value.is_leaf)
+
+
+_NUMBERS = (int, float, complex, bool, str, bytes, type(None))
+_CONTENT = ("tensor", "dict", "items", "tuple", "array", "bytes", "generator")
+
+
+def _is_state(value: Any, numbers: bool = False, depth: int = 3) -> bool:
+    """Return whether later steps may use `value`, or a value inside a tuple, list or dictionary: the state of
+    an LSTM is a tuple. Activations do not count: they belong to one pass. Numbers count with `numbers`."""
+    if type(value) in (tuple, list, dict):
+        inside = value.values() if isinstance(value, dict) else value
+        return depth > 0 and any(
+            _is_state(one, numbers, depth - 1) for one in itertools.islice(inside, MOST_ITEMS)
+        )
+    if numbers and isinstance(value, Number):
+        return True
+    return sort_of(value) in ("tensor", "array", "bytes", "generator") and not _is_activation(value)
+
+
+def _fill(array: Any, values: Any) -> None:
+    array[...] = values
+
+
+def _fill_bytes(home: Any, kept: Any) -> None:
+    home[:] = kept
+
+
+def state_of(name: str, value: Any) -> State | None:
+    """Return the state of a generator, a small numpy array or a small byte array; None for other objects."""
+    sort = sort_of(value)
+    if sort == "array" and value.nbytes <= SMALL and value.dtype != object and value.flags.writeable:
+        return State(name, value.copy, partial(_fill, value))
+    if sort == "bytes" and len(value) <= SMALL:
+        return State(name, partial(copy.copy, value), partial(_fill_bytes, value))
+    return _generator_state(name, value) if sort == "generator" else None
+
+
+def _generator_state(name: str, value: Any) -> State:
+    if isinstance(value, torch.Generator):
+        return State(name, value.get_state, value.set_state)
+    if isinstance(value, random.Random):
+        return State(name, value.getstate, value.setstate)
+    if hasattr(value, "bit_generator"):
+        bits = value.bit_generator
+        return State(name, lambda: bits.state, lambda state: setattr(bits, "state", state))
+    return State(name, value.get_state, value.set_state)
+
+
+_NOT_WRAPPED = (torch.Tensor, nn.Parameter)
+"Types that need no slow check for a tensor that consists of others."
+
+
+def content(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return this rank's part as a plain tensor; None if its content cannot be copied and restored."""
+    if not tensor.is_leaf:
+        return None
+    plain: Any = tensor
+    if isinstance(tensor, DTensor):
+        plain = tensor.detach()
+        plain = plain.to_local()
+    if plain.is_meta or plain.layout is not torch.strided:
+        return None
+    if type(plain) not in _NOT_WRAPPED and is_traceable_wrapper_subclass(plain):
+        return None
+    freed = plain.numel() > 0 and plain.untyped_storage().nbytes() == 0
+    return None if freed else plain
