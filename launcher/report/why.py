@@ -15,7 +15,7 @@ from launcher.spec.events import CheckpointFailed, CheckpointSaved, Downgrade, S
 from launcher.spec.failures import OF_THE_CLUSTER
 from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
-from launcher.supervise.saving import outcome_of
+from launcher.supervise.unsaved_state import outcome_of
 
 MAX_LINES = 14
 _SHOWN_LOG_LINES = 5

@@ -76,10 +76,10 @@ from launcher.supervise.policy import (
     tried,
 )
 from launcher.supervise.process import adopt_orphans
-from launcher.supervise.saving import Kept, Outcome, skipped_by, unsaved, written_since
 from launcher.supervise.stall import Stall
 from launcher.supervise.sweep_turn import VISIBLE, Turn, TurnError
 from launcher.supervise.takeover import KILLED, close_attempts, first_recipe
+from launcher.supervise.unsaved_state import Kept, Outcome, skipped_by, unsaved, written_since
 
 if TYPE_CHECKING:
     from launcher.supervise.no_shared_folder.link import Mirror

@@ -37,7 +37,7 @@ from launcher.train.data.feed import open_feed
 from launcher.train.drill import read_drills
 from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
 from launcher.train.handover.restart import Restart
-from launcher.train.handover.save import save_handover
+from launcher.train.handover.to_checkpoint import save_handover
 from launcher.train.loop import Trainer
 from launcher.train.metrics.snapshot import watch_out_of_memory
 from launcher.train.metrics.trackers import check_trackers

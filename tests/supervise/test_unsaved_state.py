@@ -17,7 +17,7 @@ from launcher.spec.events import (
     Resumed,
     SupervisorStarted,
 )
-from launcher.supervise.saving import Kept, Outcome, Skipped, outcome_of, skipped_by, unsaved
+from launcher.supervise.unsaved_state import Kept, Outcome, Skipped, outcome_of, skipped_by, unsaved
 
 STARTED = SupervisorStarted()
 HANDOVER = HandedOver(attempt=1, step=7, bytes=1)
