@@ -212,35 +212,39 @@ def _held_by(model: nn.Module, task: Task) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:
         name, value = waiting.popleft()
-        sort = sort_of(value)
-        function = isinstance(value, FunctionType)
-        if (sort == "plain" and not function) or id(value) in seen:
+        sort = "function" if isinstance(value, FunctionType) else sort_of(value)
+        if sort == "plain" or id(value) in seen:
             continue
         seen.add(id(value))
-        inside = name and f"{name}."
         if sort in ("tensor", "array"):
             yield name, value
-        elif sort == "module":
-            for key in HOOKS:
-                waiting += [(f"{inside}{key}", one) for one in vars(value).get(key, {}).values()]
-            waiting += [(f"{inside}{key}", one) for key, one in value._modules.items()]
-            if classes_of(value):
-                waiting += [(f"{inside}{k}", one) for k, one in vars(value).items() if k not in INTERNAL]
-        elif sort == "dict":
-            entries = itertools.islice(list(value.items()), MOST_OBJECTS)
-            waiting += [(f"{inside}{key}", one) for key, one in entries]
-        elif sort in ("items", "tuple"):
-            items = enumerate(itertools.islice(value, MOST_OBJECTS))
-            waiting += [(f"{name}[{at}]", one) for at, one in items]
-        elif sort == "method":
-            waiting += [(name, one) for one in bound_to(value)]
-        elif function:
-            waiting += [(f"{inside}{key}", one) for key, one in _enclosed(value)]
-        elif sort == "object":
-            for attributes in attributes_of(value):
-                waiting += [(f"{inside}{key}", one) for key, one in attributes.items()]
-        for kind in classes_of(value) if sort in ("module", "object") else ():
-            waiting += [(f"{kind.__name__}.{key}", vars(kind)[key]) for key in values_of(kind)]
+        waiting += _inside(name, value, sort)
+
+
+def _inside(name: str, value: Any, sort: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds: attributes, elements, hooks, or variables of a closure."""
+    prefix = f"{name}." if name else ""
+    if sort == "module":
+        for key in HOOKS:
+            yield from [(f"{prefix}{key}", one) for one in vars(value).get(key, {}).values()]
+        yield from [(f"{prefix}{key}", one) for key, one in value._modules.items()]
+        if classes_of(value):
+            yield from [(f"{prefix}{key}", one) for key, one in vars(value).items() if key not in INTERNAL]
+    elif sort == "dict":
+        entries = itertools.islice(list(value.items()), MOST_OBJECTS)
+        yield from [(f"{prefix}{key}", one) for key, one in entries]
+    elif sort in ("items", "tuple"):
+        items = enumerate(itertools.islice(value, MOST_OBJECTS))
+        yield from [(f"{name}[{at}]", one) for at, one in items]
+    elif sort == "method":
+        yield from [(name, one) for one in bound_to(value)]
+    elif sort == "function":
+        yield from [(f"{prefix}{key}", one) for key, one in _enclosed(value)]
+    elif sort == "object":
+        for attributes in attributes_of(value):
+            yield from [(f"{prefix}{key}", one) for key, one in attributes.items()]
+    for kind in classes_of(value) if sort in ("module", "object") else ():
+        yield from [(f"{kind.__name__}.{key}", vars(kind)[key]) for key in values_of(kind)]
 
 
 def _enclosed(function: FunctionType) -> Iterator[tuple[str, Any]]:
