@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -29,13 +30,12 @@ from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.spec.errors import LauncherError
 from launcher.spec.events import read_event
 from launcher.spec.one_line import plain
+from launcher.top.background import Background
+from launcher.top.board import Board
 from launcher.top.drawing import curve, rank_text
 from launcher.top.fitted import log_line
 from launcher.top.live import Live
 from launcher.top.new_lines import NewLines
-
-if TYPE_CHECKING:
-    from launcher.top.screen import Top
 
 READ_SECONDS, FETCH_SECONDS = 0.5, 10.0
 "How often files are read, and how often a remote run's files are fetched."
@@ -48,12 +48,19 @@ PARTS = {"logs": "l", "memory": "m", "events": "e", "why": "w"}
 "Part of the screen -> its key."
 
 
+@dataclass
 class Explained(Message):
     """The text of `launcher why`."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
+    text: str
+
+
+@dataclass
+class Asked(Message):
+    """What the user asks of a run."""
+
+    run: RunDir
+    what: Literal["cancel", "snapshot"]
 
 
 class RunScreen(Screen[None]):
@@ -69,10 +76,12 @@ class RunScreen(Screen[None]):
         ("s", "snapshot", "Snapshot"),
     ]
 
-    def __init__(self, run: RunDir, live: Live, part: str, *, timed: bool = True) -> None:
+    def __init__(
+        self, run: RunDir, live: Live, part: str, board: Board, background: Background, *, timed: bool = True
+    ) -> None:
         super().__init__()
         self.run, self.live, self.follows = run, live, True
-        self._part, self._timed = part, timed
+        self._part, self._board, self._background, self._timed = part, board, background, timed
         self._follower = Follower(self._log_files, self._source)
         self._files = 1
         self._events = NewLines(run.events, EVENT_BYTES)
@@ -92,10 +101,6 @@ class RunScreen(Screen[None]):
                 yield Static(id="explained", markup=False)
         yield Footer(show_command_palette=False)
 
-    @property
-    def top(self) -> Top:
-        return cast("Top", self.app)
-
     def on_mount(self) -> None:
         self.fetch()
         self.call_after_refresh(self.read)
@@ -112,7 +117,7 @@ class RunScreen(Screen[None]):
             except (LauncherError, OSError):
                 return  # `look` reports the same error
 
-        self.top.background.look(work)
+        self._background.look(work)
 
     def read(self) -> None:
         """Show what was written since the last call, in the open tab."""
@@ -129,7 +134,7 @@ class RunScreen(Screen[None]):
             self._explain()
 
     def _show_about(self) -> None:
-        known = self.top.board.known.get(self.run)
+        known = self._board.known.get(self.run)
         self.live.progress.read()
         first = plain(self.run.id)
         if known is not None:
@@ -174,7 +179,7 @@ class RunScreen(Screen[None]):
         return table if ranks else Group(Text("no rank has written its memory yet"))
 
     def _explain(self) -> None:
-        known = self.top.board.known.get(self.run)
+        known = self._board.known.get(self.run)
         if known is None or known == self._explained:
             return
         self._explained = known
@@ -186,7 +191,7 @@ class RunScreen(Screen[None]):
                 lines = [str(error)]
             self.post_message(Explained("\n".join(map(plain, lines))))
 
-        self.top.background.look(work)
+        self._background.look(work)
 
     def on_explained(self, message: Explained) -> None:
         self.query_one("#explained", Static).update(Text(message.text))
@@ -208,7 +213,7 @@ class RunScreen(Screen[None]):
         self._show_about()
 
     def action_cancel(self) -> None:
-        self.top.ask_cancel(self.run)
+        self.post_message(Asked(self.run, "cancel"))
 
     def action_snapshot(self) -> None:
-        self.top.ask_snapshot(self.run)
+        self.post_message(Asked(self.run, "snapshot"))

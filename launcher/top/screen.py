@@ -25,7 +25,7 @@ from launcher.top.background import Background
 from launcher.top.board import Board, Known, mark_of
 from launcher.top.drawing import COLUMNS, cells_of, drawn, rank_text
 from launcher.top.live import Live
-from launcher.top.run_screen import RunScreen
+from launcher.top.run_screen import Asked, RunScreen
 
 READ_SECONDS = 2.0
 "How often the files of visible runs are read, if there are few runs."
@@ -254,14 +254,24 @@ class Top(App[None]):
 
     def action_open(self, part: str) -> None:
         if (run := self.chosen) is not None:
-            self.push_screen(RunScreen(run, self._live_of(run), part, timed=self._timed))
+            live = self._live_of(run)
+            self.push_screen(RunScreen(run, live, part, self.board, self.background, timed=self._timed))
 
     def action_cancel(self) -> None:
         if (run := self.chosen) is not None:
-            self.ask_cancel(run)
+            self._asked(Asked(run, "cancel"))
 
-    def ask_cancel(self, run: RunDir) -> None:
-        """Cancel a run if the user confirms it."""
+    def action_snapshot(self) -> None:
+        if (run := self.chosen) is not None:
+            self._asked(Asked(run, "snapshot"))
+
+    @on(Asked)
+    def _asked(self, message: Asked) -> None:
+        """Do what the user asks. Cancelling must be confirmed."""
+        run = message.run
+        if message.what == "snapshot":
+            self._request(lambda: str(request_snapshot(run)))
+            return
         known = self.board.known.get(run)
         if known is not None and known.ended:
             self.say(f"{run.id} is not running: {known.status.state}", failed=True)
@@ -269,13 +279,6 @@ class Top(App[None]):
         what = "Kill its ranks at once?" if run.cancel.exists() else "It will be asked to stop."
         question = f"Cancel {plain(run.id)}? {what}"
         self.push_screen(Confirm(question), lambda yes: self._request(lambda: cancel(run)) if yes else None)
-
-    def action_snapshot(self) -> None:
-        if (run := self.chosen) is not None:
-            self.ask_snapshot(run)
-
-    def ask_snapshot(self, run: RunDir) -> None:
-        self._request(lambda: str(request_snapshot(run)))
 
     def _request(self, work: Callable[[], str]) -> None:
         def done() -> None:
