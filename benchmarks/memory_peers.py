@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_map_only
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.budget import Unlimited
+from launcher.train.forward import loss_of
 from launcher.train.mesh import meshes
-from launcher.train.model import arranged, loss_of, new_model
+from launcher.train.model import arranged, new_model
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import accumulate

@@ -355,7 +355,7 @@ RULES = (
         _in_backward(lambda r, s: not s.entrypoint),
         "optimizer_step: backward is done by the built-in training loop; a `command:` updates its parameters "
         "itself",
-        "launcher.train.optimizers.step_in_backward",
+        "launcher.train.step_in_backward",
         _step_after,
     ),
     Rule(
@@ -363,7 +363,7 @@ RULES = (
         _in_backward(lambda r, s: r.grad_accum > 1),
         "a step in the backward pass uses a gradient as soon as it is complete, so micro-batches cannot be "
         "accumulated",
-        "launcher.train.optimizers.step_in_backward",
+        "launcher.train.step_in_backward",
         _step_after,
     ),
     Rule(
@@ -371,14 +371,14 @@ RULES = (
         _in_backward(lambda r, s: s.clips),
         "a step in the backward pass cannot limit the norm of the whole gradient, which is known only at its "
         "end: set train.clip_norm: null",
-        "launcher.train.optimizers.step_in_backward",
+        "launcher.train.step_in_backward",
         _step_after,
     ),
     Rule(
         "step-in-backward-no-pipeline",
         _in_backward(lambda r, s: r.pipeline > 1),
         "a step in the backward pass has one micro-batch, so all stages but one would wait",
-        "launcher.train.optimizers.step_in_backward",
+        "launcher.train.step_in_backward",
         _step_after,
     ),
     Rule(

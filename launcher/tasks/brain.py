@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from launcher.tasks.brain_data import DigitsAsFilm, Recordings
 from launcher.train.initialise import fan_in, initialise_parameters
-from launcher.train.pipeline.parts import Pipeline, in_turn
+from launcher.train.pipeline_parts import Pipeline, in_turn
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import cut_like, whole
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from launcher.tasks.windows import check_counts
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.pipeline.parts import Pipeline, in_turn
+from launcher.train.pipeline_parts import Pipeline, in_turn
 from launcher.train.task import ParallelPlan, Split, Task
 from launcher.train.tensor_parallel import VocabularyParallel
 

@@ -18,14 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
+from launcher.train.ddp import without_ddp
 from launcher.train.initialise import draw_normal
 from launcher.train.loss import chunked_cross_entropy, cross_entropy, loss_in_place_of_logits
 from launcher.train.optimizers.state import local, slices_of
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.pipeline.cut import is_elsewhere
-from launcher.train.pipeline.parts import Pipeline
+from launcher.train.pipeline_parts import Pipeline
 from launcher.train.rank import SetupError
-from launcher.train.sharding.ddp import without_ddp
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import (
     HeadsParallel,

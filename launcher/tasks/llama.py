@@ -24,7 +24,7 @@ from launcher.tasks.windows import Windows, check_counts
 from launcher.train.initialise import initialise_parameters
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.pipeline.parts import Pipeline
+from launcher.train.pipeline_parts import Pipeline
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, linear, whole
 

@@ -17,7 +17,7 @@ from launcher.tasks.vision import VisionEncoder, VisionShape
 from launcher.tasks.windows import check_counts
 from launcher.train.initialise import fan_in, initialise_parameters
 from launcher.train.outer_units import embedding_and_head
-from launcher.train.pipeline.parts import Pipeline
+from launcher.train.pipeline_parts import Pipeline
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import whole
 

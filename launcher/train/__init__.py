@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.train.pipeline.parts import Pipeline
+    from launcher.train.pipeline_parts import Pipeline
     from launcher.train.task import Task
 
 __all__ = ["Pipeline", "Task"]
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return Task
     if name == "Pipeline":
-        from launcher.train.pipeline.parts import Pipeline
+        from launcher.train.pipeline_parts import Pipeline
 
         return Pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.train.activations.activations import outermost
 from launcher.train.rank import SetupError
+from launcher.train.task import outermost
 
 LEAST_CAPABILITY = (8, 9)
 "Lowest compute capability with float8 matrix products: Ada and Hopper."

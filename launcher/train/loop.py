@@ -45,7 +45,9 @@ from launcher.train.coupling import check_coupling
 from launcher.train.data.data import to_device
 from launcher.train.data.feed import Feed, open_feed
 from launcher.train.data.same_samples import APART, DIFFERENT, SameSamples
+from launcher.train.ddp import without_ddp
 from launcher.train.failure import fail
+from launcher.train.forward import loss_of
 from launcher.train.guard import Guard
 from launcher.train.handover.grace_period import GracePeriod
 from launcher.train.handover.handover import Handover
@@ -54,16 +56,14 @@ from launcher.train.handover.restart import Restart
 from launcher.train.logged import NOTHING, Sums, added, open_logged
 from launcher.train.mesh import meshes, replicas_of
 from launcher.train.metrics.recorder import Recorder, StepResult
-from launcher.train.model import arranged, loss_of, new_model
+from launcher.train.model import arranged, new_model
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.gradient_norm import divide_and_clip
 from launcher.train.optimizers.learning_rate import learning_rate, set_learning_rate
 from launcher.train.optimizers.offload import gradient_of
 from launcher.train.optimizers.state import put_back, settings
-from launcher.train.optimizers.step_in_backward import StepInBackward
 from launcher.train.pipeline.stage import Stages
 from launcher.train.rank import Rank, SetupError
-from launcher.train.recovery.cleanup import clean
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
 from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.current_recipe import CurrentRecipe
@@ -72,10 +72,11 @@ from launcher.train.recovery.recovery import Recovery
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.sharding.ddp import without_ddp
+from launcher.train.sharding.cleanup import clean
 from launcher.train.sharding.replicas import Replicas
 from launcher.train.sharding.same_parameters import COMPARED, check_same_parameters
 from launcher.train.sharding.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
+from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.tensor.copies import Copies
 from launcher.train.undo.containers import Containers
@@ -126,7 +127,8 @@ class Trainer:
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
             self.replicas = Replicas(self.model, mesh.data)
         self._replicas_of_this = replicas_of(mesh, rank.recipe)
-        self.copies = Copies(mesh, self.task, rank, self.stages, self.model)
+        first_of = self.stages.first_of if self.stages is not None else None
+        self.copies = Copies(mesh, self.task, rank, self.model, first_of)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
             watched = not rank.recipe.compile

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from launcher.spec.listed import listed
@@ -19,16 +17,17 @@ from launcher.train.adapters.adapter import initialise_adapter, initialise_with_
 from launcher.train.budget import Budget
 from launcher.train.compiling.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
-from launcher.train.mesh import SHARD, Meshes
+from launcher.train.mesh import Meshes
 from launcher.train.optimizers.build import NONE_TRAINED
 from launcher.train.optimizers.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
-from launcher.train.pipeline.cut import chunks_of, cut, is_elsewhere
-from launcher.train.precision import cast, compute_in, rounded_buffers, with_fp32_outputs
+from launcher.train.pipeline.cut import cut, is_elsewhere
+from launcher.train.pipeline_parts import chunks_of
+from launcher.train.precision import cast, rounded_buffers, with_fp32_outputs
 from launcher.train.rank import Rank
+from launcher.train.replaced import Originals
 from launcher.train.sharding.kept_memory import KeptMemory
-from launcher.train.sharding.replaced import Originals
-from launcher.train.sharding.sharding import in_forward, reshard_units, shard
+from launcher.train.sharding.sharding import shard
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor.own_numbers import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
@@ -161,59 +160,3 @@ def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -
         task.initialise(model, seed)
     else:
         initialise_with_adapter(task, model, device, seed)
-
-
-def loss_of(
-    task: Task, model: nn.Module, batch: Any, rank: Rank
-) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
-    name = f"loss() of {type(task).__name__}"
-    with computing(name, rank), in_forward(model):
-        result = task.loss(model, batch)
-    check_loss(name, result)
-    if not torch.is_grad_enabled():
-        reshard_units(model)
-    return result
-
-
-@contextmanager
-def computing(name: str, rank: Rank) -> Iterator[None]:
-    """Run a forward pass of the task's function `name` in the recipe's precision. Raises TaskError for a
-    weight that is used where FSDP has not gathered it."""
-    try:
-        with compute_in(rank.recipe, rank.device):
-            yield
-    except RuntimeError as error:
-        if "mixed torch.Tensor and DTensor" not in str(error):
-            raise
-        raise TaskError(
-            f"{name}, or the model, uses a weight outside of its module's forward, where FSDP has not "
-            "gathered it: call the module. A weight outside of all blocks can be used anywhere in the "
-            "model's forward if outer_units() of the task does not return its module"
-        ) from error
-
-
-def check_loss(name: str, result: Any) -> None:
-    """Raise TaskError if the task's function `name` did not return (sum, weight)."""
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
-        raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
-    if result[0].ndim:
-        raise TaskError(
-            f"{name} returned a sum of shape {tuple(result[0].shape)}; it must be a scalar: call .sum()"
-        )
-    if isinstance(result[0], DTensor) and SHARD in (result[0].device_mesh.mesh_dim_names or ()):
-        raise TaskError(
-            f"{name} returned a sum that contains parameters which FSDP has divided, such as a penalty over "
-            "model.parameters(). Compute it in the forward of the modules that have the parameters, use "
-            "train.weight_decay, or sharding: ddp"
-        )
-    if result[0].dtype in (torch.float16, torch.bfloat16):
-        raise TaskError(
-            f"{name} returned a sum in {result[0].dtype}, which keeps two or three digits: call .float() on "
-            "the inputs of the loss"
-        )
-    if torch.is_grad_enabled() and not result[0].requires_grad:
-        raise TaskError(
-            f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "
-            "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
-        )

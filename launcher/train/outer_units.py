@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from launcher.train.activations.activations import outermost
 from launcher.train.rank import SetupError
+from launcher.train.task import outermost
 
 LARGE = 0.25
 """Least size of an embedding or head that is an FSDP unit of its own, as a share of the largest block. Two

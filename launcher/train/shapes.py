@@ -6,7 +6,6 @@ import torch
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.activations.activations import outermost
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.mesh import meshes
 from launcher.train.model import new_model, take_part
@@ -15,7 +14,7 @@ from launcher.train.optimizers.state import local
 from launcher.train.outer_units import check_outer_units
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
-from launcher.train.task import Task
+from launcher.train.task import Task, outermost
 
 
 def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelShapes:

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.train import logged
-from launcher.train.pipeline.parts import Pipeline
+from launcher.train.pipeline_parts import Pipeline
 
 Split = Literal["train", "eval"]
 ParallelPlan = dict[str, ParallelStyle]
@@ -179,6 +179,13 @@ class Task(ABC):
         recipe with `tensor` above 1 is refused.
         """
         return None
+
+
+def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return each block once, without blocks that are inside another block."""
+    callable_ones = [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
+    inner = {id(child) for block in callable_ones for child in block.modules() if child is not block}
+    return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
 
 
 _NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")

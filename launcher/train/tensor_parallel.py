@@ -28,10 +28,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from launcher.spec.listed import listed
 from launcher.train.activations.in_place import changeable
-from launcher.train.adapters.cut_adapter import adapted, linear_of
 from launcher.train.optimizers.state import local, offset_of
 from launcher.train.rank import SetupError
 from launcher.train.task import Task
+from launcher.train.tensor.cut_adapter import adapted, linear_of
 from launcher.train.tensor.own_numbers import OwnNumbers, draw_own_numbers
 from launcher.train.tensor.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel
 from launcher.train.tensor.unequal_parts import watch_parts

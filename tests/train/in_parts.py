@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 
 from launcher.train import Pipeline
-from launcher.train.pipeline.parts import in_turn
+from launcher.train.pipeline_parts import in_turn
 from launcher.train.task import ParallelPlan
 from launcher.train.tensor_parallel import VocabularyParallel
 from ragged import IGNORED, VOCABULARY, Ragged

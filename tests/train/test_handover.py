@@ -13,7 +13,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import handover_folder, make_handover_folder, remove_handover
 from launcher.train.handover.restart import Offer, refusal
 from launcher.train.handover.tensor_file import read_packed, write_packed
-from launcher.train.recovery.host_memory import free_for_handover
+from launcher.train.host_memory import free_for_handover
 from tests.train.runs import ALL_CASES, measure
 
 

@@ -11,7 +11,7 @@ import torch
 
 from launcher.spec import variables
 from launcher.spec.verdict import EXIT_OOM
-from launcher.train.optimizers.step_in_backward import Norms
+from launcher.train.step_in_backward import Norms
 from tests.train.runs import any_error, error, job, losses, measure, prepare, recipe, start
 
 FIELDS = {"train": {"clip_norm": None, "checkpoint_every": 2, "probe": "never"}}

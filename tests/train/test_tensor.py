@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.train.adapters.cut_adapter import PARTIAL_GRADIENTS
 from launcher.train.checkpoints.export import export
 from launcher.train.compiling.compiling import missing_compiler
 from launcher.train.tensor.copies import COMPARED
+from launcher.train.tensor.cut_adapter import PARTIAL_GRADIENTS
 from tests.train.runs import measure
 
 CONFIG = {

@@ -26,14 +26,14 @@ from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
+from launcher.train.ddp import DDP
+from launcher.train.forward import check_loss
 from launcher.train.mesh import SHARD
-from launcher.train.model import check_loss
 from launcher.train.rank import SetupError
+from launcher.train.replaced import Originals
 from launcher.train.shapes import read_shapes
-from launcher.train.sharding.ddp import DDP
 from launcher.train.sharding.gathered_weights import refuse_changes
 from launcher.train.sharding.kept_memory import KeptMemory
-from launcher.train.sharding.replaced import Originals
 from launcher.train.sharding.sharding import check_shardable, check_types
 from launcher.train.task import Task, TaskError
 from launcher.train.undo.state_finder import StateFinder

@@ -23,6 +23,7 @@ from launcher.train.activations.local_parts import check_no_transform, local_par
 from launcher.train.activations.recomputation import BlockState, Contexts
 from launcher.train.budget import Budget
 from launcher.train.rank import SetupError
+from launcher.train.task import outermost
 
 Forward = Callable[..., Any]
 ON_HOST = "launcher::activations to the host"
@@ -72,13 +73,6 @@ def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:
     chosen = max(1, round(ratio * len(blocks)))
     # Begin with the first block: the last block's activations are used at once, so dropping them saves least.
     return [block for i, block in enumerate(blocks) if i * chosen % len(blocks) < chosen]
-
-
-def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return each block once, without blocks that are inside another block."""
-    callable_ones = [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
-    inner = {id(child) for block in callable_ones for child in block.modules() if child is not block}
-    return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
 
 
 def recomputed(

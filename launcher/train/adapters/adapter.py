@@ -16,13 +16,12 @@ from torch import nn
 
 from launcher.spec.adapter import Adapter
 from launcher.spec.recipe import Recipe
-from launcher.train.activations.activations import outermost
 from launcher.train.adapters.adapter_use import use_as_linear
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.initialise import draw_normal
 from launcher.train.precision import compute_type
 from launcher.train.rank import SetupError
-from launcher.train.task import Task, TaskError
+from launcher.train.task import Task, TaskError, outermost
 
 CONFIG = "adapter_config.json"
 "peft's file beside the weights of an adapter."

@@ -53,13 +53,13 @@ from launcher.train.checkpoints.parts import (
     set_aside,
 )
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
-from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader
+from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
+from launcher.train.issued_collectives import BACKGROUND_GROUP
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import make_states, without_states
 from launcher.train.rank import Rank
-from launcher.train.recovery.issued_collectives import BACKGROUND_GROUP
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -174,11 +174,11 @@ class Checkpoints:
         path = directory(self.folder, step)
         self.before = self._made_with(path)
         self.make_states()
-        state = self._state()
-        if problem := other_shards(state["optimizer"]["state"], path, "optimizer.state"):
+        state, saved = self._state(), read_metadata(path)
+        if problem := other_shards(state["optimizer"]["state"], saved, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
         groups, states = state["optimizer"].pop("param_groups"), state["optimizer"]["state"]
-        never = {name: states.pop(name) for name in without_states(states, path, "optimizer.state")}
+        never = {name: states.pop(name) for name in without_states(states, saved, "optimizer.state")}
         try:
             load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
         except CheckpointException as error:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.train.ddp import without_ddp
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import rng_state, set_rng_state
-from launcher.train.sharding.ddp import without_ddp
 from launcher.train.task import Task, TaskError
 
 

@@ -19,11 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from launcher.spec.recipe import Recipe
-from launcher.train.activations.activations import RECOMPUTED, around, outermost
+from launcher.train.activations.activations import RECOMPUTED, around
 from launcher.train.activations.recomputation import BlockState, without_changes
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.compiling.graph_pass import graph_options
 from launcher.train.rank import SetupError
+from launcher.train.task import outermost
 from launcher.train.tensor.own_numbers import OwnNumbers
 from launcher.train.tensor.unequal_parts import laid_out
 

@@ -21,9 +21,9 @@ from launcher.spec.verdict import EXIT_FOLLOWED
 from launcher.train.failure import leave, within
 from launcher.train.handover.alarm import Alarm
 from launcher.train.handover.handover import Handover
+from launcher.train.host_memory import free_for_handover
 from launcher.train.metrics.notes import with_masked_words
 from launcher.train.rank import Rank
-from launcher.train.recovery.host_memory import free_for_handover
 
 UPDATE_SECONDS = 10.0
 "Time for a rank to finish the update that it has begun."

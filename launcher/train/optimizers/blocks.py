@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from launcher.spec.listed import listed
 from launcher.spec.optimizers import BLOCK
-from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.optimizers.state import local, sharded_like
 
 
@@ -67,7 +65,7 @@ def _cuts(p: torch.Tensor) -> list[tuple[int, int]]:
     return [(size, getattr(placement, "dim", 0)) for size, placement in cuts if not placement.is_replicate()]
 
 
-def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, prefix: str) -> str | None:
+def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Metadata, prefix: str) -> str | None:
     """Return why `checkpoint` cannot be read into the 8-bit `states`, or None if it can.
 
     `states` is `{parameter: {name: tensor}}`; `prefix` is its path in the checkpoint, such as
@@ -80,7 +78,7 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Path, pref
     }
     if not wanted:
         return None
-    metadata = read_metadata(checkpoint).state_dict_metadata
+    metadata = checkpoint.state_dict_metadata
     saved = {key: entry.size for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
     # torch itself reports a missing key, as after a change of the optimizer.
     differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.optimizers.proxies import ProxyOptimizer
 
 
@@ -90,12 +89,12 @@ def zeros_sharded_like(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return sharded_like(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
 
 
-def without_states(states: Iterable[str], checkpoint: Path, prefix: str) -> list[str]:
+def without_states(states: Iterable[str], checkpoint: Metadata, prefix: str) -> list[str]:
     """Return the names in `states` without a state in `checkpoint`: those parameters never had a gradient.
 
     `prefix` is the path of the states in the checkpoint, such as "optimizer.state".
     """
-    keys = read_metadata(checkpoint).state_dict_metadata
+    keys = checkpoint.state_dict_metadata
     saved = {key.removeprefix(f"{prefix}.").rpartition(".")[0] for key in keys if key.startswith(prefix)}
     return [name for name in states if name not in saved]
 

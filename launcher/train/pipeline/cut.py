@@ -13,7 +13,7 @@ from torch import nn
 from launcher.spec.mesh import stages_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.schedule import balanced
-from launcher.train.pipeline.parts import CHUNKS, Pipeline
+from launcher.train.pipeline_parts import CHUNKS, Pipeline
 from launcher.train.precision import inputs
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
@@ -65,12 +65,6 @@ class Chunk(nn.Module):
 
     def forward(self, value: Any, batch: Batch) -> Any:
         return self._run(value, batch)
-
-
-def chunks_of(model: nn.Module) -> tuple[Chunk, ...]:
-    """Return the stages of a model that are on this rank, in order; none if the model is not cut."""
-    found: tuple[Chunk, ...] = vars(model).get(CHUNKS, ())
-    return found
 
 
 def cut(model: nn.Module, task: Task, rank: Rank) -> None:

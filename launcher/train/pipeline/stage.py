@@ -12,10 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.train.activations.in_place import changeable
-from launcher.train.model import check_loss, computing
+from launcher.train.forward import check_loss, computing
 from launcher.train.pipeline.channel import Channel, Channels, open_channels, why_not_sent
-from launcher.train.pipeline.cut import Batch, Chunk, chunks_of
+from launcher.train.pipeline.cut import Batch, Chunk
 from launcher.train.pipeline.weights import LaterWeights
+from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import accumulate, meets, reshard_units
 from launcher.train.task import Task, TaskError

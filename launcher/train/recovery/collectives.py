@@ -18,10 +18,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
-from launcher.train.recovery.cleanup import drop_partial_sums, replication
+from launcher.train.issued_collectives import sent
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer, all_gather, reduce_scatter
-from launcher.train.recovery.issued_collectives import sent
 from launcher.train.recovery.other_shards import OtherShards
+from launcher.train.sharding.cleanup import drop_partial_sums, replication
 from launcher.train.sharding.sharding import meets
 
 

@@ -19,23 +19,23 @@ from launcher.train.batch_norm import batch_norms_in_evaluation
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.coupling import Split, split
 from launcher.train.data.data import to_device
+from launcher.train.ddp import DDP, without_ddp
 from launcher.train.failure import classify, in_a_line
-from launcher.train.model import loss_of
+from launcher.train.forward import loss_of
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import local
-from launcher.train.optimizers.step_in_backward import StepInBackward
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
-from launcher.train.recovery.cleanup import clean, free_failed_pass
 from launcher.train.recovery.collectives import Collectives, kind_of
 from launcher.train.recovery.modes import KeptModes
 from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
 from launcher.train.recovery.recovery import Failure, failure_of
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
-from launcher.train.sharding.ddp import DDP, without_ddp
+from launcher.train.sharding.cleanup import clean, free_failed_pass
 from launcher.train.sharding.sharding import accumulate, meets
+from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
 from launcher.train.undo.undo import Undo
 from launcher.train.where import Where

@@ -24,11 +24,11 @@ from launcher.train.budget import Budget
 from launcher.train.failure import causes, classify, in_a_line, shortened
 from launcher.train.rank import Rank
 from launcher.train.recovery.agreement import Agreement
-from launcher.train.recovery.cleanup import clean, free_failed_pass
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.deadline import Deadline
 from launcher.train.recovery.modes import KeptModes
 from launcher.train.recovery.selftest import self_test
+from launcher.train.sharding.cleanup import clean, free_failed_pass
 from launcher.train.task import Task
 from launcher.train.undo.undo import Undo
 from launcher.train.where import Where

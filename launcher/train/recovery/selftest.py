@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
-from launcher.train.recovery.cleanup import clean, partial_sums
 from launcher.train.recovery.collectives import Collectives
+from launcher.train.sharding.cleanup import clean, partial_sums
 from launcher.train.sharding.sharding import fully_sharded
 
 

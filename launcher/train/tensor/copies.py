@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from launcher.spec.recipe import SHARDED
 from launcher.train.mesh import SHARD, TENSOR, Meshes
 from launcher.train.optimizers.gradient_norm import norm_of
 from launcher.train.optimizers.state import local
-from launcher.train.pipeline.stage import Stages
 from launcher.train.precision import compute_type
 from launcher.train.rank import Rank
 from launcher.train.task import Task, TaskError
@@ -57,10 +56,18 @@ class Copies:
     would let the copies of a parameter drift apart.
     """
 
-    def __init__(self, mesh: Meshes, task: Task, rank: Rank, stages: Stages | None, model: nn.Module) -> None:
+    def __init__(
+        self,
+        mesh: Meshes,
+        task: Task,
+        rank: Rank,
+        model: nn.Module,
+        first_of: Callable[[str | None], str | None] | None,
+    ) -> None:
+        """`first_of` returns the problem of the first stage of a pipeline that has one, on all its ranks."""
         self._group = mesh.tensor.get_group() if mesh.tensor is not None else None
         self._shards = mesh.data.get_group(SHARD) if rank.recipe.sharding in SHARDED else None
-        self._stages, self._speaks = stages, rank.number == rank.stage_ranks.start
+        self._first_of, self._speaks = first_of, rank.number == rank.stage_ranks.start
         self._rank, self._parameters = rank, [p for p in model.parameters() if p.is_floating_point()]
         self._plan = f"parallel_plan() of {type(task).__name__}"
         # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
@@ -114,8 +121,8 @@ class Copies:
             return
         due = [name for name in gradients if self._is_due(self._checked[name])]
         problem = self._compare({name: gradients[name] for name in due}) if due else None
-        if self._stages is not None:
-            problem = self._stages.first_of(problem)
+        if self._first_of is not None:
+            problem = self._first_of(problem)
         if problem is not None:
             raise TaskError(problem)
         for gradient in gradients.values():

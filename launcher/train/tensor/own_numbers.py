@@ -16,10 +16,10 @@ from torch.distributed.tensor import _random as of_dtensors
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from launcher.train.adapters.cut_adapter import OF_ANY_MODULE, dropouts_of, drops_parts
 from launcher.train.optimizers.state import local
 from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
+from launcher.train.tensor.cut_adapter import OF_ANY_MODULE, dropouts_of, drops_parts
 
 LAST = (Shard(-1),)
 

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from launcher.train.adapters.cut_adapter import linear_of
 from launcher.train.rank import SetupError
+from launcher.train.tensor.cut_adapter import linear_of
 
 Layouts = Iterable[Placement | None]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from launcher.memory.unroll import NotUniformError, Run
 from launcher.spec.recipe import Recipe
-from launcher.train.activations.activations import outermost
+from launcher.train.task import outermost
 
 KEPT, REPEATED = 5, 2
 """Most blocks kept per run, and the index of the one that represents the removed blocks. The first two and

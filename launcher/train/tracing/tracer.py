@@ -26,16 +26,17 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.mesh import model_parallel
 from launcher.spec.recipe import Recipe
-from launcher.train.activations.activations import outermost
 from launcher.train.budget import Unlimited
+from launcher.train.forward import computing, loss_of
 from launcher.train.mesh import meshes
-from launcher.train.model import arranged, computing, loss_of, new_model
+from launcher.train.model import arranged, new_model
 from launcher.train.pipeline.channel import Form
-from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages, chunks_of
+from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
 from launcher.train.pipeline.weights import LaterWeights
+from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import accumulate, meets, reshard_units
-from launcher.train.task import Task
+from launcher.train.task import Task, outermost
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda

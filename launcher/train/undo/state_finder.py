@@ -37,9 +37,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
-from launcher.train.pipeline.parts import CHUNKS
+from launcher.train.pipeline_parts import CHUNKS
+from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
-from launcher.train.sharding.replaced import Replaced
 from launcher.train.undo.containers import Containers
 
 MOST_ITEMS = 1000

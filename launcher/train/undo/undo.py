@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from launcher.spec.base import format_bytes
-from launcher.train.recovery.host_memory import free_on_host
+from launcher.train.ddp import without_ddp
+from launcher.train.host_memory import free_on_host
 from launcher.train.rng import random_state, set_rng_state
-from launcher.train.sharding.ddp import without_ddp
 from launcher.train.task import Task, TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint
 from launcher.train.undo.state_finder import MOST_DATA, SMALL, FoundState, StateFinder, content

@@ -48,3 +48,9 @@ def in_turn(blocks: Callable[[], Sequence[nn.Module]]) -> Callable[[torch.Tensor
         return x
 
     return middle
+
+
+def chunks_of(model: nn.Module) -> tuple[Any, ...]:
+    """Return each `Chunk` of a model that this rank has, in order; none if the model is not cut."""
+    found: tuple[Any, ...] = vars(model).get(CHUNKS, ())
+    return found

@@ -1,0 +1,73 @@
+"""The forward pass of a task: its loss in the recipe's precision, checked before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from launcher.train.mesh import SHARD
+from launcher.train.precision import compute_in
+from launcher.train.rank import Rank
+from launcher.train.sharding.sharding import in_forward, reshard_units
+from launcher.train.task import Task, TaskError
+
+
+def loss_of(
+    task: Task, model: nn.Module, batch: Any, rank: Rank
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
+    name = f"loss() of {type(task).__name__}"
+    with computing(name, rank), in_forward(model):
+        result = task.loss(model, batch)
+    check_loss(name, result)
+    if not torch.is_grad_enabled():
+        reshard_units(model)
+    return result
+
+
+@contextmanager
+def computing(name: str, rank: Rank) -> Iterator[None]:
+    """Run a forward pass of the task's function `name` in the recipe's precision. Raises TaskError for a
+    weight that is used where FSDP has not gathered it."""
+    try:
+        with compute_in(rank.recipe, rank.device):
+            yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise TaskError(
+            f"{name}, or the model, uses a weight outside of its module's forward, where FSDP has not "
+            "gathered it: call the module. A weight outside of all blocks can be used anywhere in the "
+            "model's forward if outer_units() of the task does not return its module"
+        ) from error
+
+
+def check_loss(name: str, result: Any) -> None:
+    """Raise TaskError if the task's function `name` did not return (sum, weight)."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
+        raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
+    if result[0].ndim:
+        raise TaskError(
+            f"{name} returned a sum of shape {tuple(result[0].shape)}; it must be a scalar: call .sum()"
+        )
+    if isinstance(result[0], DTensor) and SHARD in (result[0].device_mesh.mesh_dim_names or ()):
+        raise TaskError(
+            f"{name} returned a sum that contains parameters which FSDP has divided, such as a penalty over "
+            "model.parameters(). Compute it in the forward of the modules that have the parameters, use "
+            "train.weight_decay, or sharding: ddp"
+        )
+    if result[0].dtype in (torch.float16, torch.bfloat16):
+        raise TaskError(
+            f"{name} returned a sum in {result[0].dtype}, which keeps two or three digits: call .float() on "
+            "the inputs of the loss"
+        )
+    if torch.is_grad_enabled() and not result[0].requires_grad:
+        raise TaskError(
+            f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "
+            "takes part in each backward pass; for a batch without a target return model(x).sum() * 0, 0"
+        )
