@@ -11,7 +11,7 @@ from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
 from launcher.schedulers.lookup import scheduler_of
-from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.wanted import Wanted
 
 
 def write_report(run: RunDir, page: Path, refresh: int | None = None) -> Status:

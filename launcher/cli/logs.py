@@ -42,7 +42,7 @@ def logs(
     from launcher.rundir.find import find_run
     from launcher.schedulers.base import Streaming
     from launcher.schedulers.lookup import scheduler_of
-    from launcher.schedulers.over_ssh.exchange import Wanted
+    from launcher.schedulers.wanted import Wanted
     from launcher.spec.long_work import be_silent
 
     found = find_run(run, by_job=True)

@@ -98,7 +98,7 @@ def remove(runs: Iterable[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
 
 def _kept(scheduler: Scheduler, runs: Sequence[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
     """Delete runs of one scheduler, each by itself if it cannot delete all of them together."""
-    from launcher.schedulers.over_ssh.login import LoginError
+    from launcher.schedulers.login import LoginError
 
     try:
         scheduler.remove(runs)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
-from launcher.schedulers.over_ssh.login import Here, Login, LoginError
+from launcher.schedulers.login import Here, Login, LoginError
 from launcher.schedulers.rundir import write_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
-    from launcher.schedulers.over_ssh.exchange import Wanted
+    from launcher.schedulers.wanted import Wanted
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from launcher.report.why import why
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import progress_text
 from launcher.schedulers.lookup import scheduler_of
-from launcher.schedulers.over_ssh.exchange import Wanted
+from launcher.schedulers.wanted import Wanted
 from launcher.spec.errors import LauncherError
 from launcher.spec.events import read_event
 from launcher.spec.one_line import plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher.schedulers.over_ssh.login import Answer
+from launcher.schedulers.login import Answer
 
 FOLDER = Path(__file__).parent / "outputs"
 

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.planning.plan import make_plan
-from launcher.schedulers.over_ssh.login import Here, ask
+from launcher.schedulers.login import Here, ask
 from launcher.schedulers.slurm.checks import Findings, problems
 from launcher.schedulers.slurm.records import look_up
 from launcher.spec.cluster import Cluster as Profile

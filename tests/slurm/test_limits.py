@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.planning.plan import make_plan
-from launcher.schedulers.over_ssh.login import Here, ask
+from launcher.schedulers.login import Here, ask
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import look_up

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from launcher.schedulers.over_ssh.login import Answer
+from launcher.schedulers.login import Answer
 from launcher.schedulers.slurm.records import JobRecord, duration, look_up, moment, of_queue, records
 from launcher.schedulers.slurm.states import SLURM_STATES, meaning
 from tests.slurm.recorded import answers

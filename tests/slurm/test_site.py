@@ -10,7 +10,7 @@ import pytest
 
 from launcher.memory.estimate import Estimate
 from launcher.planning.plan import make_plan
-from launcher.schedulers.over_ssh.login import Answer, Here
+from launcher.schedulers.login import Answer, Here
 from launcher.schedulers.slurm import checks
 from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
 from launcher.schedulers.slurm.feasibility import Feasibility

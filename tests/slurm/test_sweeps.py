@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.over_ssh.login import Answer, Here, ask
+from launcher.schedulers.login import Answer, Here, ask
 from launcher.schedulers.slurm.records import Put, look_up
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import wait_for

@@ -25,9 +25,10 @@ from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints, private_folder
+from launcher.schedulers.login import CutError, Login
 from launcher.schedulers.over_ssh import exchange
-from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece, Wanted
-from launcher.schedulers.over_ssh.login import CutError, Login
+from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece
+from launcher.schedulers.wanted import Wanted
 
 INDEX = ".mirror.json"
 "File in the copy of a run that lists its files as of the last round trip."

@@ -14,12 +14,12 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, private_folder, write_copy
 from launcher.schedulers.over_ssh import snapshot
-from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import asking_to_stop
 from launcher.schedulers.store import Place, write_requests_to_stop
+from launcher.schedulers.wanted import Wanted
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.schedulers.base import Request
+from launcher.schedulers.login import Login
 from launcher.schedulers.over_ssh import rsh
 from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
-from launcher.schedulers.over_ssh.login import Login
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.spec.base import format_bytes
 from launcher.spec.listed import listed

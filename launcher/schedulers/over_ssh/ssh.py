@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from launcher.rundir.shared import private_folder
-from launcher.schedulers.over_ssh.login import CutError, LoginError
+from launcher.schedulers.login import CutError, LoginError
 from launcher.spec.long_work import working
 
 STAYS_OPEN = "1h"

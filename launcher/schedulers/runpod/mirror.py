@@ -13,9 +13,10 @@ from launcher.rundir.contents import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, R
 from launcher.rundir.files import read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints
-from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD, Wanted
+from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
+from launcher.schedulers.wanted import Wanted
 from launcher.spec.long_work import Advance, working
 
 INDEX = ".volume.json"

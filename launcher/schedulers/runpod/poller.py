@@ -15,7 +15,6 @@ from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import LIVING, SchedulerError, Status
-from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod import lifecycle as life
 from launcher.schedulers.runpod.errors import ApiError, UnendedError
@@ -23,6 +22,7 @@ from launcher.schedulers.runpod.evidence import Evidence, Question, from_events,
 from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
 from launcher.schedulers.runpod.queue import has_turn, is_attended
 from launcher.schedulers.runpod.settings import pace
+from launcher.schedulers.wanted import Wanted
 from launcher.spec.events import DuplicateEnded, Finished, Found, Rejected, RejectedEnded, Twin, Waiting
 
 if TYPE_CHECKING:

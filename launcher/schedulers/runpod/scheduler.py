@@ -17,7 +17,6 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, write_copy
-from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.rundir import asking_to_stop, in_force, may_start, rewrite_run
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
@@ -27,6 +26,7 @@ from launcher.schedulers.runpod.queue import put_in_line
 from launcher.schedulers.runpod.settings import has_api_key, pace
 from launcher.schedulers.sweep_process import looking_after
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submitted
+from launcher.schedulers.wanted import Wanted
 from launcher.spec.events import Finished
 from launcher.spec.long_work import working
 from launcher.supervise.sweep_turn import sweep_folder

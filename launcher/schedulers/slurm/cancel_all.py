@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.over_ssh.login import Answer, Login, ask
+from launcher.schedulers.login import Answer, Login, ask
 from launcher.schedulers.slurm.records import CLEAN
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
-from launcher.schedulers.over_ssh.login import Answer, Here, Login, ask
+from launcher.schedulers.login import Answer, Here, Login, ask
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,

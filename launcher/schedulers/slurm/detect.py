@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.planning.hardware import GpuType, memory_of
-from launcher.schedulers.over_ssh.login import Answer, Login, LoginError, ask
+from launcher.schedulers.login import Answer, Login, LoginError, ask
 from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
 from launcher.spec.base import GIB, format_bytes, format_duration

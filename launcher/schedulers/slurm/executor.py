@@ -17,7 +17,7 @@ from submitit.slurm import slurm
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
-from launcher.schedulers.over_ssh.login import Here, Login, LoginError, ask
+from launcher.schedulers.login import Here, Login, LoginError, ask
 from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.records import look_up
 from launcher.spec.verdict import Verdict

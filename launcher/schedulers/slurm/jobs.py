@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
-from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer, Login, LoginError, ask
+from launcher.schedulers.login import NOT_FOUND, Answer, Login, LoginError, ask
 
 PATIENCE_SECONDS = 20.0
 "How long to retry while the controller is down or busy. Restarting one takes less."

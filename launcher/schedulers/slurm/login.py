@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.over_ssh.login import Here, Login
+from launcher.schedulers.login import Here, Login
 from launcher.schedulers.store import Folder, Store
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import platformdirs
 
 from launcher.rundir.files import read_record, replace_json
-from launcher.schedulers.over_ssh.login import Answer, Here, Login, LoginError, ask
+from launcher.schedulers.login import Answer, Here, Login, LoginError, ask
 from launcher.schedulers.slurm.records import NOT_ASKED
 from launcher.schedulers.slurm.site import NOT_ENFORCED, OF_ACCOUNTING, questions
 

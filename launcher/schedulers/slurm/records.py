@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
-from launcher.schedulers.over_ssh.login import NOT_FOUND, Answer
+from launcher.schedulers.login import NOT_FOUND, Answer
 
 RUNAWAY = "RUNAWAY"
 "Slurm's word for a job that is alive in accounting but unknown to the controller."

@@ -15,7 +15,7 @@ from launcher.rundir.files import delete_folder
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
-from launcher.schedulers.over_ssh.login import LoginError, ask
+from launcher.schedulers.login import LoginError, ask
 from launcher.schedulers.rundir import in_force, may_start
 from launcher.schedulers.slurm.cancel_all import asked_before, cancel_job, cancel_jobs, see_off
 from launcher.schedulers.slurm.handle import handle_of, job_in
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
     from launcher.schedulers.base import PreparedSweep
-    from launcher.schedulers.over_ssh.exchange import Wanted
+    from launcher.schedulers.wanted import Wanted
 
 DEFAULT_PYTHON = "python3"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from launcher.schedulers.over_ssh.login import Answer
+from launcher.schedulers.login import Answer
 from launcher.schedulers.slurm.records import (
     BOUNDED,
     CLEAN,

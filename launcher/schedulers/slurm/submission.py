@@ -15,7 +15,7 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep
-from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.slurm.handle import Handle, handle_of
 from launcher.schedulers.slurm.jobs import (

@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from launcher.schedulers.over_ssh.login import ask
+from launcher.schedulers.login import ask
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.ssh.detect import with_gpus_of_hosts
 from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.over_ssh.login import NOT_FOUND, Login
+from launcher.schedulers.login import NOT_FOUND, Login
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import login_environment
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.rundir.contents import SUBMITTED
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed
 from launcher.schedulers.over_ssh.remote_store import NotSentError
 from launcher.schedulers.over_ssh.rsh import quote

@@ -23,7 +23,7 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
-from launcher.schedulers.over_ssh.login import LoginError
+from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, RefusedError, forget
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute
 from launcher.schedulers.over_ssh.rsh import quote
@@ -51,8 +51,8 @@ from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Refused, Submitting
 
 if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.exchange import Wanted
     from launcher.schedulers.over_ssh.snapshot import Snapshot
+    from launcher.schedulers.wanted import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 

@@ -12,7 +12,7 @@ from launcher.schedulers.ssh.choose import About, Place, python_of, secrets_here
 from launcher.schedulers.ssh.hosts import all_of, ask_host, side_by_side
 
 if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.login import Login
+    from launcher.schedulers.login import Login
 
 START_SECONDS = 240.0
 "Timeout for one host, which may wait for its disk, processes of an earlier start and a cold interpreter."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.schedulers.over_ssh.login import Here
+from launcher.schedulers.login import Here
 
 
 def test_a_script_may_be_longer_than_an_argument_and_reads_its_own_input() -> None:

@@ -15,11 +15,11 @@ import pytest
 from launcher.rundir.files import replace_json
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.login import Here, LoginError, ask
 from launcher.schedulers.over_ssh import exchange
-from launcher.schedulers.over_ssh.exchange import Wanted
-from launcher.schedulers.over_ssh.login import Here, LoginError, ask
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
 from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.wanted import Wanted
 from tests.schedulers.sshd import Sshd
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.over_ssh.login import LoginError, ask
+from launcher.schedulers.login import LoginError, ask
 from launcher.schedulers.over_ssh.ssh import Over, login_environment
 from tests.lab import wait_for
 from tests.schedulers.sshd import PASSWORD, Sshd

@@ -12,9 +12,9 @@ from launcher.api.prepare import Limits, prepared
 from launcher.rundir.layout import RunDir
 from launcher.schedulers import registry
 from launcher.schedulers.base import Status
-from launcher.schedulers.over_ssh.exchange import Wanted
 from launcher.schedulers.runpod.request import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
+from launcher.schedulers.wanted import Wanted
 from tests.lab import PATIENCE, wait_for
 from tests.sandbox.server import VOLUME, Sandbox
 

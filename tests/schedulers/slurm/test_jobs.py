@@ -9,7 +9,7 @@ import pytest
 
 from launcher.api.sweep_values import combinations, field_of, split
 from launcher.schedulers.base import UnclearError
-from launcher.schedulers.over_ssh.login import Here
+from launcher.schedulers.login import Here
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
 from launcher.spec.errors import UsageError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.files import read_json, replace_json
-from launcher.schedulers.over_ssh.login import Answer, Here
+from launcher.schedulers.login import Answer, Here
 from launcher.schedulers.slurm.prefetch import KEPT_SECONDS, begin, begun, keep, kept, stamp
 from launcher.schedulers.slurm.site import NOT_ENFORCED, OF_ACCOUNTING
 

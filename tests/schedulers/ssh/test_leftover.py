@@ -17,7 +17,7 @@ import pytest
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.over_ssh.login import Here
+from launcher.schedulers.login import Here
 from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.ssh import on_host
 from launcher.schedulers.ssh.scheduler import SshHosts

@@ -1,4 +1,4 @@
-"""Run Slurm's commands on this host or on a login node: several queries in one round trip."""
+"""Run commands on this host or on another one: several of them in one round trip."""
 
 from __future__ import annotations
 
