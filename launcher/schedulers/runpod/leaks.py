@@ -15,7 +15,8 @@ from launcher.schedulers.runpod import pods
 from launcher.schedulers.runpod.errors import UnendedError
 from launcher.schedulers.runpod.handle import POD_NAME
 from launcher.schedulers.runpod.lifecycle import past_deadline, why_leaked
-from launcher.schedulers.runpod.poller import evidence_of, has_run
+from launcher.schedulers.runpod.poller import evidence_of
+from launcher.schedulers.runpod.records import has_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,19 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.rundir.files import replace_json, replace_text
+from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import now, seconds_of
-from launcher.schedulers.base import LIVING, SchedulerError, Status
+from launcher.rundir.time import now
+from launcher.schedulers.base import SchedulerError, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod import lifecycle as life
 from launcher.schedulers.runpod.errors import ApiError, UnendedError
 from launcher.schedulers.runpod.evidence import Evidence, Question, from_events, queues_in, submission_in
 from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
 from launcher.schedulers.runpod.queue import has_turn, is_attended
+from launcher.schedulers.runpod.records import adopt, end_duplicate, has_run, record, reject
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.wanted import Wanted
-from launcher.spec.events import DuplicateEnded, Finished, Found, Rejected, RejectedEnded, Twin, Waiting
+from launcher.spec.events import Found, RejectedEnded, Waiting
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -244,72 +244,6 @@ def evidence_of(run: RunDir, **more: Any) -> Evidence:
         pace=pace(),
         **more,
     )
-
-
-def has_run(copy: Copy, number: int, id: str) -> bool:
-    """Return whether this pod or cluster of submission `number` has begun the run and not finished it.
-
-    Raises VolumeError.
-    """
-    if copy.text(claim(number)) != id or copy.text(f"pod-{id}.done"):
-        return False
-    state = _state_there(copy)
-    return state is None or state["state"] in LIVING
-
-
-def adopt(copy: Copy, handle: Handle) -> None:
-    """Record that this pod has the run, overriding what was recorded about another. Raises VolumeError."""
-    copy.run.append(Twin(handle=str(handle)))
-    if (state := _state_there(copy)) is not None:
-        replace_json(copy.run.state, state)
-
-
-def _state_there(copy: Copy) -> dict[str, Any] | None:
-    """Return state.json from the volume, or None if it is incomplete or invalid."""
-    with suppress(ValueError):
-        state = json.loads(copy.text("state.json"))
-        if isinstance(state, dict) and isinstance(state.get("state"), str):
-            return state
-    return None
-
-
-def record(run: RunDir, state: str, failure: str, reason: str) -> None:
-    """Record how the run ended."""
-    kept = {name: value for name, value in run.read_state().items() if name == "attempt"}
-    kept |= {"state": state, "failure": failure, "reason": reason}
-    run.append(Finished(**kept, by="runpod"))
-    replace_json(run.state, {**kept, "time": now()})
-
-
-def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, limit: float | None) -> None:
-    """Record a pod that must end and could not be ended yet, and ask it to stop."""
-    asked = next(event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting")
-    told = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # billed from then on
-    copy.run.append(Rejected(handle=str(handle), reason=reason, **told))
-    replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
-    with suppress(SchedulerError):
-        ask_to_stop(copy)
-
-
-def end_duplicate(client: Client, run: RunDir, path: str) -> None:
-    """End a second pod of the latest submission, and record what it has cost. Raises UnendedError."""
-    from launcher.schedulers.runpod import pods
-
-    price, since = 0.0, seconds_of(submission_in(run.read_events()).time)
-    with suppress(ApiError):
-        price = pods.billed(client, path)[1]
-    pods.end(client, path)
-    hours = (time.time() - since) / 3600 if since is not None else 0.0
-    run.append(DuplicateEnded(pod=path.rpartition("/")[2], usd=price * hours))
-
-
-def ask_to_stop(copy: Copy) -> None:
-    """Ask the pod that has the run, or will have it, to stop.
-
-    Raises VolumeError; in that case the next poll sends the request.
-    """
-    replace_text(copy.run.cancel, f"{time.time()}\n")
-    copy.send()
 
 
 def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:

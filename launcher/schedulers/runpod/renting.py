@@ -37,8 +37,8 @@ from launcher.schedulers.runpod.lifecycle import (
     too_expensive,
 )
 from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
-from launcher.schedulers.runpod.poller import end_duplicate, reject
 from launcher.schedulers.runpod.profile import RunPod
+from launcher.schedulers.runpod.records import end_duplicate, reject
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster

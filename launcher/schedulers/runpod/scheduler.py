@@ -21,8 +21,9 @@ from launcher.schedulers.rundir import asking_to_stop, in_force, may_start, rewr
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
-from launcher.schedulers.runpod.poller import Poller, adopt, ask_to_stop, evidence_of
+from launcher.schedulers.runpod.poller import Poller, evidence_of
 from launcher.schedulers.runpod.queue import put_in_line
+from launcher.schedulers.runpod.records import adopt, ask_to_stop
 from launcher.schedulers.runpod.settings import has_api_key, pace
 from launcher.schedulers.sweep_process import looking_after
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submitted
