@@ -11,7 +11,6 @@ from pydantic import Field
 
 from launcher.planning import cost
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.runpod.cost import affordable
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.evidence import ASKED
 from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
@@ -196,7 +195,7 @@ def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, s
             out.append(f"{what}: {why}")
             continue
         price = (price + section.disk_gb * DISK) * need.nodes
-        limit = affordable(section, price, seconds, spent)
+        limit = section.affordable(price, seconds, spent)
         if section.max_price is not None and price > section.max_price:
             out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
         elif limit < (least := min(SHORTEST, seconds)):

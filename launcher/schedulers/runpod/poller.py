@@ -264,13 +264,12 @@ def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:
 
 def _has_server_limit(run: RunDir) -> bool:
     """Return whether RunPod itself ends the run's pods at their time limit."""
-    from launcher.schedulers.runpod.cost import no_server_limit
     from launcher.schedulers.runpod.profile import RunPod
     from launcher.spec.cluster import Cluster
 
     about = run.read_about()
     section = RunPod.of(Cluster.model_validate(about["cluster"]))
-    return section is None or no_server_limit(section, int(about["nodes"])) is None
+    return section is None or section.no_server_limit(int(about["nodes"])) is None
 
 
 def _renewals_left(run: RunDir) -> bool:

@@ -1,4 +1,4 @@
-"""The `runpod:` section of a cluster profile."""
+"""The `runpod:` section of a cluster profile, and the longest time and highest cost that it allows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from launcher.planning.cost import hours, usd
 from launcher.spec.base import Bytes
 from launcher.spec.section import Section
 
@@ -96,6 +97,58 @@ class RunPod(Section):
     def worst_case(
         self, job: Job, nodes: int, usd_per_hour: float | None, dearest: tuple[float, int] | None
     ) -> tuple[float | None, str]:
-        from launcher.schedulers.runpod.cost import worst_case
+        """Return the worst-case cost in USD (None if unlimited or unknown) and an explanation.
 
-        return worst_case(self, job, nodes, usd_per_hour, dearest)
+        It covers every pod that the run rents without another command from you.
+        """
+        seconds = self.max_seconds(job)
+        limit = "resources.time" if seconds == job.resources.time else self._named("max_hours")
+        price, paid = usd_per_hour, seconds
+        if dearest is not None:
+            price, paid = dearest
+        elif price is not None:
+            paid = self.affordable(price, seconds, 0.0)
+        if paid < seconds:
+            seconds, limit = paid, "what the budget pays for"
+        pods = 1 + job.retries.preemptions if self.bid_per_gpu is not None and job.requeue else 1
+        most = f"{hours(seconds / 3600)} ({limit})"
+        if pods > 1 and self.budget is None:
+            most = f"{pods} pods of {most} each, one after the other (retries.preemptions)"
+        if (why := self.no_server_limit(nodes)) is not None:
+            day = "its hourly price" if price is None else f"{usd(24 * price)} a day"
+            return None, (
+                f"no limit ({why}): {most} if the start script runs; if it never runs, the pod costs {day} "
+                "until `launcher status` or `launcher runpod leaks --end` ends it"
+            )
+        if price is None and self.max_price is not None:
+            price, most = self.max_price, f"{most} at max_price"
+        elif price is not None and price != usd_per_hour:
+            most = f"{most} at the most expensive offer, {usd(price)}/h"
+        total = None if price is None else price * seconds / 3600 * pods
+        if self.budget is not None and (total is None or total > self.budget):
+            total, most = self.budget, f"{most}, limited by the budget"
+        if total is None:
+            return None, f"not known without a price: {most}, then RunPod itself ends the pod"
+        return total, f"{most}, then RunPod itself ends the pod"
+
+    def no_server_limit(self, nodes: int) -> str | None:
+        """Return why RunPod itself does not end the pods at their time limit; None if it does."""
+        if nodes > 1:
+            return "RunPod has no time limit for a cluster of pods"
+        if not self.server_limit and self.bid_per_gpu is None:
+            return "server_limit: false"
+        return None
+
+    def max_seconds(self, job: Job) -> int:
+        """Return the time limit of one pod: max_hours, or the job's own time limit if that is shorter."""
+        seconds = int(self.max_hours * 3600)
+        return seconds if job.resources.time is None else min(seconds, job.resources.time)
+
+    def affordable(self, usd_per_hour: float, seconds: int, spent: float) -> int:
+        """Return how many of `seconds` the budget pays for. `spent`: USD that the run's earlier pods cost."""
+        if self.budget is None or not usd_per_hour:
+            return seconds
+        return max(0, min(seconds, int((self.budget - spent) / usd_per_hour * 3600)))
+
+    def _named(self, field: str) -> str:
+        return field if field in self.model_fields_set else f"{field}, by default"

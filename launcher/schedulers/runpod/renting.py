@@ -21,7 +21,6 @@ from launcher.rundir.progress import last_step
 from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod import pods, request
-from launcher.schedulers.runpod.cost import max_seconds
 from launcher.schedulers.runpod.errors import (
     ApiError,
     Fate,
@@ -286,7 +285,7 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     on_host = request.host_gb(section, job, plan) if plan is not None else None
     needs = [Need(name, gpus, int(about["nodes"]), hours, on_host) for name in dict.fromkeys(ids)]
     spent = spent_of(run.read_events(), time.time())
-    market = look(client, section, needs, max_seconds(section, job), spent)
+    market = look(client, section, needs, section.max_seconds(job), spent)
     if not market.offers or section.budget is None:
         return market, request.told(market, None) if market.offers else ()
     left = section.budget - spent

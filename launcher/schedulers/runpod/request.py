@@ -20,7 +20,6 @@ from launcher.rundir.time import stamp
 from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
-from launcher.schedulers.runpod.cost import max_seconds, no_server_limit
 from launcher.schedulers.runpod.errors import ApiError, Fate, LostAnswerError
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.scripts import (
@@ -155,7 +154,7 @@ def market_for(client: Client, prepared: PodPrepared) -> Market:
     """Query RunPod for what can be rented for the run. Raises SchedulerError."""
     from launcher.schedulers.runpod.offers import look
 
-    seconds = max_seconds(prepared.section, prepared.request.job)
+    seconds = prepared.section.max_seconds(prepared.request.job)
     found = look(client, prepared.section, prepared.needs, seconds)
     if prepared.section.unplanned:
         return found
@@ -297,7 +296,7 @@ def for_offer(
     """
     body: dict[str, Any] = dict(scripts_request(scripts))
     deadline = int(now) + offer.max_seconds
-    if no_server_limit(section, offer.need.nodes) is None:
+    if section.no_server_limit(offer.need.nodes) is None:
         deadline -= own_end_before(offer.max_seconds)
     body["env"] = {
         **body["env"],
@@ -331,7 +330,7 @@ def mutation(section: RunPod, nodes: int, gpus: int) -> str | None:
     GraphQL has `terminateAfter`, with which RunPod itself ends the pod, and `minMemoryInGb`. REST has
     neither. Return None if there is no such mutation for this pod, or if the profile does not want the limit.
     """
-    if no_server_limit(section, nodes) is not None:
+    if section.no_server_limit(nodes) is not None:
         return None
     if not gpus:
         return "deployCpuPod"

@@ -14,7 +14,6 @@ from launcher.render.environment import RenderError
 from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
 from launcher.render.values import Target, setup_lines
 from launcher.rundir.mask import POD_KEY
-from launcher.schedulers.runpod.cost import max_seconds
 from launcher.schedulers.runpod.handle import pod_name
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.spec import variables
@@ -202,7 +201,7 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
         run_dir_mode=f"{MODES[target.cluster.paths.access]:o}",
         python=target.python,
         nodes=target.nodes,
-        max_seconds=max_seconds(_section(target.cluster), target.job),
+        max_seconds=_section(target.cluster).max_seconds(target.job),
         handle_prefix=f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
         setup=setup_lines(target.cluster),
         files=tuple(files),
@@ -239,7 +238,7 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
     env = {
         variables.RUN_ID: target.run_id,
         variables.SUBMISSION: "1",
-        variables.MAX_SECONDS: str(max_seconds(_section(target.cluster), target.job)),
+        variables.MAX_SECONDS: str(_section(target.cluster).max_seconds(target.job)),
     }
     for secret in target.job.secrets:
         if secret.runpod is not None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.lifecycle import NOT_LISTED_SECONDS
-from launcher.schedulers.runpod.offers import Market, Need, Offer, affordable, ordered, s3_refusal, spent_of
+from launcher.schedulers.runpod.offers import Market, Need, Offer, ordered, s3_refusal, spent_of
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.renting import NotRentedError, Order, rent
 from launcher.schedulers.runpod.request import told
@@ -326,9 +326,9 @@ def test_what_does_not_end_within_its_limit_is_said_and_hours_are_written_plainl
 
 def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:
     section = RunPod(gpu_id="A", budget=10)
-    assert affordable(section, 2.0, 24 * 3600, 0.0) == 5 * 3600
-    assert affordable(section, 2.0, 3600, 0.0) == 3600
-    assert affordable(section, 2.0, 24 * 3600, 11.0) == 0
+    assert section.affordable(2.0, 24 * 3600, 0.0) == 5 * 3600
+    assert section.affordable(2.0, 3600, 0.0) == 3600
+    assert section.affordable(2.0, 24 * 3600, 11.0) == 0
     events = [
         {"time": "2026-11-21T08:00:00.000000Z", "event": "submitted", "usd_per_hour": 2.0},
         {"time": "2026-11-21T09:30:00.000000Z", "event": "finished"},
