@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,16 @@ def verdicts(run: RunDir) -> list[dict[str, Any]]:
 
 def supervisor_pid(run: RunDir) -> int:
     return int(json.loads(run.supervisor_lock.read_text())["pid"])
+
+
+def merged_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each step: of lines of one step and attempt, and without repeated steps."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if kept and (kept[-1]["attempt"], kept[-1]["step"]) == (line["attempt"], line["step"]):
+            line = {**kept[-1], **line}
+        kept = [one for one in kept if one["step"] < line["step"]] + [line]
+    return kept
 
 
 def metrics(run: RunDir) -> list[dict[str, Any]]:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
+from launcher.report.metric_curves import Curves, Totals, curves_of, totals_of
 from launcher.report.rank_memory import peak_of_first_rank
 from launcher.report.run_report import first_start, recipe_now
 from launcher.report.spent import paid_for
+from launcher.report.steps import Steps
 from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError
 
@@ -106,10 +107,10 @@ def _sorted(found: Comparison, by: str) -> Comparison:
 
 def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
     events = run.read_events()
-    lines = steps_that_count(run.read_metrics())
+    steps = Steps(run.metric_lines())
     now = time.time()
     seconds, usd = paid_for(run, events, now, ended=status.ended)
-    totals = totals_of(lines)
+    totals = totals_of(steps)
     results: dict[str, float | None] = {
         **_metrics(totals),
         "step": totals.steps or None,
@@ -124,7 +125,7 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
         state=status.state,
         settings=_settings(run, recipe_now(run, events)),
         results={name: value for name, value in results.items() if value is not None},
-        curves=curves_of(lines, first_start(events) or now, max(50, min(1000, points))),
+        curves=curves_of(steps, first_start(events) or now, max(50, min(1000, points))),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
@@ -33,7 +33,8 @@ _FIRST_LINES = 4
 "Lines kept from the beginning of a longer history. The other lines are the latest ones."
 
 Steps = Sequence[dict[str, Any]]
-"Lines of metrics.jsonl."
+"Lines of metrics.jsonl, without the metrics: a long run has millions of lines."
+_OF_STEP = ("time", "attempt", "step", "seconds", "seconds_lost")
 
 
 class Turn(NamedTuple):
@@ -76,7 +77,7 @@ def history(run: RunDir) -> list[str]:
     events = run.read_events()
     if not any(isinstance(event, RecipeChange | Retry) for event in events):
         return []
-    return told_history(run, events, turns_of(events, run.read_metrics()))
+    return told_history(run, events, turns_of(events, run.metric_lines()))
 
 
 def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -> list[str]:
@@ -107,7 +108,7 @@ def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) ->
     return lines
 
 
-def turns_of(events: Sequence[Event], metrics: Steps) -> list[Turn]:
+def turns_of(events: Sequence[Event], metrics: Iterable[dict[str, Any]]) -> list[Turn]:
     """Return every turn of the run, in order."""
     started: dict[int, float] = {}
     found: list[tuple[RecipeChange | Retry, int]] = []
@@ -122,8 +123,9 @@ def turns_of(events: Sequence[Event], metrics: Steps) -> list[Turn]:
             found.append((event, attempt))
         stopped = stopped or isinstance(event, Finished)
     steps: list[list[dict[str, Any]]] = [[] for _ in range(len(found) + 1)]
-    for line in metrics:
-        steps[sum(_follows(line, event, at) for event, at in found)].append(line)
+    for line in metrics if found else ():
+        kept = {name: line[name] for name in _OF_STEP if name in line}
+        steps[sum(_follows(line, event, at) for event, at in found)].append(kept)
     turns = []
     for (event, at), (before, after) in zip(found, pairwise(steps), strict=True):
         times = (started.get(at, _seconds(event.time)), started.get(at + 1))

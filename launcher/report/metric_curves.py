@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+from launcher.report.steps import Steps, number
 from launcher.report.thin import ends, is_gap, parts_of, parts_with_gaps, thinned
-from launcher.rundir.time import seconds_of
 
 PARTS = 1000
 "Maximum number of parts of a curve. A longer run is drawn with the extremes of each part."
@@ -22,9 +22,6 @@ TITLES = {
     "samples_per_second": "samples per second",
     "mfu": "MFU",
 }
-_BOOKKEEPING = frozenset(
-    {"time", "attempt", "step", "steps", "weight", "samples", "tokens", "seconds", "seconds_lost"}
-)
 
 
 class Chart(NamedTuple):
@@ -90,74 +87,49 @@ class Totals:
     "Highest memory of rank 0 in bytes: of its GPU, or else of the process."
 
 
-def steps_that_count(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one line for each step, without steps that a later attempt repeated.
-
-    Lines of the same step and attempt, such as of training and evaluation, are merged.
-    """
-    kept: list[dict[str, Any]] = []
-    for line in metrics:
-        if kept and _same_step(kept[-1], line):
-            line = {**kept[-1], **line, "seconds": kept[-1]["seconds"] + line["seconds"]}
-        while kept and kept[-1]["step"] >= line["step"]:
-            kept.pop()
-        kept.append(line)
-    return kept
-
-
-def curves_of(lines: Sequence[dict[str, Any]], began: float, most: int = PARTS) -> Curves:
+def curves_of(steps: Steps, began: float, most: int = PARTS) -> Curves:
     """Return the curves of the steps that count, in at most `most` parts.
 
     `began` is when the first attempt started, in Unix seconds.
     """
-    if not lines:
+    if not len(steps):
         return Curves()
-    names = dict.fromkeys(name for line in lines for name in line if not _skipped(name))
-    columns = {name: [_drawn(line, name) for line in lines] for name in names}
-    parts = parts_of(len(lines), most)
-    gaps = parts_with_gaps(list(columns.values()), parts)
-    tokens = _tokens(lines)
-    seconds = [(seconds_of(line["time"]) or began) - began for line in lines]
+    rows, metrics = len(steps), steps.metrics()
+    parts = parts_of(rows, most)
+    gaps = parts_with_gaps((column.over(rows) for column in metrics.values()), parts)
+    tokens = steps.tokens()
+    seconds = [0.0 if math.isnan(time) else time - began for time in steps.time]
     return Curves(
-        step=_whole(ends([float(line["step"]) for line in lines], parts, gaps)),
+        step=_whole(ends(steps.step, parts, gaps)),
         tokens=() if tokens is None else _whole(ends(tokens, parts, gaps)),
         seconds=_whole(ends(seconds, parts, gaps)),
         columns={
-            name: tuple(map(_rounded, thinned(column, parts, gaps)))
-            for name, column in columns.items()
-            if not all(value is None or is_gap(value) for value in column)
+            name: tuple(map(_rounded, thinned(column.over(rows), parts, gaps)))
+            for name, column in metrics.items()
         },
-        rows=len(lines),
+        rows=rows,
         parts=len(parts),
     )
 
 
-def totals_of(lines: Sequence[dict[str, Any]]) -> Totals:
+def totals_of(steps: Steps) -> Totals:
     """Return the totals over the steps that count."""
-    if not lines:
+    if not len(steps):
         return Totals()
-    values: dict[str, list[float]] = {}
-    last: dict[str, float | None] = {}
-    for line in lines:
-        for name, value in line.items():
-            if _skipped(name):
-                continue
-            last[name] = known = number(value)
-            if known is not None:
-                values.setdefault(name, []).append(known)
-    speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in values), "")
-    tokens = _tokens(lines)
+    metrics = steps.metrics()
+    speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in metrics), "")
+    tokens = steps.tokens()
     return Totals(
-        steps=lines[-1]["step"],
+        steps=int(steps.step[-1]),
         tokens=None if tokens is None else tokens[-1],
-        training=sum(line["seconds"] for line in lines),
-        speed=median(values[speed]) if speed else None,
+        training=sum(steps.seconds),
+        speed=median(metrics[speed].finite()) if speed else None,
         speed_of=speed,
-        mfu=median(values["mfu"]) if "mfu" in values else None,
-        last={name: last[name] for name in values},
-        low={name: min(column) for name, column in values.items()},
-        high={name: max(column) for name, column in values.items()},
-        peak=_peak(lines, "memory_peak") or _peak(lines, "memory_rss"),
+        mfu=median(metrics["mfu"].finite()) if "mfu" in metrics else None,
+        last={name: number(column.last) for name, column in metrics.items()},
+        low={name: min(column.finite()) for name, column in metrics.items()},
+        high={name: max(column.finite()) for name, column in metrics.items()},
+        peak=steps.peak(),
     )
 
 
@@ -173,24 +145,6 @@ def charts_of(names: Sequence[str] | dict[str, Any]) -> list[Chart]:
     ]
 
 
-def number(value: object) -> float | None:
-    """Return a finite number as float, and None for everything else that a line may contain."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def _drawn(line: dict[str, Any], name: str) -> float | None:
-    """Return a metric of a step: NaN if it is not a finite number, None if it is missing or text."""
-    value = line.get(name, "")
-    if isinstance(value, str | bool | list | dict):
-        return None
-    return math.nan if (known := number(value)) is None else known
-
-
 def _widened(values: Sequence[float | None]) -> list[float | None]:
     """Extend each gap over the missing values next to it, so that no line begins there."""
     found = list(values)
@@ -199,29 +153,6 @@ def _widened(values: Sequence[float | None]) -> list[float | None]:
             if found[row] is None and is_gap(found[row - rows.step]):
                 found[row] = math.nan
     return found
-
-
-def _same_step(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two lines belong to the same step of the same attempt."""
-    return (one.get("attempt"), one.get("step")) == (other.get("attempt"), other.get("step"))
-
-
-def _skipped(name: str) -> bool:
-    return name in _BOOKKEEPING or name.startswith("memory_")
-
-
-def _tokens(lines: Sequence[dict[str, Any]]) -> list[float] | None:
-    """Return the cumulative tokens at each step. The built-in entrypoint logs tokens as `weight`."""
-    found, total = [], 0.0
-    for line in lines:
-        counted = line.get("tokens", line.get("weight") if "tokens_per_second" in line else None)
-        total += number(counted) or 0.0
-        found.append(total)
-    return found if total else None
-
-
-def _peak(lines: Sequence[dict[str, Any]], name: str) -> float | None:
-    return max((value for line in lines if (value := number(line.get(name))) is not None), default=None)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.report.metric_curves import number
+from launcher.report.steps import number
 from launcher.report.thin import ends, extremes, parts_of
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import AttemptDir, RunDir

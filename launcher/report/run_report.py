@@ -12,9 +12,10 @@ from launcher.memory.ledger import capacity_of
 from launcher.memory.measured import Parts, entry_of_run, parts_of_run
 from launcher.report.history import told_history, turns_of
 from launcher.report.memory_bars import Bar, bars
-from launcher.report.metric_curves import Curves, Totals, curves_of, steps_that_count, totals_of
+from launcher.report.metric_curves import Curves, Totals, curves_of, totals_of
 from launcher.report.rank_memory import RankMemory, read_rank_memory
 from launcher.report.spent import paid_for
+from launcher.report.steps import Steps
 from launcher.report.timeline import Timeline, timeline_of
 from launcher.report.why import told_memory, verdicts, why
 from launcher.rundir.downgrades import changed
@@ -131,16 +132,11 @@ class Report:
 
 def report_of(run: RunDir, status: Status, now: float) -> Report:
     """Read a run. `now` is in Unix seconds. Missing or damaged records leave gaps."""
-    about, plan, events, metrics = (
-        run.read_about(),
-        read_record(run.plan),
-        run.read_events(),
-        run.read_metrics(),
-    )
+    about, plan, events = run.read_about(), read_record(run.plan), run.read_events()
     began = first_start(events) or now
-    lines = steps_that_count(metrics)
-    turns = turns_of(events, metrics)
-    timeline = timeline_of(run, events, metrics, turns, now, ended=status.ended)
+    steps = Steps(run.metric_lines())
+    turns = turns_of(events, run.metric_lines())
+    timeline = timeline_of(run, events, steps.began, turns, now, ended=status.ended)
     capacity = capacity_of_rank(about, plan)
     estimate, worst = _estimate(plan), parts_of_run(run)
     moments = _moments(run, estimate)
@@ -152,11 +148,11 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         ended=status.ended,
         written=stamp(now),
         steps_planned=status.steps,
-        totals=totals_of(lines),
+        totals=totals_of(steps),
         spent=_spent(run, events, timeline, now, ended=status.ended),
         capacity=capacity,
         planned=estimate.needed if estimate is not None else None,
-        curves=curves_of(lines, began),
+        curves=curves_of(steps, began),
         memory=read_rank_memory(run, began),
         moments=moments,
         categories=_categories(estimate if any(one.planned for one in moments) else None, worst),

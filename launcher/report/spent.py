@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -108,8 +109,9 @@ def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> 
         return since
     folder = run.attempt(attempt)
     newest = not run.attempt(attempt + 1).path.exists()
-    steps = newest_lines(run.metrics) if newest else reversed(run.read_metrics())
-    lines = (newest_lines(folder.memory(0)), (step for step in steps if step.get("attempt") == attempt))
+    steps = newest_lines(run.metrics) if newest else run.metric_lines()
+    of_attempt = (step for step in steps if step.get("attempt") == attempt)
+    lines = (newest_lines(folder.memory(0)), of_attempt if newest else deque(of_attempt, maxlen=1))
     stamps = [line.get("time") for of_file in lines for line in islice(of_file, 1)]
     for file in attempt_files(folder, {0}):
         with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ def is_gap(value: float | None) -> bool:
     return value != value  # of all values, only NaN differs from itself
 
 
-def parts_with_gaps(series: Sequence[Values], parts: Sequence[range]) -> frozenset[int]:
+def parts_with_gaps(series: Iterable[Values], parts: Sequence[range]) -> frozenset[int]:
     """Return the numbers of the parts in which a series has a NaN."""
     gaps = {row for values in series for row, value in enumerate(values) if is_gap(value)}
     return frozenset(number for number, part in enumerate(parts) if not gaps.isdisjoint(part))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from launcher.logs.files import attempt_files
 from launcher.logs.read import TEXT_START, offset_of
@@ -75,7 +75,7 @@ class Timeline:
 def timeline_of(
     run: RunDir,
     events: Sequence[Event],
-    metrics: Sequence[dict[str, Any]],
+    steps_began: Mapping[int, float],
     turns: Sequence[Turn],
     now: float,
     *,
@@ -83,8 +83,8 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of a run's events.
 
-    `now` is the end of spans that are still open, in Unix seconds. `ended` says whether the run has ended,
-    perhaps without a record of it.
+    `steps_began` says when the first step of each attempt began, and `now` is the end of spans that are still
+    open, both in Unix seconds. `ended` says whether the run has ended, perhaps without a record of it.
     """
     if not events:
         return Timeline(now, now, (), ())
@@ -94,7 +94,8 @@ def timeline_of(
         newest = next((one.attempt for one in reversed(events) if isinstance(one, AttemptStarted)), None)
         end = last_alive(run, newest, max(times), end)
     numbers = _shown(len(events))
-    spans = [*_phases(run, events, times, metrics, end), *_lost(events, turns, end), *_marks(events, times)]
+    phases = _phases(run, events, times, steps_began, end)
+    spans = [*phases, *_lost(events, turns, end), *_marks(events, times)]
     return Timeline(
         begin=min(times),
         end=end,
@@ -114,7 +115,7 @@ def _phases(
     run: RunDir,
     events: Sequence[Event],
     times: Sequence[float],
-    metrics: Sequence[dict[str, Any]],
+    steps_began: Mapping[int, float],
     end: float,
 ) -> list[Span]:
     """Return the spans of waiting, start-up and training."""
@@ -130,7 +131,7 @@ def _phases(
             if before is not None:
                 moment = last_alive(run, number, before, moment)
             moment = max(begin, moment)  # the clock may have been set back
-            trains = _first_step(metrics, number, begin, moment)
+            trains = min(moment, max(begin, steps_began.get(number, moment)))
             spans.append(Span("start-up", f"start-up of attempt {number}", begin, trains, index))
             if trains < moment:
                 spans.append(Span("attempt", f"attempt {number}", trains, moment, index))
@@ -157,15 +158,6 @@ def _phases(
         spans.append(Span("queue", "waiting to start", waits[0], end, waits[1]))
     close(end)
     return spans
-
-
-def _first_step(metrics: Sequence[dict[str, Any]], attempt: int, begin: float, end: float) -> float:
-    """Return when the first step of an attempt began, or `end` if it never did."""
-    first = next((line for line in metrics if line["attempt"] == attempt), None)
-    if first is None:
-        return end
-    taken: float = first["seconds"] + first.get("seconds_lost", 0.0)
-    return min(end, max(begin, (seconds_of(first["time"]) or end) - taken))
 
 
 def _lost(events: Sequence[Event], turns: Sequence[Turn], end: float) -> list[Span]:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -112,15 +112,18 @@ def read_record(path: Path, form: Form = dict) -> dict[str, Any]:
     return value if isinstance(value, dict) and fits(value, form) else {}
 
 
-def read_json_lines(path: Path, fit: Callable[[object], bool] = lambda _: True) -> list[dict[str, Any]]:
-    """Every complete line that is a JSON object and fits. A torn last line (its writer died) is left out."""
-    values = []
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Every complete line that is a JSON object. A torn last line (its writer died) is left out."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         for line in file:
             value = parsed(line)
-            if isinstance(value, dict) and fit(value):
-                values.append(value)
-    return values
+            if isinstance(value, dict):
+                yield value
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return `json_lines` as a list."""
+    return list(json_lines(path))
 
 
 def parsed(data: bytes) -> Any | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.rundir.files import append_json, read_json, read_json_lines, read_record
+from launcher.rundir.files import append_json, json_lines, read_json, read_json_lines, read_record
 from launcher.rundir.record_forms import METRIC, fits
 from launcher.rundir.time import now
 from launcher.spec import variables
@@ -245,9 +245,13 @@ class RunDir:
         found = map(read_event, read_json_lines(self.events))
         return [event for event in found if event is not None]
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def metric_lines(self) -> Iterator[dict[str, Any]]:
         """One mapping per step of the built-in entrypoint, in order, without lines of another form."""
-        return read_json_lines(self.metrics, lambda line: fits(line, METRIC))
+        return (line for line in json_lines(self.metrics) if fits(line, METRIC))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The same as a list. A long run has millions of lines."""
+        return list(self.metric_lines())
 
     def append(self, event: Event) -> None:
         """Write an event now. Raises OSError on a full disk."""

@@ -35,13 +35,12 @@ def fits(value: object, form: Form) -> bool:
 
 def _keys_fit(value: Mapping[str, object], form: Mapping[str, Form]) -> bool:
     named = {key.removesuffix("?"): key for key in form if key != "*"}
-    if any(name not in value and not key.endswith("?") for name, key in named.items()):
-        return False
-    for name, inner in value.items():
-        key = named.get(name, "*")
-        if not (inner is None and key.endswith("?")) and not fits(inner, form.get(key, object)):
+    for name, key in named.items():
+        inner = value.get(name)
+        if not (inner is None and key.endswith("?")) and (name not in value or not fits(inner, form[key])):
             return False
-    return True
+    others = form.get("*", object)
+    return others is object or all(fits(inner, others) for name, inner in value.items() if name not in named)
 
 
 def _types(form: Form) -> tuple[type, ...]:

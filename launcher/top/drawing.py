@@ -10,7 +10,7 @@ from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
 from launcher.report.listing import step_of
-from launcher.report.metric_curves import number
+from launcher.report.steps import number
 from launcher.report.terminal import STATE_STYLE
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.one_line import plain

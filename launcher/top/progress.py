@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from launcher.report.metric_curves import number
+from launcher.report.steps import number
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import TAIL_BYTES
 from launcher.rundir.time import seconds_of

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.report.metric_curves import number
+from launcher.report.steps import number
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.base import GIB
 from launcher.top.new_lines import NewLines

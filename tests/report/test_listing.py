@@ -64,7 +64,7 @@ def test_a_clock_that_is_set_back_gives_no_negative_time(tmp_path: Path) -> None
     append_json(run.events, {"time": stamp(NOON - 3000), "event": "finished", "state": "succeeded"})
     row = row_of(status(run, "succeeded"), run, now=NOON + 9000)
     assert (row.duration, row.usd) == ("0s", "0.00")
-    drawn = timeline_of(run, run.read_events(), [], [], NOON + 9000, ended=True)
+    drawn = timeline_of(run, run.read_events(), {}, [], NOON + 9000, ended=True)
     assert drawn.spans and all(span.begin <= span.end for span in drawn.spans)
 
 

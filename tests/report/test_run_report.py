@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from html import unescape
 from pathlib import Path
 
 import pytest
 
-from launcher.report.metric_curves import charts_of, curves_of, steps_that_count
+from launcher.report.metric_curves import charts_of, curves_of, totals_of
 from launcher.report.run_html import as_html
 from launcher.report.run_report import headline
+from launcher.report.steps import Steps
 from launcher.report.timeline import MAX_EVENTS
 from launcher.rundir.files import append_json, read_record, replace_json
 from launcher.rundir.time import stamp
@@ -223,7 +225,7 @@ def test_numbers_that_are_none_are_not_drawn() -> None:
         {**line, "step": 1, "loss": None, "note": "text", "flag": True, "huge": 10**400},
         {**line, "step": 2, "loss": float("nan"), "accuracy": 0.5},
     ]
-    assert curves_of(lines, BEGIN).columns == {"accuracy": (None, 0.5)}
+    assert curves_of(Steps(lines), BEGIN).columns == {"accuracy": (None, 0.5)}
 
 
 def test_a_gap_reaches_to_the_values_beside_it_and_a_step_without_the_metric_is_none() -> None:
@@ -233,15 +235,17 @@ def test_a_gap_reaches_to_the_values_beside_it_and_a_step_without_the_metric_is_
         {**line, "step": step} | ({"eval_loss": held_out[step]} if step in held_out else {})
         for step in range(1, 8)
     ]
-    drawn = json.loads(json.dumps(curves_of(lines, BEGIN).as_data("run"), allow_nan=False))
+    drawn = json.loads(json.dumps(curves_of(Steps(lines), BEGIN).as_data("run"), allow_nan=False))
     assert drawn["columns"]["eval_loss"] == [5.0, None, 4.0, "nan", "nan", "nan", 2.0]
     assert drawn["columns"]["loss"] == [1.0] * 7
 
 
 def test_steps_that_a_later_attempt_began_again_do_not_count() -> None:
-    places = ((0, 1), (0, 2), (0, 3), (1, 2))
-    steps = [{"step": step, "attempt": attempt, "seconds": 1.0} for attempt, step in places]
-    assert [(one["attempt"], one["step"]) for one in steps_that_count(steps)] == [(0, 1), (1, 2)]
+    places = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 2))
+    line = {"time": stamp(BEGIN), "seconds": 1.0}
+    steps = Steps({**line, "step": step, "attempt": attempt, "loss": attempt} for attempt, step in places)
+    assert (list(steps.step), list(steps.seconds)) == ([1, 2], [1.0, 2.0]), "lines of one step are merged"
+    assert steps.columns["loss"].over(2) == [0.0, 1.0]
 
 
 def test_a_metric_and_its_evaluation_share_a_chart() -> None:
@@ -294,3 +298,16 @@ def test_the_page_of_a_long_run_on_64_ranks_stays_small(tmp_path: Path, steps: i
         log.memory(1, rank, BEGIN, [40 * GIB + step * 12345 + rank for step in range(600)], 1.0)
     page = as_html(log.report())
     assert page.count('"rank 63"') == 2 and 500_000 < len(page.encode()) < 3_000_000
+
+
+def test_a_long_run_is_read_in_less_memory_than_its_file_has_bytes(log: Log) -> None:
+    more = {f"metric_{number}": 1.0 for number in range(20)}
+    line = {"time": stamp(BEGIN), "attempt": 9, "seconds": 1.0, **more}
+    with log.run.metrics.open("a") as file:
+        file.writelines(json.dumps({**line, "step": step}) + "\n" for step in range(20, 4020))
+    tracemalloc.start()
+    steps = Steps(log.run.metric_lines())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert totals_of(steps).steps == 4019
+    assert peak < log.run.metrics.stat().st_size

@@ -11,11 +11,10 @@ import torch
 
 import launcher
 from launcher.callbacks.names import numbers_of
-from launcher.report.metric_curves import steps_that_count
 from launcher.rundir import metrics_log
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.rundir import status_of
-from tests.lab import Lab
+from tests.lab import Lab, merged_steps
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_training_and_evaluation_of_a_step_become_one_step(run: RunDir) -> None:
     launcher.log(1, loss=3.0)
     launcher.log(2, loss=2.0, tokens=10)
     launcher.log(2, eval_loss=2.5)
-    lines = steps_that_count(run.read_metrics())
+    lines = merged_steps(run.read_metrics())
     assert [line["step"] for line in lines] == [1, 2]
     assert (lines[1]["loss"], lines[1]["eval_loss"], lines[1]["tokens"]) == (2.0, 2.5, 10)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from launcher.report.metric_curves import steps_that_count
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.supervise.framework_logs import follower
@@ -25,7 +24,7 @@ from launcher.supervise.framework_logs.follower import FrameworkLogs
 from launcher.supervise.framework_logs.search import files_named
 from launcher.supervise.framework_logs.sources import Source
 from launcher.supervise.host import SupervisorLock
-from tests.lab import Lab, wait_for
+from tests.lab import Lab, merged_steps, wait_for
 
 LONG_AGO = 1e9
 NET = """
@@ -203,7 +202,7 @@ def test_a_metric_under_its_epoch_belongs_to_the_last_step_and_a_training_may_be
     writer.close()
     """
     program(textwrap.dedent(text).replace("AGAIN", "False"), work(run))
-    lines = steps_that_count(taken_over(run))
+    lines = merged_steps(taken_over(run))
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     found = [(line["loss"], line["eval_loss"], line["eval_accuracy"]) for line in (lines[2], lines[5])]
     assert found == [pytest.approx((1 / 3, 2 / 3, 0.3)), pytest.approx((1 / 6, 2 / 6, 0.6))]
@@ -211,7 +210,7 @@ def test_a_metric_under_its_epoch_belongs_to_the_last_step_and_a_training_may_be
     for path in work(run).glob("logs/*"):
         path.unlink()
     program(textwrap.dedent(text).replace("AGAIN", "True"), work(run))
-    again = steps_that_count(taken_over(run, 1))
+    again = merged_steps(taken_over(run, 1))
     assert [(line["step"], line["loss"]) for line in again] == [(1, 5.0), (2, 4.0)]
 
 
@@ -231,7 +230,7 @@ def test_an_evaluation_that_counts_its_batches_loses_no_step_of_the_training(run
     writer.close()
     """
     program(textwrap.dedent(text), work(run))
-    lines = steps_that_count(taken_over(run))
+    lines = merged_steps(taken_over(run))
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["loss"] for line in lines] == pytest.approx([1 / step for step in range(1, 7)])
     assert [line.get("eval_loss") for line in lines[3:]] == pytest.approx([1 / 3, None, 1 / 5])
@@ -309,7 +308,7 @@ def test_the_batches_of_lightnings_evaluations_are_no_steps(run: RunDir, kind: s
         logger.log_metrics({"val_loss_epoch": 4.0 - epoch, "epoch": epoch}, 2 * epoch + 1)
     logger.save()
     logger.finalize("success")
-    lines = steps_that_count(taken_over(run))
+    lines = merged_steps(taken_over(run))
     assert [(line["step"], line["loss"]) for line in lines] == [
         (1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 0.25)
     ]  # fmt: skip
@@ -547,7 +546,7 @@ def _trained(lab: Lab, script: str, environ: dict[str, str]) -> list[dict[str, A
     assert done.returncode == 0, done.stderr + lab.all_logs(run)
     status = lab.status(run)
     assert (status["step"], status["steps"]) == (8, 8)
-    return steps_that_count(run.read_metrics())
+    return merged_steps(run.read_metrics())
 
 
 def test_a_log_that_cannot_be_read_to_its_end_holds_up_no_rank(
