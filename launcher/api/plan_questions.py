@@ -29,6 +29,7 @@ from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks
+from launcher.spec.typed import Override
 
 LARGEST_ASKED = 2**16
 "The largest micro-batch that is tried. No training uses more samples per GPU."
@@ -79,7 +80,7 @@ class Asker:
         """
         found = {}
         for change in changes:
-            sets = [text if "." in text.partition("=")[0] else f"recipe.{text}" for text in change.split(",")]
+            sets = [_changed_field(text) for text in change.split(",")]
             found[change] = self.given.job([*self.sets, *sets])
         return found
 
@@ -95,7 +96,8 @@ class Asker:
                 f"--largest {text}: write an argument of the task and its values, e.g. shape=1b,7b,70b"
             )
         labels = [f"{name}={value}" for value in values.split(",")]
-        return {label: self.given.job([*self.sets, f"args.{label}"]) for label in labels}
+        sets = {label: Override(f"args.{label}", f"--largest {label}") for label in labels}
+        return {label: self.given.job([*self.sets, one]) for label, one in sets.items()}
 
     def largest(self, family: Mapping[str, Job]) -> Comparison:
         """Plan each job by rising number of parameters, until one does not fit. Ties keep their order."""
@@ -187,6 +189,11 @@ class Asker:
             summary += "; larger ones were not asked about"
         answer = Answer(f"micro-batch {micro}", Choice(chosen=found, reason=summary, losers=()))
         return Comparison("the largest micro-batch of this recipe", (answer,), summary)
+
+
+def _changed_field(text: str) -> str:
+    field = text if "." in text.partition("=")[0] else f"recipe.{text}"
+    return Override(field, f"--what-if {text}")
 
 
 def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:

@@ -18,6 +18,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
+from launcher.spec.typed import Override, given_as
 
 
 def named_cluster(name: str, sets: Sequence[str] = ()) -> Cluster:
@@ -28,7 +29,8 @@ def named_cluster(name: str, sets: Sequence[str] = ()) -> Cluster:
     file = find_cluster(str(name), cluster_folders(clusters_dir()))
     slurm = [text for text in sets if text.startswith("cluster.slurm.")]
     if slurm and (scheduler := load_cluster(file).scheduler) != "slurm":
-        raise SchedulerError(f"{slurm[0]}: {name} has no Slurm queue, it has scheduler: {scheduler}")
+        message = f"{name} has no Slurm queue, it has scheduler: {scheduler}"
+        raise SchedulerError(f"{given_as(slurm[0])}: {message}")
     return load_cluster(file, sets)
 
 
@@ -40,10 +42,14 @@ def queue_sets(
     dependency: str | None,
     nodelist: str | None,
 ) -> list[str]:
-    """The options of one submission as texts of `--set`."""
+    """The options of one submission as overrides."""
     given = {"partition": partition, "account": account, "qos": qos, "reservation": reservation}
     given |= {"extra.dependency": dependency, "extra.nodelist": nodelist}
-    return [f"cluster.slurm.{name}={value}" for name, value in given.items() if value is not None]
+    return [
+        Override(f"cluster.slurm.{name}={value}", f"--{name.removeprefix('extra.')} {value}")
+        for name, value in given.items()
+        if value is not None
+    ]
 
 
 def with_hardware(cluster: Cluster, job: Job) -> Cluster:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from launcher.spec.errors import UsageError
+from launcher.spec.typed import Override
 
 _CALL = re.compile(r"\s*([A-Za-z][\w -]*?)\s*\((.*)\)\s*", re.DOTALL)
 _QUOTED = re.compile(r"""(?s)\A(["'])((?:(?!\1).)*)\1\Z""")
@@ -75,11 +76,11 @@ def combinations(fields: Sequence[Field], samples: int | None = None, seed: int 
             if samples is None:
                 raise UsageError(f"--sweep {field}: say how many values to draw with --samples N")
             numbers = random.Random(f"{seed} {field.name}")  # a text is hashed the same way in every Python
-            drawn[field.name] = [f"{field.name}={field.draw(numbers)}" for _ in range(samples)]
+            drawn[field.name] = [_set(field, field.draw(numbers)) for _ in range(samples)]
             continue
         if len(set(field.values)) < len(field.values):
             raise UsageError(f"--sweep {field}: a value is listed twice")
-        lists[field.name] = [f"{field.name}={value}" for value in field.values]
+        lists[field.name] = [_set(field, value) for value in field.values]
     if samples is not None and not drawn:
         raise UsageError(
             "--samples: no --sweep draws its values; write, for example, train.lr=loguniform(1e-5,1e-3)"
@@ -90,6 +91,11 @@ def combinations(fields: Sequence[Field], samples: int | None = None, seed: int 
         values_of = dict(zip((*lists, *drawn), (*combination, *point), strict=True))
         runs.append(tuple(values_of[name] for name in order))
     return runs
+
+
+def _set(field: Field, value: str) -> str:
+    text = f"{field.name}={value}"
+    return Override(text, f"--sweep {text}")
 
 
 def _distribution(text: str, name: str, arguments: str) -> Callable[[random.Random], str]:

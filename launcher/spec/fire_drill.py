@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -37,14 +38,17 @@ class Drill:
     "None: any attempt."
 
 
-def env_problems(env: Mapping[str, str], ranks: int) -> Iterator[tuple[str, str]]:
-    """Yield (variable, what is wrong) for invalid drills and budgets in `env:`, with `ranks` ranks."""
+def env_problems(env: Mapping[str, object], ranks: int = sys.maxsize) -> Iterator[tuple[str, str]]:
+    """Yield (variable, what is wrong) for invalid drills and budgets in `env:`, of a job with `ranks` ranks.
+
+    Without `ranks`, every rank may exist.
+    """
     try:
-        parse_budget(env.get(BUDGET, ""))
+        parse_budget(str(env.get(BUDGET, "")))
     except ValueError as error:
         yield BUDGET, str(error)
     try:
-        parse_drills(env.get(DRILLS, ""), ranks)
+        parse_drills(str(env.get(DRILLS, "")), ranks)
     except ValueError as error:
         yield DRILLS, str(error)
 

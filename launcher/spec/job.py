@@ -25,6 +25,7 @@ from launcher.spec.adapter import Adapter
 from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value
 from launcher.spec.command import check_command, reads, seen_as, uses
 from launcher.spec.failure_patterns import FailurePattern
+from launcher.spec.fire_drill import env_problems
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.text import no_nul
 
@@ -342,6 +343,10 @@ def cross_problems(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
                 "needs the loss of each checkpoint: give an `eval_every` that divides `checkpoint_every`",
             )
     env, secrets = data.get("env"), data.get("secrets")
+    if task is not None and isinstance(env, Mapping):
+        given = {name: value for name, value in env.items() if value is not None}
+        for variable, message in env_problems(given):
+            yield ("env", variable), message
     if isinstance(env, Mapping) and isinstance(secrets, list | tuple):
         for item in secrets:
             name = item.get("name") if isinstance(item, Mapping) else item

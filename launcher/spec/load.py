@@ -17,7 +17,7 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
 from launcher.spec.section import annotation_of
-from launcher.spec.typed import Raw, Typed
+from launcher.spec.typed import Raw, Typed, given_as
 from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -136,20 +136,20 @@ def _line(where: str) -> int:
 
 def _override(document: Document, text: str) -> None:
     """Apply `a.b=value`. A text field takes the value as it is; others parse it as YAML, like `[1, 2]`."""
-    where = f"--set {text}"
+    where = given_as(text)
     dotted, equals, raw = text.removeprefix(CLUSTER_PREFIX).partition("=")
     path = tuple(dotted.split("."))
     if not equals or not all(path):
-        raise SpecError([Problem(where, "", "write --set field.name=value")])
+        raise SpecError([Problem(where, "", "write a field and its value, such as train.lr=1e-4")])
     target: Any = document.data
     for depth, key in enumerate(path[:-1], start=1):
         if isinstance(earlier := target.get(key), Raw):  # `--set recipe={...}` and now a field of it
-            target[key] = parse_value(earlier, document.places[path[:depth]])
+            target[key] = parse_value(earlier, earlier.given)
         if not isinstance(target.get(key), dict):
             target[key] = {}  # `recipe: auto` is replaced by `--set recipe.precision=bf16`
             document.places[path[:depth]] = where
         target = target[key]
-    target[path[-1]] = Raw(raw)
+    target[path[-1]] = Raw(raw, where)
     for known in [p for p in document.places if p[: len(path)] == path]:
         del document.places[known]
     document.places[path] = where

@@ -15,10 +15,32 @@ from launcher.spec.yaml import KeyPath, Scalar, parse_value
 _NUMBERS = (int, float)
 
 
-class Raw(str):
-    """The text after `--set field=`. The field decides its type."""
+class Override(str):
+    """An override `a.b=c` that was not given by `--set`."""
 
-    __slots__ = ()
+    given: str
+    "How the user gave it, for errors, such as `--sweep lr=1e-3`."
+
+    def __new__(cls, text: str, given: str) -> Override:
+        made = super().__new__(cls, text)
+        made.given = given
+        return made
+
+
+def given_as(override: str) -> str:
+    """Return how the user gave an override, for errors."""
+    return override.given if isinstance(override, Override) else f"--set {override}"
+
+
+class Raw(str):
+    """The text after the `=` of an override. The field decides its type."""
+
+    given: str
+
+    def __new__(cls, text: str, given: str) -> Raw:
+        made = super().__new__(cls, text)
+        made.given = given
+        return made
 
 
 @dataclass
@@ -86,7 +108,7 @@ class Typed:
         text = str(raw)
         if str in base and not _any_number(base):
             return None if text == "null" and type(None) in base else text
-        value = parse_value(text, f"--set {'.'.join(map(str, path))}=")
+        value = parse_value(text, raw.given)
         if isinstance(value, bool | int | float) and not _takes_scalars(base):
             written = list(_as_written(annotation, metadata))
             if str in written and not _any_number(written):

@@ -20,6 +20,7 @@ import pytest
 from launcher.report.run_report import report_of
 from launcher.schedulers.rundir import status_of
 from launcher.spec.base import GIB
+from launcher.spec.fire_drill import DRILLS
 from tests.lab import Lab
 
 TASK = """
@@ -380,7 +381,10 @@ UNKNOWN_HOST = (
     [
         (("-c", "two.yaml", "-c", "one.yaml"), 2, "add --tokens N"),
         (("-c", "two.yaml", "--gpu", "RTX A500"), 2, "known are B200, "),
-        (("-c", "two.yaml", "--what-if", "optimiser=adamw"), 2, "did you mean"),
+        (("-c", "two.yaml", "--what-if", "optimiser=adamw"), 2, "launcher: --what-if optim.*: .* mean"),
+        (("-c", "two.yaml", "--largest", "depth={a"), 2, "launcher: --largest depth={a"),
+        (("-c", "two.yaml", "--set", f"env.{DRILLS}=phase=x"), 2, "'x' is not a phase"),
+        (("-c", "two.yaml", "--set", f"env.{DRILLS}=phase=probe,rank=2"), 4, "rank '2' is not one of the 2"),
         (("-c", "two.yaml", "--largest", "depth"), 2, "write an argument of the task and its values"),
         (("-c", "two.yaml", "--set", "task=stack:Asks"), 2, r"stack.py:\d+.*meta device"),
         (("-c", "two.yaml", "--set", "task=stack:Missing"), 2, "Missing"),

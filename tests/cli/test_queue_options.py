@@ -49,7 +49,7 @@ def test_the_state_of_a_run_that_was_rendered_for_slurm_names_the_script_for_sba
 @pytest.mark.parametrize(
     ("arguments", "cluster", "message"),
     [
-        (["--qos", "high"], "local", "cluster.slurm.qos=high: local has no Slurm queue"),
+        (["--qos", "high"], "local", "launcher: --qos high: local has no Slurm queue"),
         (["--qos", ""], "slurm-a100", "the value of --qos is empty"),
         (
             ["-s", "cluster.slurm.qoss=x"],

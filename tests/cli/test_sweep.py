@@ -23,6 +23,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     [
         ({"command": "python x.py"}, "seed=0,1", 2, "--sweep train.seed: nothing reads it in"),
         ({"command": "python x.py"}, "recipe.loss_chunks=1,2", 2, "(--sweep env.LOSS_CHUNKS=...)"),
+        ({"command": "python x.py"}, "model=1,2", 2, "launcher: --sweep model=1: model: must be a mapping"),
         ({"command": "python x.py"}, "steps=1,2", 0, "no {steps}; it sees the values as $LAUNCHER_STEPS"),
         ({"command": "python x.py {steps}"}, "steps=1,2", 0, ""),
         ({"command": "python x.py", "env": {"SEED": "0"}}, "env.SEED=0,1", 0, ""),

@@ -95,6 +95,9 @@ def test_text_that_is_no_yaml_mapping_gets_one_message_with_its_line(write, text
         ("env: {A: x}\nsecrets: [A]", "env.A: is in `env:` and in `secrets:`"),
         ("env: {LAUNCHER_X: y}", "launcher's own"),
         ('env: {A: "x\\0y"}', "NUL byte"),
+        ("env: {TRAIN_MEMORY_BUDGET: 0}", "job.yaml:5: env.TRAIN_MEMORY_BUDGET: '0' is too little memory"),
+        ("env: {TRAIN_MEMORY_BUDGET: abc}", "env.TRAIN_MEMORY_BUDGET: 'abc' is not a size"),
+        ("env: {TRAIN_MEMORY_FAIL: blub}", "env.TRAIN_MEMORY_FAIL: 'blub' is not a key"),
         ("resources: {time: soon}", "'soon' is not a duration; write for example 90m"),
         ("resources: {memory_per_node: 64Gi}", "'64Gi' is not a size; write for example 48GiB"),
         ("resources: {time: 0}", "should be greater than 0"),
@@ -136,7 +139,9 @@ def test_a_value_set_too_deep_is_blamed_on_the_option(write):
 
 
 def test_set_without_a_value_says_how_to_write_it(write):
-    assert problems(lambda: load_job(write(GOOD), ["batch"])) == ["--set batch: write --set field.name=value"]
+    assert problems(lambda: load_job(write(GOOD), ["batch"])) == [
+        "--set batch: write a field and its value, such as train.lr=1e-4"
+    ]
 
 
 def test_set_takes_text_with_equals_signs_and_braces(write):
