@@ -146,13 +146,17 @@ def _metrics(totals: Totals) -> dict[str, float | None]:
 
 def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
     about = run.read_about()
+    asked = about.job.get("resources")
     told = {
         **{name: value for name, value in about.job.items() if name not in _NOT_COMPARED},
+        "resources": {
+            **(asked if isinstance(asked, Mapping) else {}),
+            "nodes": about.nodes,
+            "gpus_per_node": about.gpus_per_node,
+            "ranks_per_node": about.get("ranks_per_node"),
+        },
         "recipe": dict(recipe),
         "profile": about.cluster.name,
-        "nodes": about.nodes,
-        "gpus_per_node": about.gpus_per_node,
-        "ranks_per_node": about.get("ranks_per_node"),
         "code": about.get("code"),
         "versions": about.get("versions"),
     }
