@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.diagnosis.cause import label_of
+from launcher.diagnosis.cause import label_of, told_other
 from launcher.doctor.options import Options
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
@@ -155,8 +155,9 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
     others = [one for one in verdict.seen if one.why]
     room = most - len(shown)
     shown += [
-        f"{label_of(one.why):<10}{cut(f'{one.failure}, {one.why}: {one.place}  {one.text}'.strip())}"
+        f"{label_of(one.why):<10}{cut(f'{said}: {one.place}  {one.text}'.strip())}"
         for one in others[: max(room, 1)]
+        for said in [told_other(one.failure, one.why)]
     ]
     return shown
 

@@ -14,6 +14,7 @@ from launcher.diagnosis.cause import Candidate, cause_of, clues_of_text
 from launcher.diagnosis.clue import Clue, Kind, clue_of
 from launcher.diagnosis.collector import _SOURCE, MAX_SHAPES, Collector, _rows, pattern_of
 from launcher.diagnosis.lines import lines_of, normalise
+from launcher.report.why_log import why_log
 from tests.corpus import logs
 from tests.corpus.around import IGNORED, STEPS, THREAD, TORCHRUN, WANDB
 
@@ -121,6 +122,9 @@ def test_others_tell_why_they_are_not_the_cause() -> None:
     found = cause_of(Candidate(clue) for clue in clues(f"{TRACEBACK}\nConnection closed by peer\n{IGNORED}"))
     assert found is not None
     assert [why for _, why in found.others] == ["explained by gpu-oom", *["follows from another failure"] * 2]
+    said = "\n".join(why_log("a.log", found))
+    assert "follows   nccl-timeout, explained by gpu-oom: " in said
+    assert "follows   from another failure: " in said
 
 
 def test_what_other_ranks_report_of_the_same_cause_is_no_other_candidate() -> None:
