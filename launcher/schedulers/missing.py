@@ -11,6 +11,7 @@ import glob
 import importlib.util
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -69,8 +70,10 @@ def missing(
     if job.command is not None:
         script = script_of(job.command)
         made = script is not None and any(PurePath(script).name in line for line in setup)
-        if script is not None and not made and not (workdir / script).exists():
-            yield "command", f"there is no {script} in {workdir}{_near(script, workdir)}"
+        if script is not None and not made:
+            yield from _no_program(job.command[0], script, workdir)
+        elif script is None and python and not setup and "PATH" not in job.env:
+            yield from _not_on_path(job.command[0], workdir)
         return
     module, _, name = (job.task or "").partition(":")
     file = _file_of(module, workdir)
@@ -142,6 +145,30 @@ def script_of(command: tuple[str, ...]) -> str | None:
     elif "/" not in first:
         return None
     return None if first.startswith(("/", "~", "-")) or "{" in first or "$" in first else first
+
+
+def _no_program(first: str, script: str, workdir: Path) -> Iterator[tuple[str, str]]:
+    """Say why a script cannot be started: it does not exist, or it is the program and not executable."""
+    try:
+        mode = (workdir / script).stat().st_mode
+    except OSError:
+        yield "command", f"there is no {script} in {workdir}{_near(script, workdir)}"
+        return
+    if first == script and not (stat.S_ISREG(mode) and mode & 0o111):
+        yield (
+            "command",
+            f"{script} in {workdir} is not executable: `chmod +x {script}`, or write `{_run_by(script)}`",
+        )
+
+
+def _not_on_path(first: str, workdir: Path) -> Iterator[tuple[str, str]]:
+    """Say how to write a program that is in the folder but not in a folder of PATH."""
+    if "/" not in first and (workdir / first).is_file() and shutil.which(first) is None:
+        yield "command", f"{first} is in {workdir}, which is not on the PATH: write `{_run_by(first)}`"
+
+
+def _run_by(script: str) -> str:
+    return f"{'python' if script.endswith('.py') else 'bash'} {script}"
 
 
 def _near(script: str, workdir: Path) -> str:

@@ -67,6 +67,8 @@ def check(**fields: Any) -> None:
     [
         ({"command": "python trian.py"}, "command: there is no trian.py in {here}; did you mean train.py?"),
         ({"command": "./run.sh now"}, "the job: command: there is no ./run.sh in {here}"),
+        ({"command": "./train.py"}, "train.py in {here} is not executable: `chmod +x ./train.py`, or"),
+        ({"command": "train.py"}, "train.py is in {here}, which is not on the PATH: write `python train.py`"),
         ({"command": "python3.11 deep/run.py"}, "there is no deep/run.py in {here}"),
         ({"command": "python -u trian.py"}, "there is no trian.py in {here}"),
         ({"command": "/usr/bin/python3 trian.py"}, "there is no trian.py in {here}"),
