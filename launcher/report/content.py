@@ -63,7 +63,9 @@ def _fits(decision: Decision) -> str:
     estimate, capacity = decision.chosen.estimate, decision.room.card
     needed = f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"
     if capacity is None:
-        return f"not judged without a GPU; the tensors of a rank need {needed}"
+        host = decision.room.host
+        unknown = "unknown: `node.memory` is not set in the profile"
+        return f"{unknown if host is None else 'yes, in host memory'}; the tensors of a rank need {needed}"
     spare = format_bytes(capacity - estimate.needed * (1 + estimate.band))
     condition = ""
     if decision.room.is_unknown_for(decision.chosen.recipe):
