@@ -60,7 +60,7 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[
             "launcher does not know which model the command trains, so it cannot plan its memory; "
             "declare the model with plan.model or plan.params (docs/planning.md), or write a task"
         )
-        raise PlanRefusedError([Problem("job", "command", message)])
+        raise PlanRefusedError([Problem("the job", "command", message)])
     return CachedSource(kept, make)
 
 

@@ -69,7 +69,7 @@ class Decider:
         self.job, self.cluster, self.about = job, cluster, about
         plan = make_plan(job, cluster)
         if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
-            raise PlanRefusedError([Problem("job", "recipe.loss_chunks", WHOLE_LOSS)])
+            raise PlanRefusedError([Problem("the job", "recipe.loss_chunks", WHOLE_LOSS)])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
         self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
@@ -272,7 +272,7 @@ class Decider:
         left_out: tuple[str, ...] = (),
     ) -> Decision:
         if misfit := self.capacity.misfit(chosen.estimate):
-            raise PlanRefusedError([Problem("job", "recipe", misfit)])
+            raise PlanRefusedError([Problem("the job", "recipe", misfit)])
         whole = chosen.recipe.model_copy(update=UNCUT)
         model = self.evaluate.traces.model(whole)
         warnings = plan.warnings
@@ -318,17 +318,17 @@ class Decider:
         return found
 
     def _refusals(self, choice: Choice) -> list[Problem]:
-        problems = [Problem("job", "recipe", choice.reason)]
+        problems = [Problem("the job", "recipe", choice.reason)]
         smallest = self.space().sizes(self.plan.recipe)[:1] or [self.plan.recipe]
         if (failure := self.evaluate.failure(smallest[0])) is not None:
-            problems.append(Problem("job", "recipe", str(failure)))
+            problems.append(Problem("the job", "recipe", str(failure)))
         free = self.choose(self.space(self.fixed & {"precision"}))
         if free.chosen is not None:
             change = changes_line(free.chosen.recipe, self.plan.recipe)
-            problems.append(Problem("job", "recipe", f"fits: {change}"))
+            problems.append(Problem("the job", "recipe", f"fits: {change}"))
         else:
             other = "no other recipe fits: use more or larger GPUs"
             if self.job.task is None:
                 other = "launcher does not change sharding, offload or optimizer of a command: set others"
-            problems.append(Problem("job", "recipe", other))
+            problems.append(Problem("the job", "recipe", other))
         return problems

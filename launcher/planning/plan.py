@@ -128,7 +128,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
 
 
 def _refusal(field: str, message: str) -> Problem:
-    return Problem("job", field, message)
+    return Problem("the job", field, message)
 
 
 def _layout(job: Job, cluster: Cluster, problems: list[Problem]) -> Layout:

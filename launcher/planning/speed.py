@@ -177,7 +177,7 @@ def _pass(
     peak = gpu.flops("bf16-mixed" if recipe.precision == "float8" else recipe.precision)
     if gpu.flops(recipe.precision) is None or peak is None:
         message = f"float8 needs compute capability 8.9 or newer; use bf16-mixed on {gpu.label}"
-        raise SpecError([Problem("job", "recipe.precision", message)])
+        raise SpecError([Problem("the job", "recipe.precision", message)])
     if recipe.precision == "float8":
         peak *= FLOAT8_GAIN
     compute = flops / (peak * reached(gpu))

@@ -186,7 +186,7 @@ class Traces:
             message = f"not estimated, because the step cannot be traced: {self.untraced}"
             if not about.linear:
                 message += "; formulas know only linear layers, embeddings and norms"
-            raise NotEstimatedError([Problem("job", "recipe", message)])
+            raise NotEstimatedError([Problem("the job", "recipe", message)])
         return (
             formula_trace(
                 self.model(recipe, args), recipe, self.ranks, about.tokens_per_sample, complete=exact

@@ -96,7 +96,7 @@ def decide(
         return Decision(policy.action, None, verdict.reason)
     if policy.budget is not None and spent.get(policy.budget, 0) >= _limit(job.retries, policy.budget):
         limit = _limit(job.retries, policy.budget)
-        return Decision("stop", None, f"the budget retries.{policy.budget} of {limit} is spent")
+        return Decision("stop", None, f"no retry is left (retries.{policy.budget}: {limit})")
     if policy.action == "requeue":
         return Decision("requeue" if job.requeue else "stop", None, verdict.reason)
     return Decision("retry-same", recipe, "retry with the same recipe")
@@ -136,7 +136,7 @@ def _lower(
     if rung.recipe is None or spent < limit:
         return Decision("retry-lower" if rung.recipe else "stop", rung.recipe, rung.reason, rung.left_out)
     why = (
-        f"the budget retries.lower of {limit} is spent"
+        f"no retry is left (retries.lower: {limit})"
         if limit
         else "a downgrade is forbidden (retries.lower: 0 or --no-downgrade)"
     )

@@ -68,7 +68,7 @@ def test_a_spent_budget_stops_and_says_which():
     decision = decide(
         Verdict(failure="unknown", reason=""), job(retries={"same": 2}), RECIPE, SETTING, {"same": 2}
     )
-    assert decision.action == "stop" and "retries.same of 2" in decision.reason
+    assert decision.action == "stop" and "retries.same: 2" in decision.reason
 
 
 MIB = 2**20
@@ -126,7 +126,7 @@ def test_a_forbidden_downgrade_says_which_would_have_been_next():
     assert forbidden.action == "stop"
     assert "forbidden" in forbidden.reason and "next would have been: micro-batch 8 -> 4" in forbidden.reason
     spent = decide(verdict, job(retries={"lower": 2}), RECIPE, SETTING, {"lower": 2})
-    assert "the budget retries.lower of 2 is spent" in spent.reason and "8 -> 4" in spent.reason
+    assert "no retry is left (retries.lower: 2)" in spent.reason and "8 -> 4" in spent.reason
 
 
 def test_shared_memory_is_nothing_that_a_recipe_helps():

@@ -83,7 +83,7 @@ def test_why_nothing_is_left_is_told_as_it_is(log: Log) -> None:
     log.change("downgrade", LARGE, SMALL, step=50, restart=False)
     spent = log.fallback(SMALL, lower=1)
     assert spent.below(SMALL) is None
-    assert spent.why_none(SMALL) == "the budget retries.lower of 1 is spent"
+    assert spent.why_none(SMALL) == "no retry is left (retries.lower: 1)"
 
 
 def test_a_restart_is_no_third_chance(log: Log) -> None:

@@ -144,7 +144,7 @@ def _advice(kind: str, what: str, minutes: str, per: str) -> str:
     if minutes.startswith("Run"):
         return "a shorter resources.time or fewer GPUs count less; or wait until running jobs are further on"
     if minutes or what.startswith("Wall"):
-        return "the budget is used up for now: " + ADMIN
+        return "the minutes of this limit are used up for now: " + ADMIN
     if per in ("PerJob", "PerNode"):
         return "this job can never start as it is: " + AGAIN
     return SMALLER if kind == "Max" else "wait until jobs of the others have ended, or ask for less"

@@ -83,7 +83,7 @@ class Fallback:
         if limit == 0:
             reason = "a downgrade is forbidden (retries.lower: 0)"
         elif self.rank.first and not self._may_go_lower():
-            reason = f"the budget retries.lower of {limit} is spent"
+            reason = f"no retry is left (retries.lower: {limit})"
         return str(self.agreement.from_rank_0(reason))
 
     def _may_go_lower(self) -> bool:
