@@ -40,7 +40,7 @@ _SHOWN = 2000  # bytes of a line kept for `last_lines`
 
 
 class StampedFile:
-    """Appends stamped lines to one file.
+    """Appends stamped lines to one file. If it was moved away or deleted, a new one is begun.
 
     If the disk is full, lines are lost and counted, and nothing is raised.
     """
@@ -64,7 +64,7 @@ class StampedFile:
         start = self._last_stamp.encode() + b" "
         stamped = start + lines.replace(b"\n", b"\n" + start)[: -len(start)] if lines else b""
         try:
-            if self._descriptor < 0:
+            if self._descriptor < 0 or self._moved():
                 self._open()
             if self._unreported:
                 notice = f"[launcher] {self._unreported} lines lost: {self._why}\n"
@@ -93,7 +93,17 @@ class StampedFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def _moved(self) -> bool:
+        """Return whether the file is no longer at its path, although its folder still is."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return self.path.parent.is_dir()
+
     def _open(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self.lines = -1, 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o644)

@@ -11,16 +11,19 @@ from launcher.rundir.time import STAMP_LENGTH
 # Bytes. A longer line, which our capture never writes, is split into lines of this length.
 LONGEST_LINE = 4 * 2**20
 TEXT_START = STAMP_LENGTH + 1
+# Bytes at the beginning of a file that tell it from another one of the same name: a stamp, and some text.
+_HEAD = 64
 
 
 class OffsetReader:
     """Reads what was appended since the last call, up to a limit, in complete lines."""
 
-    __slots__ = ("offset", "path")
+    __slots__ = ("_head", "offset", "path")
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = str(path)
         self.offset = offset
+        self._head = b""
 
     def size(self) -> int:
         """Size of the file in bytes; 0 if it does not exist."""
@@ -33,16 +36,18 @@ class OffsetReader:
     def read(self, limit: int) -> bytes:
         """At most `limit` bytes of complete lines (a single longer line is returned whole), or nothing.
 
-        An unfinished line at the end of the file is left for a later call. A file that was truncated is read
-        from its beginning. Raises OSError, but a missing file counts as empty.
+        An unfinished line at the end of the file is left for a later call. A file that was truncated, or that
+        replaces one that was moved away, is read from its start. Raises OSError, but a missing file is empty.
         """
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
             return b""
         with file:
-            if os.fstat(file.fileno()).st_size < self.offset:
+            head = os.pread(file.fileno(), _HEAD, 0)
+            if not head.startswith(self._head) or os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0
+            self._head = head
             while True:
                 data = os.pread(file.fileno(), limit, self.offset)
                 end = data.rfind(b"\n") + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,19 @@ def test_a_line_that_a_dead_writer_left_unfinished_is_ended_first(tmp_path: Path
     file.write(b"next\n", 0.0)
     file.close(0.0)
     assert texts(path) == [b"half a li", b"next"]
+
+
+def test_a_file_that_is_moved_away_is_begun_anew_and_a_deleted_folder_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "rank-000.out"
+    file = StampedFile(path)
+    file.write(b"first\n", 0.0)
+    path.rename(tmp_path / "old")
+    file.write(b"second\n", 0.0)
+    assert (texts(tmp_path / "old"), texts(path), file.lines) == ([b"first"], [b"second"], 1)
+    shutil.rmtree(path.parent)
+    file.write(b"third\n", 0.0)
+    file.close(0.0)
+    assert not path.parent.exists()
 
 
 def test_100_000_lines_a_second_are_kept_up_with(tmp_path: Path) -> None:

@@ -79,6 +79,22 @@ def test_a_file_that_is_emptied_to_free_space_is_followed_from_its_new_beginning
     assert screen.shown[-1][1].endswith(b"| after")
 
 
+def test_a_file_that_is_moved_away_and_made_anew_is_followed_from_its_beginning(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    path = write_rank(run, 0, [(at, b"before %d" % at) for at in range(2)])
+    done = threading.Event()
+    thread, screen = follow(run, done)
+    wait_for(lambda: len(screen.shown) == 2, "all lines are shown")
+    later = write_rank(run, 1, [(10 + at, b"after %d" % at) for at in range(9)])
+    later.replace(path)  # longer than what was read
+    wait_for(lambda: len(screen.shown) >= 11, "the lines of the new file")
+    done.set()
+    thread.join(240)
+    assert [line.rpartition(b"| ")[2] for _, line in screen.shown[2:] if b"r000" in line] == [
+        b"after %d" % at for at in range(9)
+    ]
+
+
 def test_new_ranks_and_attempts_appear_and_the_end_is_drained(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     done = threading.Event()
