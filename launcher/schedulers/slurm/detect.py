@@ -13,6 +13,9 @@ from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
 from launcher.spec.base import GIB, format_bytes, format_duration
 
+_NOT_FOUND = 127
+"Exit code of a shell that does not find a command."
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -66,8 +69,18 @@ def detect(login: Login, host: str | None = None) -> Found:
     controller = answers["partitions"]
     if controller.code != 0:
         said = (controller.err or controller.out).strip().splitlines()
-        raise LoginError(f"{login.name}: {said[-1] if said else 'scontrol gives no answer'}")
+        raise LoginError(_no_slurm(login.name, host, controller.code, said[-1] if said else ""))
     return found(answers, host)
+
+
+def _no_slurm(name: str, host: str | None, code: int, said: str) -> str:
+    if code == _NOT_FOUND:
+        what = "Slurm is not installed (there is no `scontrol`)"
+    else:
+        what = "Slurm's controller does not answer, or this is no host of a Slurm cluster"
+    there = f"--host {host}" if host is not None else "--host HOST"
+    login = "" if host is not None else "name a login node (--login HOST), or "
+    return f"{name}: {what}; {login}ask a host without a batch system ({there}){f' [{said}]' if said else ''}"
 
 
 def _questions() -> dict[str, list[str]]:
