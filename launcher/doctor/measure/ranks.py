@@ -61,10 +61,10 @@ def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[in
     import torch.distributed as dist
 
     tell(at="connect")
+    until = time.monotonic() + seconds  # the parent ends the rank at this time, however long it connected
     device = _join(seconds, gpus)
     world = dist.get_world_size()
     tell(done=True)
-    until = time.monotonic() + seconds
     for asked, after in zip(sizes, [*sizes[1:], 0], strict=True):
         count = max(1, asked // (4 * world))  # elements of fp32 of one rank's part
         size = 4 * world * count
