@@ -179,11 +179,13 @@ def end_told(run: RunDir) -> dict[str, Any]:
     """How a run ended whose supervisor could not write state.json (a full disk), from its events and
     verdicts.
 
-    {} if they show no end.
+    {} if they show no end since the run was started last.
     """
     for event in reversed(run.read_events()):
         kind = event["event"]
-        if kind in ("starting", "submitted", "resubmitted", "submitting", "attempt"):
+        if kind in ("starting", "submitted", "resubmitted", "submitting"):
+            return {}
+        if kind == "attempt":
             break
         if kind == "finished":
             return {name: event.get(name) for name in ("state", "failure", "reason")}

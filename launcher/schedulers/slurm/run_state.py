@@ -86,10 +86,16 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
         update = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         if slurm.failure != "succeeded":
             update |= _verdict(run, record, slurm)
-        elif not run.attempts():
+        elif not _attempted(run):
             update = {"state": "failed", "failure": "image-error", "reason": NEVER_BEGAN.format(record.id)}
         _settle(run, {**state, **update})
     return status_of(run, handle, {**state, **update})
+
+
+def _attempted(run: RunDir) -> bool:
+    """Whether an attempt has started in the run's latest job, by its records."""
+    kinds = ("submitting", "job", "attempt")
+    return next((e["event"] for e in reversed(run.read_events()) if e["event"] in kinds), "") == "attempt"
 
 
 def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:

@@ -77,8 +77,14 @@ def test_the_end_of_another_job_is_not_the_runs(tmp_path: Path, state: str) -> N
     assert "Slurm's job 7 here is another one (thesis): look from a host of the cluster" in status.reason
 
 
-def test_a_job_that_ended_well_before_an_attempt_began_is_no_success(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_job_that_ended_well_before_an_attempt_began_is_no_success(tmp_path: Path, resumed: bool) -> None:
     run = a_run(tmp_path)
+    if resumed:
+        run.attempt(0).path.mkdir(parents=True)
+        started = {"attempt": 0, "recipe": {"micro_batch_size": 1, "grad_accum": 1}}
+        for kind, fields in (("job", {}), ("attempt", started), ("submitting", {}), ("job", {})):
+            append_json(run.events, {"time": SENT, "event": kind, **fields})
     replace_json(run.state, {"state": "submitted", "time": SENT})
     known = Records({"7": JobRecord("7", "COMPLETED", comment="gpt-1", exit_code=0)})
     status = judged(run, "7", known, "")

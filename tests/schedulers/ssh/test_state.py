@@ -48,6 +48,18 @@ def test_only_a_lock_that_was_let_go_makes_a_living_run_lost(
         assert told["reason"] == "last known state; no connection"
 
 
+def test_an_earlier_success_is_not_the_end_of_a_run_that_was_resumed_since(tmp_path: Path) -> None:
+    run = run_with(tmp_path, "running")
+    recipe = {"micro_batch_size": 1, "grad_accum": 1}
+    append_json(run.events, {"time": stamp(1), "event": "attempt", "attempt": 0, "recipe": recipe})
+    run.attempt(0).path.mkdir(parents=True)
+    replace_json(run.attempt(0).verdict, {"failure": "succeeded", "reason": "it trained"})
+    assert judged(run, "free", "", "")["state"] == "succeeded", "state.json could not be written"
+    append_json(run.events, {"time": stamp(2), "event": "submitting"})
+    replace_json(run.state, {"state": "submitted"})
+    assert judged(run, "free", "", "")["state"] == "lost"
+
+
 def test_a_run_that_is_just_being_submitted_is_not_lost(tmp_path: Path) -> None:
     import time
 
