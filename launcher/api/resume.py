@@ -60,9 +60,6 @@ def _resume(run: RunDir, sets: Sequence[str], cluster: str | None) -> Resumed:
     before = scheduler.status(run)
     if before.ended:
         withdraw_unused(run)
-    if before.state == "succeeded" and not _lengthens(run, sets):
-        longer = "; `--set steps=N` trains it longer" if run.read_about().job.task else ""
-        raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume{longer}")
     if sets or cluster:
         from launcher.api.resubmission import prepared_again
 
@@ -70,11 +67,8 @@ def _resume(run: RunDir, sets: Sequence[str], cluster: str | None) -> Resumed:
             raise SchedulerError(f"{run.id} is still {before.state}; cancel it first")
         again = prepared_again(run, sets, cluster)
         scheduler = of_cluster(again.request.cluster)
+    if before.state == "succeeded" and not (again and {"steps", "epochs"} & again.about["changed"].keys()):
+        longer = "; `--set steps=N` trains it longer" if run.read_about().job.task else ""
+        raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume{longer}")
     scheduler.resume(run, again)
     return Resumed(scheduler, before, again)
-
-
-def _lengthens(run: RunDir, sets: Sequence[str]) -> bool:
-    """Return whether a training that has succeeded goes on. Whether its steps are enough is checked later."""
-    names = {one.partition("=")[0].strip() for one in sets}
-    return bool(run.read_about().job.task) and not names.isdisjoint(("steps", "epochs"))

@@ -48,7 +48,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
         return _unjudged(run, state, reason)
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        return _without_failure(run)
+        return _without_failure(run) if state == "succeeded" else _unjudged(run, state, reason)
     number, verdict, _ = failures[-1]
     ended = run.read_state()
     between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
@@ -78,7 +78,9 @@ def _unjudged(run: RunDir, state: str, reason: str) -> list[str]:
 
 
 def _without_failure(run: RunDir) -> list[str]:
-    first, skipped = f"{run.id} succeeded in its first attempt", _skipped(run)
+    first, skipped = f"{run.id} succeeded", _skipped(run)
+    if len(run.attempts()) == 1:
+        first += " in its first attempt"
     if any(isinstance(event, Downgrade) for event in run.read_events()):
         return [*skipped, f"{first}; memory ran out on the way:"]
     return [f"{first}: no attempt failed.", *skipped] if skipped else [f"{first}: nothing failed."]

@@ -69,12 +69,16 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
 
 
 def why_not_on(run: RunDir, job: Job, recipe: Recipe) -> str | None:
-    """Like `why_not_from`, for the newest checkpoint of a run if its folder is visible from here."""
+    """Like `why_not_from`, for the newest checkpoint of a run.
+
+    Of a checkpoint that is on another host, only the step is known here.
+    """
     step = latest_checkpoint(run)
     if step is None:
         return None
     name = f"step-{step:08d}"
-    reason = why_not_from(read_json(run.checkpoints / name / "complete.json") or {}, job, recipe)
+    marker = {"step": step, **(read_json(run.checkpoints / name / "complete.json") or {})}
+    reason = why_not_from(marker, job, recipe)
     return reason and f"{name} cannot be resumed from: {reason}"
 
 

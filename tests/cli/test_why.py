@@ -67,6 +67,15 @@ def test_a_first_attempt_that_went_on_lower_is_not_said_to_have_met_nothing(run:
     assert told == "demo-1 succeeded in its first attempt; memory ran out on the way:"
 
 
+def test_what_follows_a_success_is_told_as_what_it_is(run: RunDir) -> None:
+    """The run was resumed for more steps."""
+    judged(run, 0, failure="succeeded", reason="r")
+    assert why(run, "running", "") == ["demo-1 is running: nothing has failed so far."]
+    assert why(run, "failed", "no such module") == ["demo-1 is failed: no such module"]
+    judged(run, 1, failure="succeeded", reason="r")
+    assert why(run, "succeeded", "") == ["demo-1 succeeded: nothing failed."]
+
+
 def test_a_run_whose_steps_did_not_change_the_model_is_said_to_have_skipped_them(run: RunDir) -> None:
     judged(run, 0, failure="succeeded", reason="r")
     for step in (3, 4, 4):  # the next attempt may skip a step again

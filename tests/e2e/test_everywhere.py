@@ -1,4 +1,6 @@
-"""One job file, another `-c`: memory runs out, the run is cancelled and resumed, the weights are the same."""
+"""One job file, another `-c`: memory runs out, the run is cancelled and resumed, the weights are the same.
+
+In the end it is trained longer."""
 
 from __future__ import annotations
 
@@ -73,6 +75,8 @@ class Told:
     weights: bytes
     api: dict[str, Any]
     "The same by the Python API."
+    longer: dict[str, Any]
+    "How it ended when it was trained longer."
     seen: set[str] = field(default_factory=set)
     "Command lines of all processes while it ran."
 
@@ -131,7 +135,12 @@ def _told(place: Place) -> Told:
     assert by_api.returncode == 0, by_api.stderr
     api = json.loads(by_api.stdout)
     said = (logs.stdout, why.stdout + why.stderr)
-    return Told(place, run, *said, compared, page.read_text(), cancelled, ended, weights, api, seen)
+    done = lab.cli("resume", run.id, "--set", f"steps={STEPS}")
+    assert done.returncode == 4 and "`--set steps=N` trains it longer" in done.stderr
+    done = lab.cli("resume", run.id, "--set", f"steps={STEPS + 1}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    longer = _ended(place, run)
+    return Told(place, run, *said, compared, page.read_text(), cancelled, ended, weights, api, longer, seen)
 
 
 def _ended(place: Place, run: RunDir) -> dict[str, Any]:
@@ -185,6 +194,12 @@ def test_the_python_api_tells_the_same(told: Told) -> None:
     assert (api["state"], api["found"], api["failures"]) == ("succeeded", 1, ["cancelled", "succeeded"])
     assert api["steps"] == list(range(1, STEPS + 1)) and api["saved"][-1] == STEPS
     assert "my token is" in api["logs"] and CANARY not in api["logs"] and api["by_handle"]
+
+
+def test_a_run_that_has_succeeded_is_trained_longer(told: Told) -> None:
+    assert (told.longer["state"], told.longer["step"]) == ("succeeded", STEPS + 1)
+    lines = metrics(told.place.there(told.run))
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 2)), "each step once"
 
 
 def test_no_secret_is_in_a_file_a_process_list_or_a_log(told: Told) -> None:

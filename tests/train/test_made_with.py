@@ -13,7 +13,7 @@ import torch
 
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.made_with import other_data, why_not_from
+from launcher.rundir.made_with import other_data, why_not_from, why_not_on
 from launcher.spec.recipe import Recipe
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
 
@@ -127,6 +127,18 @@ def test_fewer_steps_than_are_done_are_refused_with_what_to_set() -> None:
     told = why_not_from({"step": 12}, job(steps=9), WHOLE)
     assert told is not None and "`--set steps=21` for 9 more" in told
     assert why_not_from({"step": 12}, job(steps=12), WHOLE) is None
+
+
+def test_fewer_steps_than_are_done_are_refused_before_a_host_that_has_the_checkpoint_is_asked(
+    tmp_path: Path,
+) -> None:
+    """A copy of a run on another host has the folders of its checkpoints, without the files."""
+    run = RunDir(tmp_path / "copy")
+    (run.checkpoints / "step-00000012").mkdir(parents=True)
+    told = why_not_on(run, job(steps=9), WHOLE)
+    assert told is not None and told.startswith("step-00000012 cannot be resumed from: `steps` counts from")
+    lion = WHOLE.model_copy(update={"optimizer": "lion"})
+    assert why_not_on(run, job(steps=12), lion) is None, "that the host must say"
 
 
 def test_markers_of_an_older_launcher_and_the_paged_twin_agree() -> None:
