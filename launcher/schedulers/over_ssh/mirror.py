@@ -16,6 +16,7 @@ import secrets
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -62,7 +63,8 @@ class Mirrored:
         "Runs whose directory no longer exists on the host."
         self.too_large: set[str] = set()
         "Files that are too large to be copied."
-        self._doubted: set[str] = set()
+        self._doubted: Counter[str] = Counter()
+        "How often a state.json that came was none, since a valid one."
         self._runs: list[str] = []
         self._wanted = Wanted()
 
@@ -70,11 +72,14 @@ class Mirrored:
         """Choose what the next round trips fetch; by default the records without any rank's output."""
         self._runs, self._wanted = [run.id for run in runs], wanted or Wanted()
 
-    def _report_invalid_state(self, path: str) -> None:
-        if path not in self._doubted:
+    def _doubt(self, path: str, came: Exchanged) -> None:
+        """Fetch a state.json that is none again: it may have been replaced meanwhile. Then report it."""
+        self._doubted[path] += 1
+        if self._doubted[path] == 1:
+            came.more = True
+        elif self._doubted[path] == 2:
             where = f"{self.there}/{path} on {self.name} is not a valid state of a run"
             print(f"{where}; the previous one is kept", file=sys.stderr)
-        self._doubted.add(path)
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
@@ -163,8 +168,9 @@ class Mirrored:
             elif piece.kind == "end":
                 fresh[run][name] = _write_end(file, piece, sent.get(piece.path))
             elif name == "state.json" and piece.kind == "whole" and not is_state(piece.data):
-                self._report_invalid_state(piece.path)
+                self._doubt(piece.path, came)
             elif piece.kind == "whole" and untouched:
+                self._doubted.pop(piece.path, None)
                 fresh[run][name] = _write_whole(file, piece)
         for run in set(self._runs) - came.lost:
             keep_checkpoints(RunDir(self.here / run), checkpoints[run])

@@ -361,6 +361,24 @@ def test_several_runs_and_the_answers_of_slurm_are_one_ssh_session(sshd: Sshd, t
     assert (both.there.path.parent / "second/state.json").exists()
 
 
+def test_a_state_that_was_replaced_while_it_was_read_is_read_again(
+    both: Both, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Torn(Here):
+        torn = False
+
+        def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
+            done = super().run(script, **given)  # type: ignore[arg-type]
+            if not self.torn:
+                self.torn, done.stdout = True, done.stdout.replace(b'"running"', b'"runn')
+            return done
+
+    both.write("state.json", '{"state": "running", "time": "2026", "failure": null}')
+    both.mirror.login = Torn()
+    both.sync()
+    assert both.here.read_state()["state"] == "running" and not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("state", ['{"state": 5, "time": []}', '{"state": ["failed"]}', '"failed"', "{"])
 def test_what_is_no_state_of_a_run_is_told_and_does_not_come(
     both: Both, state: str, capsys: pytest.CaptureFixture[str]
