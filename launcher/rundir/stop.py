@@ -18,12 +18,16 @@ class StopRequest(NamedTuple):
     "`cancelled`, `time-limit`, `preempted`, for a supervisor also `node-failed`; empty without a request."
     killed_at: float | None = None
     "When remaining processes are killed, in seconds since the epoch; None if it is not known."
+    left: float | None = None
+    "The same in seconds from the request on, from a batch script: its node may have another clock."
 
 
 def read_stop_request(path: Path) -> StopRequest:
-    words = read_text(path).split()
-    killed_at = words[1] if len(words) > 1 and words[1].isdecimal() else ""
-    return StopRequest(words[0] if words else "", float(killed_at[:12]) if killed_at else None)
+    """Read a request: `REASON KILLED_AT` for ranks, `REASON +LEFT` for a supervisor."""
+    reason, number = [*read_text(path).split(), "", ""][:2]
+    sign, digits = number[:1] == "+", number.removeprefix("+")[:12]
+    seconds = float(digits) if digits.isdecimal() else None
+    return StopRequest(reason, None, seconds) if sign else StopRequest(reason, seconds)
 
 
 def write_stop_request(path: Path, reason: str, killed_at: float) -> None:

@@ -130,6 +130,8 @@ class RunningAttempt:
         assert self._until is not None
         if (reason, self._until) != self._asked:
             self._asked = reason, self._until
+            if self.node != 0 and self.attempt.stop.exists():
+                return  # the nodes share the file, and rank 0 reads the time in it by node 0's clock
             with contextlib.suppress(OSError):
                 write_stop_request(self.attempt.stop, reason, time.time() + self._until - time.monotonic())
 

@@ -465,7 +465,7 @@ class Supervisor:
         """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""
         if self._until is None or self._until == self._printed_until:
             return
-        waits = self._stop_file is not None and self._last_request.killed_at is None
+        waits = self._stop_file is not None and self._last_request.left is None
         if waits and time.monotonic() < self._stopped_at + REASON_SECONDS:
             return
         self._printed_until = self._until
@@ -521,9 +521,8 @@ class Supervisor:
             ):
                 # Otherwise a signal has already asked for it. The ranks get a reason that a signal may have.
                 requests.append(request.reason if request.reason in SIGNALS.values() else "preempted")
-            if request.killed_at is not None and request != self._last_request and not self._at_once:
-                left = request.killed_at - time.time()
-                self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
+            if request.left is not None and request != self._last_request and not self._at_once:
+                self._until = time.monotonic() + max(request.left - LEAVE_SECONDS, request.left / 2)
             self._last_request = request
             content = read_text(self.run.cancel)
             if content != self._cancel_seen:

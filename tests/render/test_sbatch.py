@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from launcher.render.render import RenderError, Target
+from launcher.rundir.stop import StopRequest, read_stop_request
 from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, FailureClass
@@ -368,6 +369,22 @@ def test_the_controller_tells_why_the_job_is_to_stop(
     process.send_signal(signum)
     assert finish(process)[0] in (3, EXIT_CODES[reason]), "the supervisor's, or Slurm's word of the job"
     assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
+
+
+def test_how_long_there_is_does_not_depend_on_the_clock_of_the_first_node(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    kill_wait = "'show config') echo 'KillWait = 30 sec';;\n'show job')"
+    scontrol = (stub.bin / "scontrol").read_text().replace("'show job')", kill_wait)
+    (stub.bin / "scontrol").write_text(scontrol)
+    (stub.bin / "date").write_text('#!/bin/sh\ncase $* in +%s) echo 5 ;; *) exec /bin/date "$@" ;; esac\n')
+    (stub.bin / "date").chmod(0o755)
+    job = f"JobState=COMPLETING Restarts=0 {LONG}"
+    process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="3", STUB_JOB=job)
+    wait_for(stub.out)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    told = read_stop_request(tmp_path / "run" / "slurm-70007-0.stop")
+    assert told == StopRequest("cancelled", left=30)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])

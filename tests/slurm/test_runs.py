@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.rundir.layout import RunDir
+from launcher.rundir.stop import read_stop_request
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.nodes import LOST_SECONDS
 from tests.lab import HELD, HELD_JOB, events, metrics, verdicts, wait_for
@@ -61,7 +62,9 @@ def seconds_told(run: RunDir) -> float:
 
     The supervisor may have heard of the stop a little earlier."""
     (told,) = run.path.glob("slurm-*-0.stop")
-    return float(told.read_text().split()[1]) - told.stat().st_mtime
+    left = read_stop_request(told).left
+    assert left is not None
+    return left
 
 
 def steps(run: RunDir) -> int:

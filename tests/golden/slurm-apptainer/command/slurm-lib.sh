@@ -132,9 +132,9 @@ why() { # SIGNAL, of the last look
     echo preempted
   fi
 }
-# killed_at REASON: when Slurm kills what is left, in seconds since the epoch: KillWait after the end that it gives
-# the job. Nothing where nobody is to end it, such as for a signal that a person sends. Of the last look.
-killed_at() {
+# left REASON: the seconds until Slurm kills what is left: KillWait after the end that it gives the job. Nothing where
+# nobody is to end it, such as for a signal that a person sends. Of the last look. No clock of a node has a part in it.
+left() {
   local _left=0 _wait _end _start _preempt
   if [[ $(member JobState) == RUNNING ]]; then
     _preempt=$(member PreemptTime)
@@ -148,10 +148,10 @@ killed_at() {
     fi
   fi
   _wait=$(scontrol show config 2>/dev/null | awk '$1 == "KillWait" { print $3 }')
-  if [[ -n $_wait ]]; then echo $(($(date +%s) + (_left > 0 ? _left : 0) + _wait)); fi
+  if [[ -n $_wait ]]; then echo $(((_left > 0 ? _left : 0) + _wait)); fi
 }
 ask() { # SIGNAL
-  local _reason _until
+  local _reason _seconds
   look
   _reason=$(why "$1")
   # The next signal ended what we asked.
@@ -161,8 +161,8 @@ ask() { # SIGNAL
     _asked=$_reason
     say "$1: $_reason: asking for a checkpoint"
   fi
-  _until=$(killed_at "$_asked")
-  printf '%s\n' "$_asked${_until:+ $_until}" >"$_files.stop.new" && mv "$_files.stop.new" "$_files.stop"
+  _seconds=$(left "$_asked")
+  printf '%s\n' "$_asked${_seconds:+ +$_seconds}" >"$_files.stop.new" && mv "$_files.stop.new" "$_files.stop"
 }
 
 # -- back into the queue under the same id, or as a new job of the same run.
