@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from launcher.planning import cost
+from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.evidence import ASKED
@@ -314,22 +315,16 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     A pod whose end was seen late cost money until its time limit at most, unless it was rejected for
     outliving it.
     """
-    from launcher.rundir.time import seconds_of
-
-    def at(event: Mapping[str, object]) -> float | None:
-        return seconds_of(str(event.get("since") or event.get("time", "")))
-
     total, since, price, rejected = 0.0, None, 0.0, False
     longest = until = math.inf
-    timed = [(moment, event) for event in events if (moment := at(event)) is not None]
     # Sort, because a pod's events arrive here later than events that were written here meanwhile.
-    for moment, event in sorted(timed, key=lambda one: one[0]):
+    for moment, event in sorted(_by_our_clock(events, now), key=lambda one: one[0]):
         what, rented, seconds = event.get("event"), event.get("usd_per_hour"), event.get("seconds")
         if what == "duplicate-ended" and isinstance(usd := event.get("usd"), int | float):
             total += usd
         ends = what in ("rejected-ended", "submitting")
         if not rejected:  # a pod that could not be ended outlives its run
-            ends = ends or what in ("finished", "pod-gone")
+            ends = ends or what == "finished"
         if since is not None and (ends or rented is not None):
             total, since = total + (min(moment, until) - since) / 3600 * price, None
         rejected = what == "rejected" or (rejected and not ends)
@@ -338,3 +333,31 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
         if isinstance(rented, int | float):
             since, price, until = moment, float(rented), math.inf if rejected else moment + longest
     return total + ((min(now, until) - since) / 3600 * price if since is not None else 0.0)
+
+
+def _by_our_clock(
+    events: Sequence[Mapping[str, object]], now: float
+) -> Iterator[tuple[float, Mapping[str, object]]]:
+    """Yield each event with its time by this machine's clock.
+
+    A pod's clock may be another. Its supervisor has started after the pod was requested, and what it has told
+    happened before the next request, and before now.
+    """
+    limits, until = [], now
+    for event in reversed(events):
+        limits.append(until)
+        if event.get("event") == "submitting":
+            until = seconds_of(str(event.get("time", ""))) or until
+    requested, late = -math.inf, 0.0
+    for event, until in zip(events, reversed(limits), strict=True):
+        moment = seconds_of(str(event.get("since") or event.get("time", "")))
+        if moment is None:
+            continue
+        what = event.get("event")
+        if what == "submitting":
+            requested, late = moment, 0.0
+        elif what == "started" and late == 0:
+            late = max(requested - moment, 0.0)
+        elif what == "finished" and event.get("by") is None:
+            moment = min(moment + late, until)
+        yield moment, event

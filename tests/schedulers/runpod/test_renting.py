@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from launcher.rundir.time import stamp
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.lifecycle import NOT_LISTED_SECONDS
@@ -340,6 +341,25 @@ def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:
     assert spent_of(events, noon) == pytest.approx((2 + 4) / 6)
     events.append({"time": "2026-11-21T12:01:00.000000Z", "event": "duplicate-ended", "usd": 0.5})
     assert spent_of(events, noon) == pytest.approx((2 + 4) / 6 + 0.5)
+
+
+@pytest.mark.parametrize(("ahead", "usd"), [(0, 2.0), (-7200, 1.8), (7200, 4.0)])
+def test_a_pod_whose_clock_is_another_costs_money_while_it_may_have_lived(ahead: int, usd: float) -> None:
+    """Requested at 8:00 for 2 USD an hour, begun at 8:06, ended at 9:00; another one from 10:00 to 10:30."""
+    ten = datetime(2026, 11, 21, 10, 0, tzinfo=timezone.utc).timestamp()
+
+    def at(seconds: float, event: str, **more: object) -> dict[str, object]:
+        return {"time": stamp(ten + seconds), "event": event, **more}
+
+    first = [
+        at(-7200, "submitting"),
+        at(-6840 + ahead, "started"),
+        at(-7200, "submitted", usd_per_hour=2.0),
+        at(-3600 + ahead, "finished"),
+    ]
+    second = [at(0, "submitting"), at(0, "resubmitted", usd_per_hour=2.0)]
+    assert spent_of(first, ten) == pytest.approx(usd)
+    assert spent_of([*first, *second], ten + 1800) == pytest.approx(usd + 1.0), "the second goes on"
 
 
 def test_a_rejected_pod_costs_until_it_is_ended_whatever_its_run_says() -> None:
