@@ -138,30 +138,23 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     pod.end()
 
 
-@pytest.mark.parametrize("client", ["curl", "python"])
-def test_it_unpacks_supervises_ends_the_pod_and_never_returns(pod: Pod, client: str) -> None:
+def path_for(pod: Pod, client: str) -> dict[str, str]:
+    """The pod's PATH, without curl if it has to ask with Python."""
     if client == "curl" and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    if client == "python":
-        for name in (
-            "bash",
-            "base64",
-            "cat",
-            "chmod",
-            "date",
-            "env",
-            "grep",
-            "mkdir",
-            "mv",
-            "rm",
-            "sed",
-            "tail",
-        ):
+    if client == "curl":
+        return {}
+    names = "bash base64 cat chmod date env grep mkdir mv rm sed tail tee timeout tr"
+    for name in names.split():
+        if not (pod.stub.bin / name).exists():
             (pod.stub.bin / name).symlink_to(shutil.which(name) or name)
-        for name in ("tee", "timeout", "tr"):
-            (pod.stub.bin / name).symlink_to(shutil.which(name) or name)
+    return {"PATH": str(pod.stub.bin)}
+
+
+@pytest.mark.parametrize("client", ["curl", "python"])
+def test_it_unpacks_supervises_ends_the_pod_and_never_returns(pod: Pod, client: str) -> None:
+    path = path_for(pod, client)
     api = Api(("DELETE", 500, "oops"), ("DELETE", 429, ""), ("DELETE", 204, ""))
-    path = {"PATH": str(pod.stub.bin)} if client == "python" else {}
     pod.start(api, pod.target(), STUB_EXIT="7", **path)
     log = pod.wait_for("the pod is ending")
     assert api.requests == [("DELETE", "/pods/pod1", "Bearer key-1")] * 3
@@ -365,6 +358,20 @@ def test_a_limit_counts_from_the_first_start_of_the_pod(pod: Pod) -> None:
     assert (state["state"], state["failure"]) == ("failed", "time-limit") and "max_hours" in state["reason"]
     assert not pod.stub.out.exists() and len(api.requests) == 1
     assert stop.read_text() == "time-limit\n" and deadline.read_text() == f"{began - 1}\n"
+
+
+@pytest.mark.parametrize("client", ["curl", "python"])
+def test_the_limit_of_a_pod_whose_clock_is_hours_ahead_counts_by_runpods(pod: Pod, client: str) -> None:
+    now = '+%s) echo "$(($(/bin/date +%s) + 7200))"'
+    (pod.stub.bin / "date").write_text(f'#!/bin/sh\ncase $* in {now} ;; *) exec /bin/date "$@" ;; esac\n')
+    (pod.stub.bin / "date").chmod(0o755)
+    latest = int(time.time()) + 1800
+    api = Api(("GET", 200, "{}"), ("DELETE", 204, ""))
+    limits = {"LAUNCHER_DEADLINE": str(latest), "LAUNCHER_MAX_SECONDS": "3600"}
+    pod.start(api, pod.target(), STUB_MODE="wait", **limits, **path_for(pod, client))
+    wait_for(pod.stub.out.exists, "a supervisor")
+    end = int((pod.run_dir / "pod-pod1.deadline").read_text())
+    assert latest - 60 <= end - 7200 <= latest, "by its own clock"
 
 
 def test_a_pod_that_cannot_count_its_starts_ends_itself(pod: Pod) -> None:

@@ -10,7 +10,7 @@ _api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
 _pod=${RUNPOD_POD_ID:-unknown}
 _submission=${LAUNCHER_SUBMISSION:-1}
 _limit=${LAUNCHER_MAX_SECONDS:-5400}
-# Epoch seconds. A pod is billed from its creation on, also while its image is pulled.
+# Epoch seconds by RunPod's clock. A pod is billed from its creation on, also while its image is pulled.
 _latest=${LAUNCHER_DEADLINE:-}
 _done_mark=$_run_dir/pod-$_pod.done
 # Appears with the reason when the run is to write a checkpoint and stop.
@@ -105,11 +105,11 @@ work() {
     --rendezvous "$PRIMARY_ADDR" --port-base "$((61000 + (_submission - 1) * 17 % 4536))" --stop-file "$_stop"
 }
 
-# call METHOD PATH: answer on standard output, then the status as its last line. The key is in no argument.
+# call METHOD PATH: headers and answer on standard output, then the status as its last line. The key is in no argument.
 call() {
   if command -v curl >/dev/null; then
     printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
-      curl -sS --max-time 30 -K - -X "$1" -w '\n%{http_code}\n' "$_api$2"
+      curl -sS --max-time 30 -K - -X "$1" -D - -w '\n%{http_code}\n' "$_api$2"
   else
     "$(command -v python3 || command -v python || echo "$_python")" -c '
 import os, sys, urllib.error, urllib.request
@@ -118,10 +118,18 @@ try:
     answer = urllib.request.urlopen(urllib.request.Request(sys.argv[2], None, headers, method=sys.argv[1]), timeout=30)
 except urllib.error.HTTPError as error:
     answer = error
+print(answer.headers)
 print(answer.read().decode(errors="replace"))
 print(answer.status)
 ' "$1" "$_api$2"
   fi
+}
+
+# The time by RunPod's clock, which the deadline is told by, in epoch seconds. This pod's may be another.
+runpods_time() {
+  local _date
+  _date=$(call GET "/pods/$_pod" | tr -d '\r' | sed -n 's/^[Dd]ate: //p')
+  [[ -n $_date ]] && date -d "${_date%%$'\n'*}" +%s
 }
 
 # The cluster that this pod belongs to.
@@ -204,7 +212,10 @@ fi
 # again and billed on.
 _now=$(date +%s)
 _grace=$((_limit / 10 < 300 ? _limit / 10 : 300))
-if [[ $_latest =~ ^[0-9]+$ ]] && ((_latest < _now + _limit)); then _limit=$((_latest - _now)); fi
+if [[ $_latest =~ ^[0-9]+$ && ! -e $_deadline_file ]]; then
+  _there=$(runpods_time || echo "$_now")
+  if ((_latest < _there + _limit)); then _limit=$((_latest - _there)); fi
+fi
 (set -o noclobber && printf '%s\n' "$((_now + _limit))" >"$_deadline_file") 2>/dev/null
 _deadline=$(cat "$_deadline_file" 2>/dev/null)
 # Killed between making the file and writing it, or the volume is full.
