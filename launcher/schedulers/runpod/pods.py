@@ -135,11 +135,16 @@ def status(client: Client, path: str) -> str:
     return next(iter([*stopped, *(pod.status for pod in pods)]), "PROVISIONING")
 
 
-def billed(client: Client, path: str) -> tuple[str, float]:
-    """Return the GPU type (or `CPU`) and the billed USD per hour (0 if unknown). Raises ApiError."""
+def billed(client: Client, path: str, nodes: int) -> tuple[str, float]:
+    """Return the GPU type (or `CPU`) and the billed USD per hour (0 if unknown). Raises ApiError.
+
+    A pod of the cluster that is not listed yet, or without a price, costs as much as the dearest one.
+    """
     pods = members(client, path)
     gpus = [pod.gpu.id for pod in pods if pod.gpu is not None]
-    return gpus[0] if gpus else "CPU", sum(pod.cost for pod in pods)
+    costs = [pod.cost for pod in pods if pod.cost]
+    missing = max(nodes - len(costs), 0)
+    return gpus[0] if gpus else "CPU", sum(costs) + missing * max(costs, default=0.0)
 
 
 def rented(client: Client) -> Iterator[tuple[str, str, str, float]]:

@@ -180,7 +180,7 @@ class Poller:
             case "owner":
                 return {"owner": self.copy(run).text(claim(max(e.submission.number, 1)))}
             case "price":
-                gpu, price = pods.billed(self.client, e.handle.path)
+                gpu, price = pods.billed(self.client, e.handle.path, int(run.read_about()["nodes"]))
                 # The pod has cost money since it was requested.
                 since = e.submission.time
                 if e.living:  # otherwise it is rejected, with its price

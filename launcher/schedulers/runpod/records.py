@@ -72,7 +72,7 @@ def end_duplicate(client: Client, run: RunDir, path: str) -> None:
 
     price, since = 0.0, seconds_of(submission_in(run.read_events()).time)
     with suppress(ApiError):
-        price = pods.billed(client, path)[1]
+        price = pods.billed(client, path, int(run.read_about()["nodes"]))[1]
     pods.end(client, path)
     hours = (time.time() - since) / 3600 if since is not None else 0.0
     run.append(DuplicateEnded(pod=path.rpartition("/")[2], usd=price * hours))

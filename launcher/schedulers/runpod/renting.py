@@ -213,7 +213,7 @@ class _Submission:
         price = rented.usd_per_hour
         for at in range(PRICE_LOOKS):
             try:
-                price = max(price, pods.billed(self.client, rented.path)[1])
+                price = max(price, pods.billed(self.client, rented.path, rented.offer.need.nodes)[1])
             except ApiError as error:
                 if error.status != 404:  # 404: not listed yet
                     why = f"its price could not be read: {error}"

@@ -461,3 +461,12 @@ def test_a_cluster_of_pods_has_no_limit_of_runpods(serve: Any) -> None:
     several = Offer(Need("A", 2, 2, None), "SECURE", "EU-RO-1", "HIGH", 2.0, 3600)
     assert rent(client, order(several)).cluster
     assert [asked.path for asked in posts(there)] == ["/clusters"]
+
+
+def test_a_pod_of_a_cluster_that_is_listed_late_is_in_its_price(serve: Any) -> None:
+    client, there = serve(lambda *_: Reply(201, {"id": "c1"}))
+    there.pods |= {"p1": pod("p1"), "p2": pod("p2", cost=0.0)}
+    several = Offer(Need("A", 2, 3, None), "SECURE", "EU-RO-1", "HIGH", 3.0, 3600)
+    assert rent(client, order(several)).usd_per_hour == 3.0
+    with pytest.raises(NotRentedError, match=r"billed at 3\.000 USD/h, the limit is 2\.500"):
+        rent(client, order(several, max_price=2.5))
