@@ -25,6 +25,7 @@ ERROR: Form = {
     "step?": int,
     "exception?": str,
     "why_not_in_process?": str,
+    "collectives?": {"begun": int, "units": [str], "issued": [int]},
 }
 "errors/rank-*.json. A rank never reports its own success; its exit code does."
 

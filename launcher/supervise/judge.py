@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
 from launcher.diagnosis.collector import NAMED, shortened
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
 from launcher.diagnosis.patterns import PORT_TAKEN
+from launcher.diagnosis.unit_order import problem_of
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.record_forms import ERROR, EXIT
@@ -130,6 +131,7 @@ def started_ranks(attempt: AttemptDir) -> dict[int, int]:
 
 def judge(evidence: Evidence) -> Verdict:
     """Return the verdict of an attempt, with the first failing rank and the confidence."""
+    evidence = _with_orders_compared(evidence)
     codes = [record["exit_code"] for record in evidence.exits]
     all_ranks_reported = len(codes) == evidence.ranks
     told_to_end = any(record.get("stopping") for record in evidence.exits)
@@ -167,6 +169,7 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     `reason` is what the scheduler reports, and `record` is its source. The cause is chosen among that report
     and the ranks' records and output: the one that explains the others.
     """
+    evidence = _with_orders_compared(evidence)
     findings = [*_findings(evidence), *_error_findings(evidence)]
     for rank, clues in evidence.output.items():
         where = (f"the log of rank {rank}",)
@@ -188,6 +191,21 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     if record in verdict.evidence:
         return verdict
     return verdict.model_copy(update={"evidence": (*verdict.evidence, record)})
+
+
+def _with_orders_compared(evidence: Evidence) -> Evidence:
+    """Return evidence whose records say so if ranks issued different collectives, which explains time-outs
+    and whatever else these ranks met then."""
+    said = [error for error in evidence.errors if error.get("collectives")]
+    begun = {error["collectives"]["begun"] for error in said}
+    if len(begun) != 1:
+        return evidence  # ranks in different steps cannot be compared
+    orders = {int(error["rank"]): error["collectives"]["issued"] for error in said}
+    problem = problem_of(said[0]["collectives"]["units"], orders, ended=False)
+    if problem is None:
+        return evidence
+    told = {"failure": "desync", "exception": problem}
+    return replace(evidence, errors=tuple({**error, **told} for error in said))
 
 
 def _error_findings(evidence: Evidence) -> Iterator[_Finding]:

@@ -179,6 +179,8 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "exception": in_a_line(error)[:MAX_TEXT] + _remedy(str(error)),
         "traceback": masked("".join(where.traceback or _lines(error)))[-MAX_TEXT:],
     }
+    if (collectives := where.collectives()) is not None:
+        content["collectives"] = collectives
     if (memory := memory_of(error)) is not None:
         snapshot = place.attempt.oom_snapshot(place.number) if memory.kind == "gpu" else None
         memory = with_tensors(memory, where.failed, str(snapshot) if snapshot is not None else None)

@@ -159,6 +159,8 @@ class Trainer:
         )
         collectives = recovery.collectives
         self.order = collectives.order if collectives else CollectiveOrder(self.model, Issuer())
+        if rank.mesh.pipeline == 1:  # stages have different units
+            where.collectives = self.order.record
         self.progress.begin(0, recovery.undo)
         probe = Probe(
             self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
@@ -431,6 +433,7 @@ class Trainer:
         part of the model, if their FSDP units issued collectives in different orders, or if ranks that share
         a copy of the model fetched different samples.
         """
+        self.order.end_micro_batch()
         rank, order, apart = self.rank, self.order.fingerprint(), self.samples.apart()
         stages, mine = rank.mesh.pipeline, rank.coordinates.pipeline
         failures, apart, *sums = rank.add_up(
@@ -462,8 +465,10 @@ class Trainer:
                 sums = added(sums, found)
             del found  # otherwise it counts towards the peak of the next micro-batch
             # Ask before the next batch is fetched, which may be slow. For the last one the sums below tell.
-            if not last and recovery.some_rank_failed():
-                return None
+            if not last:
+                self.order.end_micro_batch()
+                if recovery.some_rank_failed():
+                    return None
         return sums
 
     def _in_stages(self, step: int, stages: Stages) -> Sums:

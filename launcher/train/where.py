@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.spec.verdict import Phase
 from launcher.train.largest_tensors import Moment
@@ -25,6 +27,9 @@ class Where:
     "True while an OOM is harmless, because the probe has a smaller recipe to try."
     traceback: tuple[str, ...] = ()
     "Lines of the traceback that ends the attempt, if the exception was caught first and lost its frames."
+
+    collectives: Callable[[], dict[str, Any] | None] = lambda: None
+    "Returns the collectives of FSDP's units that this rank has issued, for the error report."
 
     def during(self, phase: Phase, *, users: bool = False) -> During:
         """Set the phase during a block. After an exception the phase stays, for the error report."""

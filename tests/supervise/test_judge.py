@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.diagnosis.cause import clues_of_text
-from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED
+from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED, Verdict
 from launcher.supervise.judge import Evidence, judge
 
 
@@ -88,6 +88,25 @@ def test_a_network_failure_is_the_cause_when_there_is_no_other():
     errors = (said(1, "nccl-timeout", 2.0), said(0, "nccl-timeout", 3.0))
     verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, errors=errors))
     assert (verdict.failure, verdict.rank, verdict.confidence) == ("nccl-timeout", 1, "likely")
+
+
+def test_ranks_that_call_a_block_a_different_number_of_times_wait_for_each_other_and_not_for_the_network():
+    def of(rank: int, issued: list[int], begun: int = 2) -> dict[str, Any]:
+        collectives = {"begun": begun, "units": ["the rest of the model", "layers.0"], "issued": issued}
+        return said(rank, "nccl-timeout", phase="backward", step=2, collectives=collectives)
+
+    def verdict_of(*errors: dict[str, Any]) -> Verdict:
+        return judge(Evidence(ranks=2, exit_codes={0: 1}, errors=errors))
+
+    verdict = verdict_of(of(0, [0, 1, ~1, ~0, 2]), of(1, [0, 1, ~1, 1]))
+    assert (verdict.failure, verdict.confidence, verdict.step) == ("desync", "certain", 2)
+    where = "rank 0 came to the gradients of the rest of the model where rank 1 came to layers.0. "
+    assert where in (verdict.exception or "") and "equally often" in (verdict.exception or "")
+    verdict = verdict_of(of(0, [0, 1, ~1, ~0, 2, 0]), of(1, [0, 1, ~1, ~0, 0]))
+    assert "rank 0 came to the end of the micro-batch where" in (verdict.exception or "")
+    late = verdict_of(of(0, [0, 1, ~1, ~0, 2]), of(1, [0, 1, ~1]))
+    assert (late.failure, late.exception) == ("nccl-timeout", "E: m"), "the network may have kept it"
+    assert verdict_of(of(0, [0, 1, ~1], begun=3), of(1, [0, 1, 1])).failure == "nccl-timeout"
 
 
 def test_a_rank_killed_without_a_word_is_the_cause_although_its_peers_complain():

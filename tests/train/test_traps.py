@@ -24,6 +24,7 @@ from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
+from launcher.supervise.judge import Evidence, judge, read_records
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
@@ -546,6 +547,17 @@ def test_ranks_that_call_blocks_in_different_orders_are_refused_and_no_step_is_d
     assert failure["failure"] == "user-error"
     assert "rank 0 came to branches.0 where rank 1 came to branches.1" in failure["exception"]
     assert not run.metrics.exists() or not run.metrics.read_text()
+
+
+@pytest.mark.slow  # until the collective times out
+def test_ranks_that_call_the_model_a_different_number_of_times_are_told_so(tmp_path: Path) -> None:
+    asked = job(task="traps:CalledTwice", steps=1, train={"collective_timeout": 15})
+    run = prepare(tmp_path / "run", asked)
+    start(run, recipe(micro=2, accumulation=2))
+    records = read_records(run.attempt(0), "errors")
+    verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, errors=records))
+    assert verdict.failure == "desync" and "equally often" in (verdict.exception or "")
+    assert "rank 0 came to the gradients of the rest of the model where rank 1" in (verdict.exception or "")
 
 
 @pytest.mark.parametrize(

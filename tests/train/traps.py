@@ -171,6 +171,18 @@ class Reordered(Branching):
         return super().loss(model, batch)
 
 
+class CalledTwice(Branching):
+    """Rank 1 calls the model twice in its first micro-batch."""
+
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        self.calls += 1
+        if os.environ["RANK"] == "1" and self.calls == 1:
+            model(batch[0])
+        return super().loss(model, batch)
+
+
 class Forces(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.diagnosis.unit_order import DIFFERENT, REMEDY, problem_of
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.sharding.cleanup import parameter_groups
 
@@ -48,6 +48,7 @@ class CollectiveOrder:
         units = [(name, one) for name, one in model.named_modules() if isinstance(one, FSDPModule)]
         self._names = [name or "the rest of the model" for name, _ in units]
         self._issued: list[int] = []
+        self._begun, self._complete = 0, True
         for number, (_, unit) in enumerate(units):
             gradients = ~number  # another number for the same unit
             unit.set_custom_all_gather(AllGather(issuer, unit, self._issued, number))  # type: ignore[arg-type]
@@ -64,37 +65,38 @@ class CollectiveOrder:
     def begin(self) -> None:
         """Begin a step or an evaluation."""
         self._issued.clear()
+        self._begun += 1
+        self._complete = True
+
+    def end_micro_batch(self) -> None:
+        """Note that all ranks are about to meet."""
+        self._issued.append(len(self._names))
+
+    def forget(self) -> None:
+        """Note that collectives are issued that are not noted here, until `begin`."""
+        self._complete = False
 
     def fingerprint(self) -> int:
         """Return a hash of the order since `begin`; 0 without FSDP. The sum over 2^13 ranks is exact in
         fp64."""
         return hash(tuple(self._issued)) % 2**40 if self._names else 0
 
+    def record(self) -> dict[str, Any] | None:
+        """Return what the record of an error tells about the order; None without FSDP, or if it is unknown.
+
+        Records of several ranks can be compared if they are of the same `begin`.
+        """
+        if not (self._names and self._complete):
+            return None
+        return {"begun": self._begun, "units": self._names, "issued": [*self._issued]}
+
     def problem(self, agreement: Agreement | None) -> str:
         """Return what to tell the user after ranks had different fingerprints.
 
         With `agreement`, every rank of the job calls this, and the message names the units.
         """
-        where = ""
-        if agreement is not None:
-            reference, *others = agreement.all_values(self._issued)
-            other, order = next(
-                (pair for pair in enumerate(others, 1) if pair[1] != reference), (0, reference)
-            )
-            pairs = zip_longest(reference, order)
-            one, two = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
-            where = f": rank 0 came to {self._name(one)} where rank {other} came to {self._name(two)}"
-        return (
-            f"the ranks called the model's blocks in different orders in a step{where}. FSDP gathers each "
-            "block when it is called, so the ranks exchanged weights of different blocks. Let blocks() of "
-            "the task return only modules that every rank calls in the same order (of experts or branches, "
-            "the module that has them), or use sharding: ddp with train.find_unused_parameters: true"
-        )
-
-    def _name(self, number: int | None) -> str:
-        if number is None:
-            return "nothing"
-        return self._names[number] if number >= 0 else f"the gradients of {self._names[~number]}"
+        found = agreement.all_values(self._issued) if agreement is not None else []
+        return problem_of(self._names, dict(enumerate(found)), ended=True) or f"{DIFFERENT}. {REMEDY}"
 
 
 class AllGather:

@@ -120,6 +120,7 @@ class Collectives(Issuer):
         assert self.why_not is None and self._issued is not None
         rest = self._known[self._kind][len(self._issued) :]
         self._issued = None
+        self.order.forget()
         if not self._local:
             for entry in rest:
                 _issue_zeros(entry)
@@ -132,6 +133,7 @@ class Collectives(Issuer):
         With hybrid sharding the gradients do not reach `.grad` and are dropped at the end.
         """
         self._local = True
+        self.order.forget()
         hooks = [unit.register_forward_pre_hook(_no_all_reduce) for unit in self._replicated()]
         try:
             yield
