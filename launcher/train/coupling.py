@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+import operator
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from launcher.spec.rules import broken_rules
@@ -22,6 +24,10 @@ DEVIATIONS = 6.0
 "Smallest difference that counts for a random loss, in standard errors."
 
 
+MAX_COMPARED, MAX_LOOKED_AT = 8, 32
+"Maximum number of samples that are compared, and of those among which one of another size is looked for."
+
+
 def check_coupling(task: Task, rank: Rank) -> bool:
     """Return True if the task declares `couples_samples` and the job file does not.
 
@@ -35,6 +41,20 @@ def check_coupling(task: Task, rank: Rank) -> bool:
                 f"{broken}. With `model: {{couples_samples: true}}` in the job file the plan avoids this"
             )
     return not rank.job.model.couples_samples
+
+
+def to_compare(samples: Iterable[Any], size: Callable[[Any], int], most: int) -> list[Any]:
+    """Return up to `most` samples for `split`, in the order of their sizes, and of at least two sizes if the
+    first samples have them.
+
+    Padding couples a sample only with larger ones, so one half must not have the largest.
+    """
+    left = itertools.islice(samples, MAX_LOOKED_AT)
+    found = [(size(one), one) for one in itertools.islice(left, min(most, MAX_COMPARED))]
+    if len({number for number, _ in found}) == 1:
+        others = ((number, one) for one in left if (number := size(one)) != found[0][0])
+        found[-1] = next(others, found[-1])
+    return [one for _, one in sorted(found, key=operator.itemgetter(0))]
 
 
 class Split(enum.IntEnum):

@@ -41,7 +41,7 @@ from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
-from launcher.train.coupling import check_coupling
+from launcher.train.coupling import check_coupling, to_compare
 from launcher.train.data.data import to_device
 from launcher.train.data.feed import Feed, open_feed
 from launcher.train.data.same_samples import APART, DIFFERENT, SameSamples
@@ -68,7 +68,7 @@ from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
 from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.current_recipe import CurrentRecipe
 from launcher.train.recovery.probe import Probe
-from launcher.train.recovery.recovery import Recovery
+from launcher.train.recovery.recovery import Recovery, sizes_of
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
@@ -81,9 +81,6 @@ from launcher.train.task import TaskError
 from launcher.train.tensor.copies import Copies
 from launcher.train.undo.containers import Containers
 from launcher.train.where import Where
-
-MAX_COMPARED_SAMPLES = 8
-"Maximum number of samples in the check, before the first step, that compares a batch with its halves."
 
 
 class Trainer:
@@ -247,9 +244,19 @@ class Trainer:
             self.rank.say(f"the task's files for `launcher export` could not be written: {what}")
 
     def _first_samples(self, step: int) -> list[Any]:
-        """Return samples of the first micro-batch, and of the second one if the first has only one sample."""
-        samples = self._samples(step, 1)[:MAX_COMPARED_SAMPLES]
-        return samples if len(samples) > 1 else [*samples, *self._samples(step, 2)]
+        """Return samples of the step, at most a micro-batch of them but at least two, to compare their
+        losses."""
+        recipe = self.current.recipe
+        parts = (self._samples(step, index) for index in range(1, max(2, recipe.grad_accum) + 1))
+        samples, most = itertools.chain.from_iterable(parts), max(2, recipe.micro_batch_size)
+        with self.budget.host_side():
+            return to_compare(samples, self._size_of, most)
+
+    def _size_of(self, sample: Any) -> int:
+        """Return the number of elements of a sample's tensors; 0 if it cannot be collated alone."""
+        with contextlib.suppress(Exception):
+            return sum(sizes_of(self.task.collate([sample])))
+        return 0
 
     def _samples(self, step: int, index: int) -> list[Any]:
         with self.budget.host_side():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from launcher.train.coupling import Split, split
+from launcher.train.coupling import MAX_COMPARED, MAX_LOOKED_AT, Split, split, to_compare
 
 SAMPLES = [torch.randn(16, generator=torch.Generator().manual_seed(number)) for number in range(8)]
 
@@ -96,6 +96,27 @@ def test_a_loss_is_a_sum_a_mean_or_couples_samples(
         if loss is variance and size < 4:
             continue  # of one sample there is none
         assert split(sums_of, SAMPLES[:size], torch.manual_seed) == expected, size
+
+
+@pytest.mark.parametrize("long", [(MAX_LOOKED_AT - 1,), (0, MAX_COMPARED - 1), (3,)])
+def test_a_loss_that_counts_padding_couples_samples_wherever_the_longer_ones_are(
+    long: tuple[int, ...],
+) -> None:
+    samples = [torch.ones(9 if number in long else 3) for number in range(MAX_LOOKED_AT)]
+
+    def sums_of(some: list[torch.Tensor]) -> tuple[float, float]:
+        padded = torch.nn.utils.rnn.pad_sequence(some, batch_first=True)
+        return float((padded - 2).square().mean(1).sum()), len(some)
+
+    compared = to_compare(iter(samples), len, 16)
+    assert len(compared) == MAX_COMPARED
+    assert split(sums_of, compared, torch.manual_seed) == Split.COUPLED
+
+
+def test_no_more_samples_are_compared_than_a_micro_batch_has() -> None:
+    assert to_compare(iter([(1,), (2,), (2, 1), (3,)]), len, 2) == [(1,), (2, 1)]
+    assert to_compare(iter([(1,), (2,)]), len, 2) == [(1,), (2,)]
+    assert to_compare(iter([(1,)]), len, 2) == [(1,)]
 
 
 def test_what_a_batch_leaves_behind_is_no_coupling() -> None:
