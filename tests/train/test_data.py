@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data.data import EvaluationData, Order, TrainingData
+from launcher.train.data.loading import SampleError
+from launcher.train.failure import classify, in_a_line
 from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all
+from launcher.train.where import Where
 from tests.train.runs import job, recipe
 
 
@@ -77,6 +81,59 @@ def test_a_subclass_of_list_that_augments_is_seeded_by_sample() -> None:
 
     assert samples(8) == samples(2)
     assert len({drawn for _, drawn in samples(8)}) == 8
+
+
+class Fails(Dataset[torch.Tensor]):
+    """Its sample 7 raises `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise self.error
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("raised", "failure"),
+    [
+        (KeyError("caption"), "user-error"),
+        (StopIteration(), "user-error"),  # which by itself would only end the step, with fewer samples
+        (RuntimeError("the server timed out after 5 s"), "user-error"),
+        (MemoryError(), "host-oom"),
+        (OSError(28, "No space left on device"), "disk-full"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_sample_that_raises_is_named(raised: Exception, failure: str, workers: int) -> None:
+    data = TrainingData(Fails(raised), list, job(train={"workers": workers}), recipe(micro=8), 0, 1)
+    with pytest.raises(SampleError) as error:
+        list(data.micro_batches(1))
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
+    said = f'SampleError: sample 7 of data("train") raised {type(raised).__name__}: {raised}'
+    assert in_a_line(error.value).partition("\n")[0] == said
+    assert "raise self.error" in "".join(traceback.format_exception(error.value))
+    assert classify(error.value, Where("data", 1, users=True)) == failure
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_step_has_fewer_samples_because_collate_raises_stop_iteration(workers: int) -> None:
+    def collate(_: list[Any]) -> Any:
+        return next(iter(()))
+
+    data = TrainingData(list(range(8)), collate, job(train={"workers": workers}), recipe(micro=8), 0, 1)
+    with pytest.raises(RuntimeError):
+        list(data.micro_batches(1))
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
 
 
 def _masked(_: list[Any]) -> tuple[float, ...]:

@@ -75,7 +75,7 @@ class TrainingData:
         self.order = Order(_length(data), batch, job.train.seed)
         self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
         self.share = slice(rank * batch // world, (rank + 1) * batch // world)
-        self._loader = Loader(data, collate, job.train.seed, workers=job.train.workers)
+        self._loader = Loader("train", data, collate, job.train.seed, workers=job.train.workers)
         self._arriving: Iterator[Any] = iter(())
         self._next = 0
 
@@ -96,7 +96,8 @@ class TrainingData:
         if step != self._next:
             self.start(step)
         self._next = step + 1
-        yield from itertools.islice(self._arriving, self.accumulation)
+        for _ in range(self.accumulation):
+            yield next(self._arriving)  # if there is none, Python raises RuntimeError
 
     @property
     def dataset(self) -> Any:
@@ -126,7 +127,7 @@ class EvaluationData:
         self.samples = _length(data)
         if self.samples == 0:
             raise SetupError("the evaluation data is empty")
-        self._loader = Loader(data, collate, seed=0, workers=0)
+        self._loader = Loader("eval", data, collate, seed=0, workers=0)
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
         """Yield `(batch, counts)`. A rank without samples left repeats one, with `counts` False: with FSDP a

@@ -13,16 +13,18 @@ import os
 import random
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from launcher.spec.signals import LEFT_TO_SUPERVISOR
 from launcher.train.rng import numpy
 from launcher.train.seeds import derive_seed
-from launcher.train.task import Task
+from launcher.train.task import Split, Task
 
 PR_SET_PDEATHSIG = 1
 "Option of prctl(2), from <linux/prctl.h>: the signal that a process gets when its parent ends."
@@ -32,17 +34,21 @@ Ticket = tuple[int, int]
 "(position of the sample in the training, index in the dataset)"
 
 
+class SampleError(Exception):
+    """A sample could not be fetched. The message names its index and what the dataset raised."""
+
+
 class Loader:
-    """Makes collated batches of a map-style dataset from lists of tickets.
+    """Makes collated batches of a map-style dataset, `data(split)` of the task, from lists of tickets.
 
     `start()` forks `workers` processes, so nothing has to be picklable. Call it before the first call to
     CUDA; otherwise a worker that uses CUDA raises "Cannot re-initialize CUDA in forked subprocess".
     """
 
-    def __init__(self, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
+    def __init__(self, split: Split, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
         self._numbers = _HostNumbers()
         self.data, self._seed = data, seed
-        self._samples = _Samples(data, seed, self._numbers)
+        self._samples = _Samples(split, data, seed, self._numbers)
         self._collate, self._workers = collate, workers
         self._collates_by_default = getattr(collate, "__func__", collate) in (Task.collate, default_collate)
 
@@ -58,29 +64,31 @@ class Loader:
             generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
         if not self._workers:
-            return self._in_this_process(iter(loader))
+            return self._checked(iter(loader))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_SUPERVISOR)  # inherited by the workers
         try:
-            return iter(loader)
+            return self._checked(iter(loader))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def samples(self, tickets: list[Ticket]) -> list[Any]:
         """Return samples, not collated, without a change of this process's random state."""
         try:
-            return self._samples.__getitems__(tickets)[1]
+            return [self._samples[ticket] for ticket in tickets]
         finally:
             self._numbers.put_back()
 
     def _collated(self, fetched: Any) -> Any:
         """Collate what `_Samples.__getitems__` returned."""
+        if isinstance(fetched, _Raised):
+            return fetched
         place, samples = fetched
         if not (self._collates_by_default and _draws_nothing(samples)):
             self._numbers.seed(derive_seed("batch", self._seed, place))
         return self._collate(samples)
 
-    def _in_this_process(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches made in this process, without a change of its random state.
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches without a change of this process's random state. Raises SampleError of a worker, too.
 
         A suspended generator would keep its last batch alive, so the list gives up its reference before
         `yield`.
@@ -93,6 +101,8 @@ class Loader:
                 return
             finally:
                 self._numbers.put_back()
+            if isinstance(held[0], _Raised):
+                raise SampleError(held[0].text)
             yield held.pop()
 
 
@@ -114,9 +124,16 @@ def _end_on_sigterm_of_rank() -> None:
     os._exit(0)
 
 
+@dataclass(frozen=True)
+class _Raised:
+    """What a worker returns in place of a batch. torch would raise its exceptions with other first lines."""
+
+    text: str
+
+
 class _Samples(Dataset[Any]):
-    def __init__(self, data: Any, seed: int, numbers: _HostNumbers) -> None:
-        self.data, self.seed, self._numbers = data, seed, numbers
+    def __init__(self, split: Split, data: Any, seed: int, numbers: _HostNumbers) -> None:
+        self.split, self.data, self.seed, self._numbers = split, data, seed, numbers
         # Indexing these types draws no random numbers, and seeding 16 samples takes 0.2 ms. Their subclasses
         # may draw.
         self.draws = type(data) not in (list, tuple, torch.Tensor)
@@ -125,11 +142,21 @@ class _Samples(Dataset[Any]):
         place, index = ticket
         if self.draws:
             self._numbers.seed(derive_seed("sample", self.seed, place))
-        return self.data[index]
+        try:
+            return self.data[index]
+        except Exception as error:  # a StopIteration would end the step with fewer samples
+            what = f"{type(error).__name__}: {error}"
+            raise SampleError(f'sample {index} of data("{self.split}") raised {what}') from error
 
-    def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]]:
+    def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]] | _Raised:
         """Return (position of the first sample, all samples); the DataLoader calls this."""
-        return tickets[0][0], [self[ticket] for ticket in tickets]
+        try:
+            return tickets[0][0], [self[ticket] for ticket in tickets]
+        except SampleError as error:
+            if get_worker_info() is None:
+                raise
+            trace = "".join(traceback.format_exception(error.__cause__))
+            return _Raised(f"{error}\nIn a DataLoader worker:\n{trace}")
 
 
 class _HostNumbers:
