@@ -61,6 +61,13 @@ _REMEDIES = tuple(
             "gradients as zero. It is best to remove parameters that take no part in the loss",
         ),
         (
+            r"Expected to mark a variable ready only once",
+            "Under DDP with train.find_unused_parameters: true, each call of the model in a micro-batch must "
+            "use the parameters of the calls before: call it once, with one forward for all parts of the "
+            "loss. Or use sharding: fsdp or, if the calls together always use every parameter, "
+            "find_unused_parameters: false",
+        ),
+        (
             r"RegisterPostBackwardFunction is a view and .* modified inplace",
             "FSDP does not allow that the input of a block is changed in place, by the block or later: use "
             "operators that are not in place there (x = x + y, nn.ReLU() without inplace), leave the module "

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from launcher.rundir.layout import RunDir
@@ -87,12 +88,28 @@ def other_mode() -> None:
     y.sum().backward()
 
 
+class Heads(torch.nn.ModuleList):
+    def forward(self, x: torch.Tensor, head: int) -> torch.Tensor:
+        return self[head](x)
+
+
+def two_calls() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        heads = Heads(torch.nn.Linear(2, 1) for _ in range(2))
+        model = DistributedDataParallel(heads, find_unused_parameters=True)
+        (model(torch.ones(1, 2), 0) + model(torch.ones(1, 2), 1)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("fails", "remedy"),
     [
         (mixed_types, "y.to(weight.dtype)"),
         (changed_input, "write x = x + block(x)"),
         (other_mode, "A block computed something else when it ran again"),
+        (two_calls, "call it once, with one forward for all parts of the loss"),
     ],
 )
 def test_what_to_do_about_an_error_of_torch_is_in_the_error_file(
