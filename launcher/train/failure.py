@@ -257,6 +257,7 @@ class Restart(Protocol):
 
     def out_of_memory(self, close: Callable[[], object]) -> None: ...
     def wait_if_under_way(self) -> None: ...
+    def finish_saving(self) -> None: ...
     def end(self) -> None: ...
 
 
@@ -281,6 +282,8 @@ def fail(
     else:
         if restart is not None:
             restart.wait_if_under_way()
+            if failure != "nccl-timeout":  # otherwise a rank may be gone
+                restart.finish_saving()
         within(CLOSING_SECONDS, close)
         if restart is not None:
             restart.end()

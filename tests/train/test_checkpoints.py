@@ -16,6 +16,9 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
+from launcher.rundir.shared import remove_handover
+from launcher.spec import variables
+from launcher.spec.fire_drill import DRILLS
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
@@ -118,6 +121,25 @@ def test_a_kill_during_a_save_in_the_background_leaves_the_last_good_one(tmp_pat
     before, after = losses(run, attempt=0), losses(run, attempt=1)
     assert [after[3], after[4]] == [before[3], before[4]]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "drill"),
+    [("raise", ""), pytest.param("", "rank=last,step=5,phase=backward", marks=pytest.mark.slow)],
+    ids=["exception", "memory"],
+)
+def test_a_rank_that_fails_during_a_save_in_the_background_ends_when_it_is_complete(
+    fault: str, drill: str, tmp_path: Path
+) -> None:
+    train = {"checkpoint_every": 2, "async_checkpoints": True}
+    run = prepare(tmp_path / "run", job(args={"dim": 384, "fault": fault, "call": 5}, steps=6, train=train))
+    env = {variables.SUPERVISED: "1", **({DRILLS: drill} if drill else {})}
+    ended = start(run, recipe("ddp"), env=env)
+    remove_handover(run, 0)
+    assert 0 not in ended.codes.values() and list(losses(run)) == [1, 2, 3, 4], ended.output
+    assert list(complete_checkpoints(run.checkpoints)) == [2, 4]
+    saved = [event["step"] for event in run.read_events() if event["event"] == "checkpoint"]
+    assert saved == [2, 4]
 
 
 @pytest.mark.slow

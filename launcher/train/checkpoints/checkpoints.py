@@ -9,6 +9,7 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable, Container
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -149,6 +150,17 @@ class Checkpoints:
         except CheckpointException as error:
             return self._failed(step, error)
         return self._ended(step, problem)
+
+    def complete(self, seconds: float) -> Saved | None:
+        """Wait for the background save, before the process ends. Any thread may call this. None if there is
+        none, or if it failed or did not end in time."""
+        if self._upload is None:
+            return None
+        step, upload = self._upload
+        futures.wait([upload], timeout=seconds)
+        if not upload.done() or upload.exception() is not None or upload.result() is not None:
+            return None
+        return Saved(step, directory(self.folder, step), None)
 
     def save_last(self, step: int) -> Saved:
         """Save the last checkpoint, with retries. Raises NotSavedError on every rank."""

@@ -16,7 +16,7 @@ from typing import Literal, cast
 import torch.distributed as dist
 
 from launcher.spec.base import format_bytes
-from launcher.spec.events import HandedOver, HandoverSkipped
+from launcher.spec.events import CheckpointSaved, HandedOver, HandoverSkipped
 from launcher.spec.verdict import EXIT_FOLLOWED
 from launcher.train.failure import leave, within
 from launcher.train.handover.alarm import Alarm
@@ -33,6 +33,8 @@ WRITE_SECONDS, MOST_SECONDS = 5.0, 60.0
 "Base time for writing, and its maximum together with the time for the bytes."
 BYTES_PER_SECOND = 0.25e9
 "A low estimate per node: from GPUs to memory that is not pinned, all ranks at once."
+SAVING_SECONDS = 300.0
+"Time for the checkpoint that is being written in the background, before the rank ends."
 CLOSING_SECONDS = 10.0
 "Time for the failing rank to close its tracker; the same as without a handover."
 
@@ -90,6 +92,20 @@ class Restart:
         with contextlib.suppress(dist.DistError):
             self._alarm.end()
 
+    def finish_saving(self, *, tells: bool = True) -> None:
+        """Wait until the checkpoint that is being written is complete, and record it if this rank `tells`.
+
+        Every rank has its part of it, and none can go on with it once this process has ended.
+        """
+        if self.handover is None:
+            return
+        saved, run = self.handover.checkpoints.complete(SAVING_SECONDS), self.rank.run
+        if saved is None or not tells or (self.rank.apart and self.rank.node > 0):
+            return
+        if not any(isinstance(one, CheckpointSaved) and one.step == saved.step for one in run.read_events()):
+            with contextlib.suppress(OSError):
+                run.append(CheckpointSaved(step=saved.step, path=str(saved.path)))
+
     def wait_if_under_way(self) -> None:
         """Wait if another thread of this rank is handing over; that thread then ends the process."""
         self._mine.acquire(timeout=MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
@@ -120,6 +136,8 @@ class Restart:
             self._tried = True
             self._let_go()
             return False
+        if why == "memory":
+            self.finish_saving(tells=ring)
         within(CLOSING_SECONDS, close)
         with contextlib.suppress(dist.DistError):
             # When the first rank has failed, the others are ended.
