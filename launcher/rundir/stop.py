@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,12 @@ class StopRequest(NamedTuple):
     "When remaining processes are killed, in seconds since the epoch; None if it is not known."
     left: float | None = None
     "The same in seconds from the request on, from a batch script: its node may have another clock."
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until then, counted from now; None if they are not known."""
+        if self.left is None and self.killed_at is not None:  # a script that an earlier version has rendered
+            return self.killed_at - time.time()
+        return self.left
 
 
 def read_stop_request(path: Path) -> StopRequest:

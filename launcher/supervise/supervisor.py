@@ -465,7 +465,7 @@ class Supervisor:
         """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""
         if self._until is None or self._until == self._printed_until:
             return
-        waits = self._stop_file is not None and self._last_request.left is None
+        waits = self._stop_file is not None and self._last_request.seconds_left() is None
         if waits and time.monotonic() < self._stopped_at + REASON_SECONDS:
             return
         self._printed_until = self._until
@@ -521,8 +521,9 @@ class Supervisor:
             ):
                 # Otherwise a signal has already asked for it. The ranks get a reason that a signal may have.
                 requests.append(request.reason if request.reason in SIGNALS.values() else "preempted")
-            if request.left is not None and request != self._last_request and not self._at_once:
-                self._until = time.monotonic() + max(request.left - LEAVE_SECONDS, request.left / 2)
+            left = request.seconds_left()
+            if left is not None and request != self._last_request and not self._at_once:
+                self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
             self._last_request = request
             content = read_text(self.run.cancel)
             if content != self._cancel_seen:

@@ -60,3 +60,13 @@ def test_rank_0_reads_the_time_by_the_clock_of_its_own_node(run: RunDir) -> None
     theirs = ask(1, 3600 + 50)
     ours = ask(0, 50)
     assert ask(1, 3600 + 50) == ours < theirs - 3500
+
+
+def test_a_script_that_an_earlier_version_has_rendered_tells_the_time_instead(run: RunDir) -> None:
+    told = run.path / "told"
+    supervisor = Supervisor(run, NodePlace(0, 1), {}, told)
+    at = time.monotonic()
+    told.write_text(f"preempted {time.time() + 40:.0f}\n")
+    assert supervisor._requests(at_once=True) == ["preempted"]
+    assert supervisor._until is not None
+    assert supervisor._until - at == pytest.approx(40 - LEAVE_SECONDS, abs=2)
