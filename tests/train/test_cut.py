@@ -21,8 +21,8 @@ from launcher.tasks.llama import LanguageModel
 from launcher.tasks.video import VideoLanguageModel
 from launcher.train.budget import Unlimited
 from launcher.train.optimizers.build import build_optimizer
-from launcher.train.pipeline.cut import Batch, chunks_of, cut
-from launcher.train.pipeline_parts import Pipeline, in_turn
+from launcher.train.pipeline.cut import Batch, cut
+from launcher.train.pipeline_parts import Pipeline, chunks_of, in_turn
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task, TaskError
 from tests.train.runs import one_rank, recipe

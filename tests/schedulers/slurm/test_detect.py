@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.over_ssh.login import Here, LoginError
+from launcher.schedulers.login import Here, LoginError
 from launcher.schedulers.slurm.detect import detect
 
 
