@@ -252,8 +252,9 @@ class Collector:
             result = self._kind_of(reader, line._replace(text=start), raw, hash(raw), before)
             if result is not None and start.strip(" +|"):
                 clue = Clue(
-                    result[0], shortened(start.strip()), stream, number, time, result[1], label=line.label
-                )
+                    result[0], shortened(start.strip()), stream, number, time, result[1],
+                    own=self._is_own(result[0], start.strip()), label=line.label,
+                )  # fmt: skip
                 self._keep(reader, clue)
             self._open_traceback(reader, before)
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):

@@ -46,3 +46,11 @@ def test_one_that_is_slow_on_a_plain_line_is_refused(expression: str) -> None:
 )
 def test_ordinary_ones_are_taken(expression: str) -> None:
     assert FailurePattern.model_validate({"pattern": expression, "class": "disk-full"}).pattern == expression
+
+
+@pytest.mark.parametrize("head", [b"", b" Traceback (most recent call last):"], ids=["alone", "with a head"])
+def test_a_line_is_the_jobs_own_wherever_a_traceback_begins(head: bytes) -> None:
+    collector = Collector([(r"reward server is gone", "node-failed")])
+    collector.feed("err", b"reward server is gone" + head + b"\n", 1)
+    (clue,) = collector.clues()
+    assert (clue.kind, clue.own, clue.text) == ("node-failed", True, "reward server is gone")
