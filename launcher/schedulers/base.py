@@ -274,6 +274,12 @@ class Scheduler(abc.ABC):
         unused = f"image {target.image}: not used, since container.runtime of the profile is none"
         return (*([unused] if target.image and not target.cluster.starts_container else []), *notes(target))
 
+    @classmethod
+    def by_hand(cls, scripts: Path) -> str:
+        """Return a sentence that says how a person starts a run that was only rendered. `scripts` is its
+        `scripts/`."""
+        return f"{scripts / 'start.sh'} starts it by hand"
+
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Look for what would fail, before anything is sent. Return warnings; raise SchedulerError."""
         return ()

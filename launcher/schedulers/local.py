@@ -24,6 +24,7 @@ from launcher.schedulers.base import (
     SchedulerError,
     Status,
 )
+from launcher.schedulers.registry import scheduler_class
 from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
 from launcher.schedulers.store import Folder
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
@@ -158,13 +159,8 @@ class LocalScheduler(OneByOne):
         elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
         elif name == "rendered":
-            script = run.scripts / "job.sbatch"
-            starts = (
-                f"`sbatch {script}` starts it"
-                if script.exists()
-                else f"{script.with_name('start.sh')} starts it by hand"
-            )
-            reason = f"written by `launcher render`, not started; {starts}"
+            kind = scheduler_class(run.read_about().get("cluster", {}).get("scheduler", "local"))
+            reason = f"written by `launcher render`, not started; {kind.by_hand(run.scripts)}"
         return status_of(run, self.handle(run), state | {"state": name, "reason": reason, "failure": failure})
 
     def logs(self, run: RunDir, since: int) -> bytes:

@@ -104,6 +104,10 @@ class SlurmScheduler(Scheduler):
         note = cpus_note(target)
         return (*([note] if note is not None else []), *super().notes(target))
 
+    @classmethod
+    def by_hand(cls, scripts: Path) -> str:
+        return f"`sbatch {scripts / 'job.sbatch'}` starts it"
+
     def check(self, prepared: Prepared, tasks: int = 1) -> tuple[str, ...]:
         """Check the job before it is queued. `tasks` is the number of such jobs in an array."""
         from launcher.schedulers.slurm.checks import problems
