@@ -104,3 +104,5 @@ def test_sentences_of_slurm_mean_the_same_with_blanks_and_underscores() -> None:
 def test_an_estimate_that_has_passed_is_now() -> None:
     record = JobRecord(id="7", state="PENDING", reason="Resources", start=NOW - timedelta(minutes=3))
     assert "Slurm plans to start it now" in why_pending(record, None, NOW)
+    begins = why_pending(replace(record, reason="BeginTime"), None, NOW)
+    assert begins.startswith("its earliest start has not come; that is within a minute; nothing to do but")

@@ -196,10 +196,11 @@ def _estimate(record: JobRecord, now: datetime) -> str:
     if record.start is None:
         return ""
     wait = (record.start - now).total_seconds()
+    begin_time = record.reason == "BeginTime"
     if wait <= 60:
-        return "Slurm plans to start it now"
+        return "that is within a minute" if begin_time else "Slurm plans to start it now"
     within = f"{format_duration(round(wait / 60) * 60)} ({record.start.astimezone():%Y-%m-%d %H:%M})"
-    if record.reason == "BeginTime":
+    if begin_time:
         return f"that is in {within}"
     return f"Slurm plans to start it in {within}, or earlier"
 

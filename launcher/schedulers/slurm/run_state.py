@@ -16,7 +16,7 @@ from launcher.schedulers.slurm.jobs import begun, submission_of
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records
 from launcher.schedulers.slurm.site import Site
-from launcher.schedulers.slurm.states import STANDING, Meaning, meaning
+from launcher.schedulers.slurm.states import UNTOLD, Meaning, meaning
 from launcher.spec.events import Finished
 from launcher.supervise.host import shows_life
 
@@ -73,8 +73,7 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
             "failure": None,
         }
     elif slurm.state in LIVING:
-        stands = f"job {record.id} {slurm.words}" if record.state in STANDING else ""
-        update = {"reason": stands, "failure": None}
+        update = {"reason": _beside_the_records(run, record, slurm), "failure": None}
         if state.get("state") not in ("running", "stopping"):
             update["state"] = slurm.state
     elif state.get("requeue") and slurm.state not in ("cancelled", "lost"):
@@ -94,8 +93,12 @@ def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Sit
 
 def _attempted(run: RunDir) -> bool:
     """Whether an attempt has started in the run's latest job, by its records."""
-    kinds = ("submitting", "job", "attempt")
-    return next((e["event"] for e in reversed(run.read_events()) if e["event"] in kinds), "") == "attempt"
+    return _newest(run, "submitting", "job", "attempt") == "attempt"
+
+
+def _newest(run: RunDir, *kinds: str) -> str:
+    """The kind of the run's newest event among these; empty if there is none."""
+    return next((event.kind for event in reversed(run.read_events()) if event.kind in kinds), "")
 
 
 def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
@@ -117,6 +120,17 @@ def _living(state: Mapping[str, Any]) -> str:
 def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
     """What a job in the queue is doing."""
     return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
+
+
+def _beside_the_records(run: RunDir, record: JobRecord, slurm: Meaning) -> str:
+    """What a job that has its nodes is doing, if the supervisor does not tell it; empty if it does."""
+    if record.state in UNTOLD:
+        return f"job {record.id} {slurm.words}"
+    if _newest(run, "submitting", "job", "started") != "job":
+        return ""
+    if shows_life(run):
+        return f"job {record.id} waits until the supervisor of an earlier start, which still runs, has ended"
+    return f"job {record.id} has begun; its supervisor has not"
 
 
 def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:

@@ -60,8 +60,8 @@ SLURM_STATES: dict[str, Meaning] = {
 }
 
 
-STANDING = frozenset({"SUSPENDED", "STOPPED"})
-"States in which the supervisor is suspended too, so that the run's records cannot show them."
+UNTOLD = frozenset({"SUSPENDED", "STOPPED", "COMPLETING", "STAGE_OUT"})
+"States in which the supervisor is suspended too, or has ended, so that the run's records cannot show them."
 
 
 def meaning(record: JobRecord) -> Meaning:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -71,6 +72,25 @@ def test_slurm_has_the_word_where_the_supervisor_has_not_had_the_last_one(
 ) -> None:
     status = judged(a_run(tmp_path, **own), "7", slurm(word), "")
     assert (status.state, status.failure) == expected
+
+
+def test_what_a_job_does_while_no_supervisor_of_it_runs_is_said(tmp_path: Path) -> None:
+    run = a_run(tmp_path, **RUNNING)
+
+    def reason(word: str) -> str:
+        return judged(run, "7", slurm(word), "").reason
+
+    assert (reason("RUNNING"), reason("COMPLETING")) == (
+        "", "job 7 is ending: some of its processes are still there"
+    )  # fmt: skip
+    run.event("job", handle="slurm:c:7", start=1)
+    assert reason("RUNNING") == "job 7 has begun; its supervisor has not"
+    with open(run.supervisor_lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waits = "job 7 waits until the supervisor of an earlier start, which still runs, has ended"
+        assert reason("RUNNING") == waits
+        run.event("started")
+        assert reason("RUNNING") == ""
 
 
 MEMORY = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
