@@ -141,6 +141,8 @@ class Supervisor:
         self._signals: list[str] = []
         self._handled = 0
         self._stop_reason: str | None = None
+        self._untold: list[str] = []
+        "Requests to stop that are not recorded yet."
         self._stopped_at = 0.0
         self._until: float | None = None
         "When ranks that were asked to stop are killed, by time.monotonic."
@@ -405,7 +407,9 @@ class Supervisor:
             return Ended(127, f"OSError: {error}")
         if self.nodes.leader:
             self.nodes.open_attempt(attempt)
-        return running.wait(lambda: self._tick(attempt, running))
+        ended = running.wait(lambda: self._tick(attempt, running))
+        self._record_requests(ended=True)
+        return ended
 
     def _tick(self, attempt: AttemptDir, running: RunningAttempt) -> None:
         self.nodes.beat(attempt)
@@ -414,8 +418,9 @@ class Supervisor:
             self._stop_for("cancelled")
         for reason in self._requests():
             self._stop_for(reason)
-            self.journal.event(Stopping(reason=reason))
+            self._untold.append(reason)
             self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
+        self._record_requests()
         if self._stop_reason is not None and self._until is not None:
             self._print_deadline()
             running.ask_to_stop(self._stop_reason, self._until)
@@ -460,6 +465,20 @@ class Supervisor:
             self._until = time.monotonic()
         elif self._until is None:
             self._until = time.monotonic() + self._stop_seconds
+
+    def _record_requests(self, *, ended: bool = False) -> None:
+        """Record the requests to stop, each with its cause. The batch script tells it after the signal.
+
+        `ended`: no later call follows.
+        """
+        if not self._untold:
+            return
+        said = self._why_stopped() if ended and self.nodes.leader else self._job_request().reason
+        waits = self._stop_file is not None and not said and "cancelled" not in self._untold
+        if ended or not waits or time.monotonic() > self._stopped_at + REASON_SECONDS:
+            for reason in self._untold:
+                self.journal.event(Stopping(reason=reason if reason == "cancelled" else said or reason))
+            self._untold.clear()
 
     def _print_deadline(self) -> None:
         """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import shutil
+import signal
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -13,22 +14,23 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.stop import read_stop_request
 from launcher.supervise.attempt import NodePlace, RunningAttempt
 from launcher.supervise.supervisor import LEAVE_SECONDS, Supervisor
-from tests.lab import Lab
+from tests.lab import Lab, events
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a Slurm profile."""
+    lab = Lab(tmp_path_factory.mktemp("rendered"))
+    (lab.folder / "one.yaml").write_text("name: one\nscheduler: slurm\nslurm: {gpu_request: none}\n")
+    job = str(lab.job(task="m:T", steps=5))
+    done = lab.cli("render", job, "-c", "one.yaml", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    return lab.folder / "run"
 
 
 @pytest.fixture
-def run(lab: Lab) -> RunDir:
-    """Of a Slurm profile. Its ranks never start."""
-    (lab.folder / "clusters").mkdir()
-    (lab.folder / "clusters/one.yaml").write_text(
-        f"name: one\nscheduler: slurm\npaths: {{python: {json.dumps(sys.executable)}}}\n"
-        "slurm: {gpu_request: none}\n"
-    )
-    rendered = lab.cli("render", str(lab.job(task="m:T", steps=5)), "-c", "one", "--out", "runs/asked")
-    assert rendered.returncode == 0, rendered.stderr
-    run = RunDir(lab.folder / "runs/asked")
-    (run.scripts / "start.sh").write_text("exec sleep 60\n")
-    return run
+def run(rendered: Path, tmp_path: Path) -> RunDir:
+    return RunDir(Path(shutil.copytree(rendered, tmp_path / "run")))
 
 
 def test_a_node_whose_clock_is_an_hour_ahead_gives_its_ranks_as_long_as_the_others(
@@ -70,3 +72,22 @@ def test_a_script_that_an_earlier_version_has_rendered_tells_the_time_instead(ru
     assert supervisor._requests(at_once=True) == ["preempted"]
     assert supervisor._until is not None
     assert supervisor._until - at == pytest.approx(40 - LEAVE_SECONDS, abs=2)
+
+
+def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: RunDir) -> None:
+    told, attempt = run.path / "told", run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    supervisor = Supervisor(run, NodePlace(), {}, told)
+    supervisor._stall = Mock(begins=lambda: False)
+
+    def recorded() -> list[str]:
+        supervisor._tick(attempt, Mock())
+        return [event["reason"] for event in events(run, "stopping")]
+
+    supervisor._on_signal(signal.SIGTERM, None)
+    assert recorded() == [] and run.read_state()["state"] == "stopping"
+    told.write_text("node-failed +20\n")
+    assert recorded() == ["node-failed"]
+    run.cancel.write_text("now")
+    supervisor._files_checked = 0.0  # as half a second later
+    assert recorded() == recorded() == ["node-failed", "cancelled"]
