@@ -203,7 +203,7 @@ class Trainer:
             started = time.perf_counter()
             result = self.train_step(step)
             if step == done + COMPARED:
-                self._check_replicas()
+                self._check_parameters_to_save()
             self._look_at_adapters(result)
             self._evaluate_and_record(step, result, time.perf_counter() - started - result.lost)
             self._report_unsaved()
@@ -274,10 +274,17 @@ class Trainer:
             self.recorder.event(StateNotSaved(names=names, reason=reason))
             self.rank.say(reason)
 
-    def _check_replicas(self) -> None:
-        """Raise TaskError if ranks that should hold the same parameters do not. Every rank must call this."""
+    def _check_parameters_to_save(self) -> None:
+        """Raise TaskError if a checkpoint would not hold this rank's parameters: replicas differ, or frozen
+        ones changed under an adapter. Every rank must call this."""
         with self.budget.host_side():
             check_same_parameters(self._parameters, self._replicas_of_this)
+            if names := self.recovery.undo.rewritten():
+                raise TaskError(
+                    f"{listed(names)} is frozen, but was changed during training. Under an adapter no "
+                    "checkpoint holds frozen parameters, so a resumed run would begin with the old values: "
+                    "make it a buffer (register_buffer), which checkpoints hold"
+                )
 
     def _look_at_adapters(self, result: StepResult) -> None:
         """Report, after the first update, the layers whose adapter has no part in it."""
@@ -659,9 +666,9 @@ class Trainer:
 
     def _save(self, step: int, *, leaving: bool) -> None:
         """Save a checkpoint. With `leaving`, wait until it is complete; do not save a step twice. Raises
-        TaskError if replicas differ, so that no checkpoint holds the values of any rank."""
+        TaskError if it would not hold the parameters."""
         if self.checkpoints.saved != step:
-            self._check_replicas()
+            self._check_parameters_to_save()
         with self.where.during("checkpoint"):
             # An allocation for a fire drill: the rest is in host memory and is not counted.
             torch.zeros((), device=self.rank.device)

@@ -681,6 +681,15 @@ def test_one_that_all_ranks_change_alike_is_trained_with(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_frozen_parameter_that_changes_under_an_adapter_is_refused_as_no_checkpoint_holds_it(
+    tmp_path: Path,
+) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:Shifted", steps=3, adapter={"kind": "lora", "rank": 2}))
+    assert start(run, recipe(micro=8), ranks=1).codes == {0: 1}
+    assert "shift is frozen, but was changed" in error(run.attempt(0), 0)["exception"]
+    assert not [*run.checkpoints.glob("step-*/complete.json")]
+
+
 def test_a_step_that_is_left_out_leaves_batch_norms_statistics_as_they_were(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="traps:NotANumber", steps=4))
     ended = start(run, recipe("none", micro=4, accumulation=2), ranks=1)

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.spec.adapter import Adapter
 from launcher.train.budget import MemoryBudget
 from launcher.train.loop import _modules_of
 from launcher.train.rng import rng_state
 from launcher.train.task import Task
 from launcher.train.undo import undo as undo_module
 from launcher.train.undo.fingerprint import CHUNK, row_sums
-from launcher.train.undo.state_finder import Detached, FoundState, StateFinder
+from launcher.train.undo.state_finder import SMALL, Detached, FoundState, StateFinder
 from launcher.train.undo.undo import Undo
 from tests.train.changing import Changing
 
@@ -224,6 +225,32 @@ def test_undo_puts_back_what_a_task_and_its_model_keep_in_attributes() -> None:
         _use(task, model)
         undo.take()
         assert undo.changed() == []
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapted, self.kept = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+        self.center = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.codes = nn.Parameter(torch.zeros(SMALL), requires_grad=False)
+
+
+@pytest.mark.parametrize("name", ["center", "codes"])
+def test_a_frozen_parameter_that_changes_under_an_adapter_is_named_before_a_checkpoint_leaves_it_out(
+    name: str,
+) -> None:
+    task, model = Keeper(), Centred()
+    plain = Undo(model, torch.device("cpu"), task)
+    task.adapter = Adapter(kind="lora", rank=2)
+    undo = Undo(model, torch.device("cpu"), task)
+    for step in range(3):
+        for one in (plain, undo):
+            one.take()
+        assert undo.rewritten() == ([name] if step > 1 else [])
+        if step == 1:
+            getattr(model, name).data[0] = 1.0  # which torch does not count
+        model.adapted.weight.data += 1
+    assert plain.rewritten() == [], "checkpoints hold it"
 
 
 class Renamed(Helper):

@@ -81,6 +81,8 @@ class Undo:
                     if slot is None:
                         by_content, trained = key in found.of_model, key in found.trained
                         slot = Slot(name, tensor, now.nbytes, by_content=by_content, trained=trained)
+                        if slot.follows and self._is_unsaved(key, slot, found):
+                            slot.first = fingerprint(now)
                     if by_version and slot.trained:
                         slot.by_content = False
                     slots[key] = slot
@@ -179,12 +181,24 @@ class Undo:
             names = [name for place in places for name in place.changed(numbers=True)]
             names = [name for name in names if ".__" not in name]  # Python's own, such as what has warned
             for key, slot in self._slots.items():
-                saved = key in self._taken.in_checkpoints
-                if saved and not self._saves_frozen and isinstance(slot.holder, nn.Parameter):
-                    saved = slot.trained
-                if not saved and slot.has_changed():
+                if key not in self._taken.in_checkpoints and slot.has_changed():
                     names.append(slot.name)
             return names
+
+    @torch.no_grad()
+    def rewritten(self) -> list[str]:
+        """Return the names of the frozen parameters that no checkpoint holds, because of an adapter, and that
+        have changed since the first `take` of this attempt."""
+        with self._lock:
+            return [
+                slot.name
+                for key, slot in self._slots.items()
+                if self._is_unsaved(key, slot, self._taken) and slot.is_rewritten()
+            ]
+
+    def _is_unsaved(self, key: int, slot: Slot, found: FoundState) -> bool:
+        frozen = isinstance(slot.holder, nn.Parameter) and not slot.trained
+        return frozen and not self._saves_frozen and key in found.in_checkpoints
 
     @property
     def rng(self) -> dict[str, Any]:
@@ -263,6 +277,8 @@ class Slot:
         "`mark` of the content if `take` makes no copy."
         self.follows = size <= SMALL and not trained
         "Each `take` makes a copy."
+        self.first: torch.Tensor | None = None
+        "Fingerprint of the first content, if the tensor is small and no checkpoint will hold it."
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -295,6 +311,13 @@ class Slot:
 
     def is_lost(self) -> bool:
         return self.values is None and self.has_changed()
+
+    def is_rewritten(self) -> bool:
+        """Return whether the content has changed since the first `take`: `take` copies a large tensor from
+        its first change on."""
+        if self.first is None:
+            return self.follows
+        return (now := content(self.holder)) is None or not torch.equal(self.first, fingerprint(now))
 
     def has_changed(self) -> bool:
         if (now := content(self.holder)) is None:
