@@ -33,6 +33,8 @@ def request_snapshot(run: RunDir, rank: int | None = None) -> Requested:
     Raises UsageError for a run of a `command:`, RefusedError if no ranks run or nothing counts their memory,
     and SchedulerError.
     """
+    if run.damage:
+        raise RefusedError(run.damage)
     if not run.read_about().job.task:
         raise UsageError(
             f"{run.id} runs a `command:`; only the built-in entrypoint (`task:`) writes snapshots"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,6 +93,12 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
         return newest
     if matches:
         return _sweep(name, matches)
+    for folder in (path, default_root() / name):
+        if folder.is_dir() and (folder / "events.jsonl").exists():
+            raise RunNotFoundError(
+                f"{folder} has no run.json, so it is no run: restore the file from a backup, or delete the "
+                f"folder: rm -r {shlex.quote(str(folder))}"
+            )
     known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
     raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
 

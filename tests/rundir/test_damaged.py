@@ -139,9 +139,13 @@ def test_a_run_json_that_cannot_be_read_is_told_with_what_to_do(root: Path, heal
     assert CliRunner().invoke(app, ["report", "bad-1"]).exit_code == 0
     page = (root / "bad-1" / "report.html").read_text()
     assert told in page and "None" not in page
-    for more in ([], ["--set", "steps=9"]):
-        error = CliRunner().invoke(app, ["resume", "bad-1", *more]).exception
+    for verb in (["resume"], ["resume", "--set", "steps=9"], ["snapshot"]):
+        error = CliRunner().invoke(app, [*verb, "bad-1"]).exception
         assert error is not None and str(error).startswith(told) and _exit_code(error) == 4
+    RunDir(root / "bad-1").submitted.unlink()
+    for name in ("bad-1", str(root / "bad-1")):
+        error = CliRunner().invoke(app, ["status", name]).exception
+        assert str(error).startswith(f"{root / 'bad-1'} has no run.json") and _exit_code(error) == 3
 
 
 def test_the_newest_run_is_the_newest_that_can_be_read(root: Path, healthy: Path) -> None:
