@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,11 @@ def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
         return []
     if isinstance(values, Mapping):
         return [f"{name}={as_text(name, value)}" for name, value in values.items()]
-    if isinstance(values, str) or not all(isinstance(text, str) for text in values):
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Iterable)
+        or not all(isinstance(text, str) for text in values)
+    ):
         raise UsageError(f"set: give a mapping such as {{'train.lr': 1e-4}}, not {values!r}")
     return list(values)
 

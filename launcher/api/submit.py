@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -73,9 +74,10 @@ def submit(
     limits = Limits(max_price, budget, max_hours)
     if (at_once is not None or samples is not None) and sweep is None:
         raise UsageError("at_once and samples need a sweep: give sweep, too")
-    for name, count in (("at_once", at_once), ("samples", samples)):
-        if count is not None and count < 1:
-            raise UsageError(f"{name}: {count} is less than 1")
+    counts: dict[str, Any] = {"at_once": at_once, "samples": samples}
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, numbers.Integral) or count < 1):
+            raise UsageError(f"{name}: give a whole number from 1 on, not {count!r}")
     if sweep is not None and not isinstance(sweep, Mapping):
         raise UsageError("sweep: give a mapping of field names to lists of values")
     if sweep is not None:
