@@ -77,10 +77,7 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
         if (path / "run.json").is_file():
             return open_run(path)
     except PermissionError:
-        raise RunNotFoundError(
-            f"{path} belongs to another user and is not for you to read; its owner opens new runs by "
-            "`paths: {access: group}` in the cluster profile"
-        ) from None
+        raise _not_for_you(path) from None
     runs = runs_in()
     if ":" in name:  # a handle, because ids contain no colon
         matches = [run for run in runs if _has_handle(run, name)]
@@ -94,13 +91,24 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
     if matches:
         return _sweep(name, matches)
     for folder in (path, default_root() / name):
-        if folder.is_dir() and (folder / "events.jsonl").exists():
+        try:
+            left = (folder / "events.jsonl").is_file()
+        except PermissionError:
+            raise _not_for_you(folder) from None
+        if left:
             raise RunNotFoundError(
                 f"{folder} has no run.json, so it is no run: restore the file from a backup, or delete the "
                 f"folder: rm -r {shlex.quote(str(folder))}"
             )
     known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
     raise RunNotFoundError(f"no run {name!r}; the newest are: {known}")
+
+
+def _not_for_you(folder: Path) -> RunNotFoundError:
+    return RunNotFoundError(
+        f"{folder} belongs to another user and is not for you to read; its owner opens new runs by "
+        "`paths: {access: group}` in the cluster profile"
+    )
 
 
 def newest_sweep() -> str:
