@@ -37,7 +37,8 @@ if mode.startswith("wait"):
         file.write(" ".join(caught))
     if mode == "wait-interrupted":
         with open(os.path.join(sys.argv[3], "state.json"), "w") as file:
-            file.write('{{\\n  "state": "interrupted",\\n  "failure": "time-limit",\\n  "requeue": true\\n}}')
+            file.write('{{\\n  "state": "interrupted",\\n  "failure": "time-limit",\\n')
+            file.write('  "reason": "its time was over",\\n  "requeue": true\\n}}')
 sys.exit(int(os.environ.get("STUB_EXIT", "0")))
 """
 _RECORD = '{ printf \'%s\\0\' "${0##*/}" "$@"; } >>"$STUB_OUT.${0##*/}"\n'

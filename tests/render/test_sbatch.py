@@ -330,11 +330,16 @@ def test_a_run_that_cannot_go_on_says_so_and_stays_resumable(tmp_path: Path) -> 
     stub = stubs.make(tmp_path / "stubs")
     (stub.bin / "squeue").write_text("#!/bin/sh\n")
     (stub.bin / "squeue").chmod(0o755)
-    (stub.bin / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+    refusal = 'sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Job violates "policy" (MaxSubmitJobs)'
+    (stub.bin / "sbatch").write_text(f"#!/bin/sh\necho '{refusal}' >&2\nexit 1\n")
     errors = interrupted(tmp_path, stub, STUB_JOB=NEAR, STUB_REQUEUE_EXIT="1")
     assert "launcher resume" in errors
     state = json.loads((tmp_path / "run" / "state.json").read_text())
     assert (state["state"], state["requeue"]) == ("interrupted", False)
+    assert state["reason"] == (
+        "its time was over; Slurm does not put job 70007 back into the queue, and refused another: "
+        + refusal.replace("\n", "; ")
+    )
 
 
 LONG = "RunTime=00:10:00 TimeLimit=1-00:00:00"

@@ -196,7 +196,7 @@ go_on() {
     fi
   elif ! _refused=$(scontrol requeue "$_id" 2>&1); then
     say "Slurm does not requeue job $_id: $_refused"
-    link "$_reason" || give_up
+    link "$_reason" || give_up "Slurm does not put job $_id back into the queue, and refused another: ${_said:-no sbatch here}"
     return
   fi
   event requeued '"reason": "'"$_reason"'", "nodes": '"$(json "${_failed[*]-}")"
@@ -209,33 +209,36 @@ stay_away() {
   look
   if [[ $(member Restarts) -gt $_restart ]]; then scancel "$_id"; fi
 }
+# give_up WHY: which `launcher status` adds to the reason of the stop.
 give_up() {
   say "the run stays where it is: 'launcher resume' goes on from its last checkpoint"
-  sed 's/"requeue": true/"requeue": false/' "$_run_dir/state.json" >"$_run_dir/.state.json.$_job" &&
+  why=$(json "; $1") awk '/^  "reason": ".*",?$/ { end = /,$/ ? "," : ""; sub(/",?$/, ""); $0 = $0 substr(ENVIRON["why"], 2) end }
+    { sub(/"requeue": true/, "\"requeue\": false"); print }' "$_run_dir/state.json" >"$_run_dir/.state.json.$_job" &&
     mv "$_run_dir/.state.json.$_job" "$_run_dir/state.json"
 }
-# link REASON [SBATCH OPTION...]: a new job for the same run. What Slurm tells this job about itself must not
-# reach it, and sbatch's own variables were weighed when the run was submitted.
+# link REASON [SBATCH OPTION...]: a new job for the same run, or in `_said` why sbatch refused it. What Slurm tells this
+# job about itself must not reach it, and sbatch's own variables were weighed when the run was submitted.
 link() {
   local _reason=$1 _child
+  _said=''
   shift
   if ! command -v sbatch >/dev/null; then
     say 'there is no sbatch on this node to submit a linked job with'
     return 1
   fi
   if [[ -n ${SLURM_JOB_ACCOUNT:-} ]]; then set -- --account="$SLURM_JOB_ACCOUNT" "$@"; fi
-  _child=$(
+  _said=$(
     for _name in $(compgen -e); do
       case $_name in
         SLURM_CONF) ;;
         SLURM_* | SLURMD_* | SRUN_* | SBATCH_*) unset "$_name" ;;
       esac
     done
-    sbatch --parsable "$@" "$_scripts/job.sbatch" "$_job-$_restart"
-  ) || _child=$(squeue --noheader --user="$(id -un)" --format='%F|%o' | awk -F '|' -v run="/$_run_id/" -v me="$_job" 'index($2, run) && $1 != me { print $1; exit }')
-  _child=${_child%%;*}
+    sbatch --parsable "$@" "$_scripts/job.sbatch" "$_job-$_restart" 2>&1
+  ) && _child=$(grep -oE '^[0-9]+' <<<"$_said" | tail -n 1) || _child=$(squeue --noheader --user="$(id -un)" --format='%F|%o' | awk -F '|' -v run="/$_run_id/" -v me="$_job" 'index($2, run) && $1 != me { print $1; exit }')
   if [[ -z $_child ]]; then
-    say 'sbatch refused a linked job'
+    _said=${_said//$'\n'/; }
+    say "sbatch refused a linked job: $_said"
     return 1
   fi
   event requeued '"reason": "'"$_reason"'", "linked": true' "$_handle_prefix$_child"
