@@ -40,6 +40,13 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
             f"`steps` counts from the start of the run: {done} are done, it is {job.steps} now; "
             f"go on with `--set steps={done + job.steps}` for {job.steps} more"
         )
+    a_pass = int(marker.get("samples", 0)) // job.batch.global_
+    if job.epochs is not None and a_pass and done > job.epochs * a_pass:
+        passes = -(-done // a_pass)
+        return (
+            f"`epochs` counts from the start of the run: {passes} are done or begun, it is {job.epochs} now; "
+            f"go on with `--set epochs={passes + job.epochs}` for {job.epochs} more"
+        )
     before = marker.get("optimizer", recipe.optimizer)
     if saved_as(before) != saved_as(recipe.optimizer):
         return (

@@ -127,6 +127,10 @@ def test_fewer_steps_than_are_done_are_refused_with_what_to_set() -> None:
     told = why_not_from({"step": 12}, job(steps=9), WHOLE)
     assert told is not None and "`--set steps=21` for 9 more" in told
     assert why_not_from({"step": 12}, job(steps=12), WHOLE) is None
+    marker = {"step": 12, "samples": 45}  # five steps of eight samples are an epoch
+    told = why_not_from(marker, job(steps=None, epochs=2), WHOLE)
+    assert told is not None and "3 are done or begun" in told and "`--set epochs=5` for 2 more" in told
+    assert why_not_from(marker, job(steps=None, epochs=3), WHOLE) is None
 
 
 def test_fewer_steps_than_are_done_are_refused_before_a_host_that_has_the_checkpoint_is_asked(
