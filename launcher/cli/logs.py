@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated, Optional
 
@@ -111,6 +112,16 @@ def why(
     return None
 
 
+_COMPRESSED = {
+    b"\x1f\x8b": "zcat",
+    b"\xfd7zXZ": "xzcat",
+    b"BZh": "bzcat",
+    b"\x28\xb5\x2f\xfd": "zstdcat",
+    b"PK\x03\x04": "unzip -p",
+}
+"First bytes of a compressed file, and the command that prints it."
+
+
 def _why_log(name: str, json: bool) -> None:
     from launcher.cli.output import fail, print_json
     from launcher.diagnosis.lines import lines_of
@@ -118,6 +129,10 @@ def _why_log(name: str, json: bool) -> None:
 
     try:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
+            begin = file.peek(8)
+            for magic, tool in _COMPRESSED.items():
+                if begin.startswith(magic):
+                    fail(f"--log {name} is compressed: {tool} {shlex.quote(name)} | launcher why --log -")
             cause = judged_log(lines_of(file))
     except OSError as error:
         fail(f"--log {name}: {error.strerror}")

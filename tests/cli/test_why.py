@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from launcher.cli.main import app
 from launcher.diagnosis.lines import lines_of
 from launcher.report.why import MAX_LINES, why
 from launcher.report.why_log import judged_log
@@ -158,3 +164,15 @@ def test_a_log_that_python_wrote_alone_is_read_in_the_order_of_events(
     with open(log, "rb") as file:
         cause = judged_log(lines_of(file))
     assert cause is not None and (cause.failure, cause.confidence) == ("gpu-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    ("pack", "tool"), [(gzip.compress, "zcat"), (bz2.compress, "bzcat"), (lzma.compress, "xzcat")]
+)
+def test_a_compressed_log_is_told_with_what_reads_it(
+    tmp_path: Path, pack: Callable[[bytes], bytes], tool: str
+) -> None:
+    log = tmp_path / "a log"
+    log.write_bytes(pack(b"RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n" * 9))
+    said = CliRunner().invoke(app, ["why", "--log", str(log)])
+    assert said.exit_code == 2 and f"{tool} '{log}' | launcher why --log -" in said.stderr
