@@ -30,7 +30,7 @@ _P = Pattern
 
 UNLESS: dict[Kind, str] = {
     "gpu-memory": r"(?i)\b(?:may|might|could|avoid\w*|prevent\w*|if you|in case|to fix|potential\w*|risk|handles?|halve|patterns?|catch\w*)\b[^\n]{0,60}\b(?:out of memory|memory errors?)(?!. Tried to)|1EB|skipping tactic|memory space vmem",
-    "preempted": r"PreemptionMode|(?i:sequence group|\brequest \S+ was|\bblocks?\b|kv cache)|handler (?:is )?installed|handler registered|[Ww]atching for",
+    "preempted": r"PreemptionMode|(?i:sequence group|\brequest \S+ was|\bblocks?\b|kv cache)|handler (?:is )?installed|handler registered|[Ww]atching for|preempted,? or \w",
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
     "numerical": r"(?i)zeroed|skipp|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno nan",
 }
@@ -263,6 +263,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("node-failed", r"soft lockup - CPU", "moby/moby#36675"),
     _P("node-failed", r"Stale file handle", "Parisson/TimeSide#160"),
     _P("node-failed", r"Transport endpoint is not connected", "pytorch/pytorch#58155"),
+    _P("node-failed", r"\[Errno 5\] Input/output error: |Input/output error \(os error 5\)", "Mikubill/naifu#35"),  # without a file, it is a terminal that was closed
+    _P("node-failed", r"(?:Task|Application) launch [^\n]*failed[^\n]*: (?:Job credential|Invalid job credential|Protocol authentication|Communication|Zero Bytes|Socket timed out|Slurmd could not|Unable to contact)", "ai4d-iasc/trixie#58", record=True),
+    _P("node-failed", r"^slurmstepd: error: execve\(\): \S*/slurm_script: ", "ArjunaCluster/ArjunaUsers#21", record=True),
     _P("node-failed", r"\b(?:RmInitAdapter|rm_init_adapter) failed|Failed to initialize the NVIDIA GPU|Cannot attach gpu", "Cyridd/cmpunlocker#4"),
     _P("node-failed", r"(?i)\bhardware (?:execution )?(?:error|fault|failure)\b", "vllm-project/vllm-ascend#1993", unless=r"(?i)\bcorrected\b|\b(?:no|0) hardware|hardware errors?: ?0"),
     _P("node-failed", r"GPU (?:requires (?:a )?reset|is not responding|is unhealthy|marked unhealthy)", "docs.nvidia.com/deploy/nvml-api"),
@@ -654,7 +657,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("nccl-timeout", r"ProcessGroup(?:NCCL|Gloo)[^\n]{0,120}(?:timeout|timed out|aborted|exception)", "kohya-ss/sd-scripts#1434"),
     _P("nccl-timeout", r"[Bb]arrier timed out", "ayaka14732/llama-2-jax#20"),
     _P("nccl-timeout", r"Horovod has been shut down", "horovod/horovod#243"),
-    _P("nccl-timeout", r"Coordination service[^\n]*(?:error|stopped|heartbeat|unavailable)", "google/paxml#77"),
+    _P("nccl-timeout", r"(?i)coordination service[^\n]*(?:error|stopped|heartbeat|unavailable)", "google/paxml#77"),
     _P("nccl-timeout", r"(?i)\b(?:all_?reduce|all_?gather|broadcast|barrier|reduce_?scatter|all_?to_?all|collective)\b[^\n]{0,80}\b(?:timed? ?out|timeout|aborted)\b", "pytorch/pytorch#118369"),
     _P("nccl-timeout", r"monitoredBarrier", "pytorch/pytorch#53773"),
     _P("nccl-timeout", r"[Aa]pplication timeout caused pair closure", "pytorch/gloo (gloo/transport/tcp/pair.cc)"),

@@ -154,6 +154,9 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         (f"{HEAD}ValueError: cannot skip 100 batches; continue with --force", "user-error"),
         (f"{HEAD}ValueError: Invalid option: foo", "user-error"),
         (f"{HEAD}RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "user-error"),
+        (f"{HEAD}OSError: [Errno 5] Input/output error: '/data/a.jpg'", "node-failed"),
+        (f"{HEAD}OSError: [Errno 5] Input/output error", "user-error"),  # a print into a closed terminal
+        ("E xla/coordination_service.cc:1170] /task:0 has been set to ERROR in coordination service: UNAVAILABLE: Task /task:0 heartbeat timeout. The remote task has failed, got preempted, or crashed.", "nccl-timeout"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
