@@ -163,6 +163,13 @@ def test_these_are_what_they_say(text: str, failure: str) -> None:
     assert judged(text) == (failure, "likely")
 
 
+def test_an_eviction_for_the_pod_s_own_disk_is_no_preemption() -> None:
+    evicted = (
+        "  Warning  Evicted  109s  kubelet  Pod ephemeral local storage usage exceeds the total limit of 5Gi."
+    )
+    assert judged(evicted) == ("disk-full", "certain")
+
+
 TRACED = 'Traceback (most recent call last):\n  File "t.py", line {}, in {}\n    step()\n'
 STEPS = "\n".join(f"step {number} loss {3 - number / 100:.3f}" for number in range(1, 40))
 MEMORY = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
