@@ -168,11 +168,15 @@ class RunningAttempt:
         elif over > 0 or self.sends_sigterm:
             signum = KILL_RANK if over > 0 else END_RANK
             starter = self.process.pid
-            for worker in workers_of(self.run.path, self.attempt.number, self.node, parent=starter):
+            workers = workers_of(self.run.path, self.attempt.number, self.node, parent=starter)
+            for worker in workers:
                 if (worker, signum) not in self._signalled:
                     self._signalled.add((worker, signum))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker, signum)
+            if self._failed and self._signalled and not workers:
+                # torchrun takes ranks that were made to end for finished, and waits for the other nodes'.
+                signal_group(starter, signal.SIGKILL)
 
     def _ranks_started(self) -> bool:
         """Return whether any rank has started. Before that (`setup:`) there is nothing to save."""

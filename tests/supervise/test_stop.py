@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,7 +15,8 @@ import pytest
 
 from launcher.rundir.layout import RunDir
 from launcher.rundir.stop import read_stop_request
-from launcher.supervise.attempt import NodePlace, RunningAttempt
+from launcher.supervise.attempt import NodePlace, RunningAttempt, start
+from launcher.supervise.process import processes_of
 from launcher.supervise.supervisor import LEAVE_SECONDS, Supervisor
 from tests.lab import Lab, events
 
@@ -91,3 +95,25 @@ def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: 
     run.cancel.write_text("now")
     supervisor._files_checked = 0.0  # as half a second later
     assert recorded() == recorded() == ["node-failed", "cancelled"]
+
+
+def test_a_node_does_not_wait_for_torchrun_when_its_ranks_have_ended_for_the_failure_of_another(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun would wait minutes for the other node, whose torchrun has ended."""
+    monkeypatch.setattr("launcher.supervise.attempt.FAILED_SECONDS", 3600.0)
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    worker = f"{sys.executable} -m launcher.supervise.worker -- sleep 3600"
+    (run.scripts / "start.sh").write_text(f"RANK=0 {worker}\nsleep 3600\n")
+    running, begun = start(run, attempt, NodePlace(0, 2), {}, sends_sigterm=True), time.monotonic()
+
+    def tick() -> None:
+        if processes_of(run.path, 0, of_ranks=True):
+            running.end_failed()
+        if time.monotonic() > begun + 60:
+            os.killpg(running.process.pid, signal.SIGKILL)
+
+    assert running.wait(tick).exit_code == -signal.SIGKILL
+    assert time.monotonic() < begun + 60
+    assert json.loads(attempt.exit(0).read_text())["exit_code"] == -signal.SIGHUP
