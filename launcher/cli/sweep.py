@@ -49,7 +49,7 @@ def submit_sweep(
     print(f"\n{len(handles)} runs submitted{array}")
     for ready, handle in zip(sweep.runs, handles, strict=True):
         print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
-    print(f"{sweep.id}  all of them, for `launcher status`, `compare`, `cancel` and `clean`")
+    print(f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}")
 
 
 def _left(sweep: PreparedSweep) -> str:

@@ -173,7 +173,7 @@ def cancelled_sweep(lab: Laptop) -> Told:
     job = lab.job(**GPT | {"task": "mine:Mine", "steps": 9999}, env=env, resources=ONE_RANK)
     asked = ["--sweep", "seed=0,1,2,3,4,5", "--at-once", "1"]
     out = lab.said("submit", str(job), "-c", "lab.yaml", *asked)
-    sweep, _, *_ = out.splitlines()[-1].split()
+    (sweep,) = (line.split()[-1] for line in out.splitlines() if line.startswith("all of them: "))
     runs = [RunDir(Path(one["path"])) for one in lab.told("status", sweep)["runs"]]
     wait_for(lambda: len(metrics(lab.on_disk(runs[0]))) > 2, "some steps")
     said, trips = {}, {}

@@ -49,7 +49,7 @@ def said(lab: SlurmLab, *arguments: str, code: int = 0) -> str:
 def submitted(lab: SlurmLab, job: str, *options: str) -> tuple[str, list[RunDir]]:
     """The sweep's id, and its runs in order."""
     out = said(lab, "submit", job, "-c", "lab.yaml", *options)
-    sweep, _, *_ = out.splitlines()[-1].split()
+    (sweep,) = (line.split()[-1] for line in out.splitlines() if line.startswith("all of them: "))
     runs = sorted((lab.folder / "runs").glob(f"{sweep}-*"))
     return sweep, [RunDir(path) for path in runs]
 
