@@ -176,7 +176,7 @@ def test_why_shows_the_decisive_line_and_what_was_taken_for_a_consequence(lab: L
     log = lab.newest().attempt(0).rank_log(0, 0, "err").read_text().splitlines()
     line = next(number for number, text in enumerate(log, 1) if "RuntimeError: CUDA" in text)
     assert f"rank-000.err:{line}" in said
-    assert "follows from another failure" in said and "Exception ignored" in said
+    assert "follows   from another failure" in said and "Exception ignored" in said
 
 
 TWO_OF_THREE = """\
