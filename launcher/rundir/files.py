@@ -101,7 +101,8 @@ def read_json(path: Path) -> Any | None:
     """The content; None if the file is missing, unreadable or incomplete."""
     try:
         with open_regular(path) as file:
-            return parsed(file.read(MAX_RECORD_BYTES))
+            size = os.fstat(file.fileno()).st_size  # Python makes room for as much as it is asked to read
+            return parsed(file.read(size)) if size <= MAX_RECORD_BYTES else None
     except OSError:
         return None
 

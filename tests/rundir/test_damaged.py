@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,6 +168,17 @@ def test_a_record_without_end_is_no_record(tmp_path: Path) -> None:
         hole.truncate(MAX_RECORD_BYTES + 1)
     assert read_json(file) is None
     assert read_json_lines(tmp_path / "none.jsonl") == []
+
+
+def test_a_record_takes_the_memory_of_its_file(tmp_path: Path) -> None:
+    """A login node may limit the address space (ulimit -v)."""
+    file = tmp_path / "state.json"
+    file.write_text("{}")
+    tracemalloc.start()
+    assert read_json(file) == {}
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**20
 
 
 def test_forms() -> None:
