@@ -28,7 +28,7 @@ from launcher.train.rank import Rank
 from launcher.train.replaced import Originals
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.sharding.sharding import shard
-from launcher.train.task import Task, TaskError
+from launcher.train.task import Task, TaskError, called
 from launcher.train.tensor.own_numbers import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
@@ -107,7 +107,7 @@ def arranged(
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
         to_float8(model, task.blocks(model), device, recipe.tensor)
-    blocks = list(dict.fromkeys(task.blocks(model)))  # a model may use a block several times
+    blocks = called(task.blocks(model))
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)

@@ -181,11 +181,21 @@ class Task(ABC):
         return None
 
 
+def called(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return each block once. In place of one without a forward, such as a ModuleList in a ModuleList, return
+    what is in it: only that can be called."""
+    found: dict[nn.Module, None] = {}
+    for block in blocks:
+        container = getattr(block.forward, "__func__", None) is nn.Module.forward
+        found |= dict.fromkeys(called(block.children()) if container else [block])
+    return list(found)
+
+
 def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return each block once, without blocks that are inside another block."""
-    callable_ones = [block for block in blocks if not isinstance(block, nn.ModuleList | nn.ModuleDict)]
-    inner = {id(child) for block in callable_ones for child in block.modules() if child is not block}
-    return list({id(block): block for block in callable_ones if id(block) not in inner}.values())
+    found = called(blocks)
+    inner = {id(child) for block in found for child in block.modules() if child is not block}
+    return [block for block in found if id(block) not in inner]
 
 
 _NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")

@@ -22,6 +22,7 @@ from launcher.train.activations.activations import (
     Offloader,
     apply_activations,
     around,
+    called,
     evenly,
     outermost,
     recomputed,
@@ -345,6 +346,19 @@ def test_a_block_inside_a_block_is_left_to_the_outer_one() -> None:
     container = nn.ModuleList([nn.Linear(1, 1)])
     blocks = [outer, outer, outer[0], outer[1][0], container, container[0]]
     assert outermost(blocks) == [outer, container[0]]
+
+
+def test_of_a_block_without_a_forward_what_is_in_it_is_called() -> None:
+    class Both(nn.ModuleDict):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self["up"](x) + self["down"](x)
+
+    def layers(kind: type[nn.ModuleDict]) -> nn.ModuleDict:
+        return kind({"up": nn.Linear(1, 1), "down": nn.Linear(1, 1)})
+
+    nested, named, whole = nn.ModuleList([nn.Linear(1, 1)]), layers(nn.ModuleDict), layers(Both)
+    assert called([nested, nested[0], named, whole]) == [nested[0], named["up"], named["down"], whole]
+    assert outermost([nn.ModuleList([named]), whole["up"], whole]) == [named["up"], named["down"], whole]
 
 
 def test_offload_copies_activations_and_leaves_weights(monkeypatch: pytest.MonkeyPatch) -> None:

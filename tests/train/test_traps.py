@@ -500,6 +500,18 @@ def test_blocks_under_fsdp_may_change_the_lists_and_dictionaries_that_they_are_c
     assert curves["fsdp"] == pytest.approx(curves["none"], rel=rel) and len(curves["fsdp"]) == 3
 
 
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_fsdp_gathers_the_layers_of_lists_in_a_list(kind: str, tmp_path: Path) -> None:
+    curves = []
+    for fields in ({"sharding": "none"}, {"sharding": "fsdp", "activations": "checkpoint"}):
+        asked = job(task="traps:Paired", steps=2, args={"kind": kind})
+        run = prepare(tmp_path / fields["sharding"], asked)
+        ended = start(run, recipe(micro=8, **fields), ranks=1)
+        assert ended.codes == {0: 0}, ended.output
+        curves.append(losses(run))
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 48)])
 def test_ranks_that_take_different_branches_have_the_gradients_of_one(

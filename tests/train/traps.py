@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class Branching(Task):
     def model(self) -> nn.Module:
         return Branches((self.sizes[0], self.sizes[1]))
 
-    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """FSDP gathers a block when it is called: on every rank, or it waits for ever."""
         yield model.first
 
@@ -181,6 +181,38 @@ class CalledTwice(Branching):
         if os.environ["RANK"] == "1" and self.calls == 1:
             model(batch[0])
         return super().loss(model, batch)
+
+
+class Pairs(nn.Module):
+    """Layers in a list of lists, or of dictionaries, which have no forward."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
+        pairs = [[nn.Linear(16, 16), nn.Linear(16, 16)] for _ in range(2)]
+        self.layers = nn.ModuleList(
+            nn.ModuleList(pair) if kind == "list" else nn.ModuleDict(zip("ab", pair, strict=True))
+            for pair in pairs
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for pair in self.layers:
+            for layer in pair.children():
+                x = x + torch.tanh(layer(x))
+        return self.last(x)
+
+
+class Paired(Branching):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def model(self) -> nn.Module:
+        return Pairs(self.kind)
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return Task.blocks(self, model)
 
 
 class Forces(nn.Module):
