@@ -22,9 +22,7 @@ from launcher.train.activations.activations import (
     Offloader,
     apply_activations,
     around,
-    called,
     evenly,
-    outermost,
     recomputed,
 )
 from launcher.train.budget import MIB, MemoryBudget, Unlimited
@@ -32,7 +30,7 @@ from launcher.train.compiling.compiling import apply_compile, missing_compiler
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import meshes
 from launcher.train.rank import Rank, SetupError
-from launcher.train.task import TaskError
+from launcher.train.task import TaskError, called, outermost
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 CPU = torch.device("cpu")
