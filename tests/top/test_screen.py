@@ -224,15 +224,19 @@ def test_a_run_that_has_ended_is_not_cancelled_and_a_snapshot_is_refused_with_th
     eventful(runs / "gpt-a")
 
     async def use(app: Top, pilot: Pilot[None]) -> None:
-        await pilot.press("c")
-        assert not isinstance(app.screen, Confirm)
-        await pilot.press("s")
-        await settled(app, pilot)
-        said = [note.message for note in app._notifications]
-        assert said == [
-            "gpt-a is not running: succeeded",
-            "gpt-a has no running ranks to ask; its state is succeeded",
-        ]
+        for screens in (1, 2):  # the table, and the screen of the run
+            await pilot.press("c")
+            assert not isinstance(app.screen, Confirm)
+            await pilot.press("s")
+            await settled(app, pilot)
+            said = [note.message for note in app._notifications]
+            assert said == screens * [
+                "gpt-a is not running: succeeded",
+                "gpt-a has no running ranks to ask; its state is succeeded",
+            ]
+            await pilot.press("enter")
+            await settled(app, pilot)
+            assert isinstance(app.screen, RunScreen)
 
     used(use)
 
