@@ -10,6 +10,13 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 END = "the end of the micro-batch"
+DIFFERENT = "the ranks called the model's blocks in different orders, or not equally often, in a step"
+REMEDY = (
+    "FSDP gathers each block when it is called, so the ranks wait for each other or exchange weights of "
+    "different blocks. Call the model equally often on every rank in each micro-batch, and let blocks() of "
+    "the task return only modules that every rank calls in the same order (of experts or branches, the "
+    "module that has them), or use sharding: ddp with train.find_unused_parameters: true"
+)
 
 
 def problem_of(units: Sequence[str], orders: Mapping[int, Sequence[int]], *, ended: bool) -> str | None:
@@ -32,15 +39,6 @@ def problem_of(units: Sequence[str], orders: Mapping[int, Sequence[int]], *, end
                 f"{_name(units, two)}. {REMEDY}"
             )
     return None
-
-
-DIFFERENT = "the ranks called the model's blocks in different orders, or not equally often, in a step"
-REMEDY = (
-    "FSDP gathers each block when it is called, so the ranks wait for each other or exchange weights of "
-    "different blocks. Call the model equally often on every rank in each micro-batch, and let blocks() of "
-    "the task return only modules that every rank calls in the same order (of experts or branches, the "
-    "module that has them), or use sharding: ddp with train.find_unused_parameters: true"
-)
 
 
 def _name(units: Sequence[str], number: int | None) -> str:

@@ -64,15 +64,12 @@ def replace_json(path: Path, value: Any) -> None:
     replace_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder at each call
-
-
 def append_json(path: Path, *values: Any) -> None:
     """Append one line of JSON per value with a single write, so that the lines of several writers do not mix.
 
     Raises OSError on a full disk. A line that is torn then does not spoil the next one.
     """
-    lines = "".join(_encode(value) + "\n" for value in values).encode()
+    lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(descriptor).st_size

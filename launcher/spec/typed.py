@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 
 from launcher.spec.section import annotation_of
 from launcher.spec.yaml import KeyPath, Scalar, parse_value
 
+_Override = TypeVar("_Override", bound="Override")
 _NUMBERS = (int, float)
 
 
@@ -21,7 +22,7 @@ class Override(str):
     given: str
     "How the user gave it, for errors, such as `--sweep lr=1e-3`."
 
-    def __new__(cls, text: str, given: str) -> Override:
+    def __new__(cls: type[_Override], text: str, given: str) -> _Override:
         made = super().__new__(cls, text)
         made.given = given
         return made
@@ -32,15 +33,8 @@ def given_as(override: str) -> str:
     return override.given if isinstance(override, Override) else f"--set {override}"
 
 
-class Raw(str):
+class Raw(Override):
     """The text after the `=` of an override. The field decides its type."""
-
-    given: str
-
-    def __new__(cls, text: str, given: str) -> Raw:
-        made = super().__new__(cls, text)
-        made.given = given
-        return made
 
 
 @dataclass

@@ -8,13 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.planning.hardware import GpuType, memory_of
-from launcher.schedulers.login import Answer, Login, LoginError, ask
+from launcher.schedulers.login import NOT_FOUND, Answer, Login, LoginError, ask
 from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
 from launcher.spec.base import GIB, format_bytes, format_duration
-
-_NOT_FOUND = 127
-"Exit code of a shell that does not find a command."
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def detect(login: Login, host: str | None = None) -> Found:
 
 
 def _no_slurm(name: str, host: str | None, code: int, said: str) -> str:
-    if code == _NOT_FOUND:
+    if code == NOT_FOUND:
         what = "Slurm is not installed (there is no `scontrol`)"
     else:
         what = "Slurm's controller does not answer, or this is no host of a Slurm cluster"

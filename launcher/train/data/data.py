@@ -33,7 +33,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
             tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True)
 
-    return move(batch) if isinstance(batch, torch.Tensor) else tree_map_only(torch.Tensor, move, batch)
+    return tree_map_only(torch.Tensor, move, batch)
 
 
 class Order:

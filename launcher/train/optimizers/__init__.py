@@ -1,4 +1,4 @@
 """The optimizers that a recipe can name. `spec/optimizers.py` lists them; `build.py` creates one.
 
-`offload` and `host_gradients` run one on the host, `step_in_backward` updates in the backward pass.
+`offload` and `host_gradients` run one on the host.
 """

@@ -28,7 +28,7 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.collectives import Collectives, kind_of
-from launcher.train.recovery.modes import KeptModes
+from launcher.train.recovery.modes import kept_modes
 from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
 from launcher.train.recovery.recovery import Failure, failure_of
 from launcher.train.rng import seed_all
@@ -131,7 +131,7 @@ class Probe:
         self.where.trying = self._looks = True
         try:
             with (
-                KeptModes(self.rank.device),
+                kept_modes(self.rank.device),
                 torch.no_grad(),
                 torch.compiler.set_stance("force_eager") if self.rank.recipe.compile else nullcontext(),
                 batch_norms_in_evaluation(self.model),
@@ -210,7 +210,7 @@ class Probe:
     def _completes(self, recipe: Recipe) -> bool:
         completed = False
         try:
-            with self._alone(recipe), self.where.during("probe"), KeptModes(self.rank.device):
+            with self._alone(recipe), self.where.during("probe"), kept_modes(self.rank.device):
                 with self.budget.host_side():
                     self.undo.take()
                 self._step(recipe)
