@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.process import end_processes, processes_of
 from tests.lab import Lab, supervisor_pid
 
@@ -22,6 +23,8 @@ settings.register_profile("launcher", deadline=None)  # a busy machine is no fai
 settings.load_profile("launcher")
 
 os.environ.pop("COLUMNS", None)  # output has the width that a test asks for, whatever terminal it runs in
+for name in [name for name in os.environ if name.startswith(RESERVED_PREFIX)]:
+    del os.environ[name]  # such as LAUNCHER_RUNS, with which you keep your runs elsewhere
 
 LONGEST = ["slurm", "train", "images", "e2e", "schedulers", "doctor", "memory", "cli", "api", "supervise"]
 "Folders whose files take longest, that first."
