@@ -46,9 +46,8 @@ from launcher.train.where import Where
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."
 MOMENTS = ("first step", "steady state")
-GLOO_SECONDS = 0.05
-"""How long gloo's threads may hold the tensors of a collective that has ended. Without this pause the peaks
-of tensor parallelism differ from run to run, by the largest of them."""
+GLOO_THREAD = "pt_gloo_runloop"
+"Name of the threads in which gloo runs collectives."
 Peaks = dict[str, dict[str, int]]
 "Bytes: moment (first step, steady state, evaluation), then phase."
 
@@ -62,8 +61,19 @@ class Storages(MemoryBudget):
             return func(*args, **(kwargs or {}))
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func is torch.ops._c10d_functional.wait_tensor.default:
-            time.sleep(GLOO_SECONDS)
+            _wait_for_gloo()
         return out
+
+
+def _wait_for_gloo() -> None:
+    """Wait until gloo's threads sleep. One that has just run a collective still holds its tensors, and the
+    peaks of tensor parallelism would differ from run to run, by the largest of them."""
+    names = [task / "comm" for task in Path("/proc/self/task").iterdir()]
+    threads = [name.with_name("stat") for name in names if name.read_text().strip() == GLOO_THREAD]
+    for _ in range(2):  # it may sleep for a moment until this thread gives up Python's lock
+        while any(thread.read_text().rpartition(") ")[2].startswith("R") for thread in threads):
+            time.sleep(0)
+        time.sleep(0.001)
 
 
 class Phases(Where):
