@@ -324,6 +324,7 @@ class Supervisor:
         reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left, self._stops)
         if self._stop_reason is None and (told := read_stop_request(attempt.stop).reason) in SIGNALS.values():
             self._stop_for(told)  # only another node's supervisor was asked to stop
+            self.journal.event(Stopping(reason=told))
         codes = {0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}}
         first = self.nodes.failed_first(attempt)
         return Evidence(
@@ -418,8 +419,10 @@ class Supervisor:
             self._stop_for("cancelled")
         for reason in self._requests():
             self._stop_for(reason)
-            self._untold.append(reason)
-            self.journal.state("stopping", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
+            if self.nodes.leader:  # node 0 writes the records that all nodes share
+                self._untold.append(reason)
+                here = {"host": socket.gethostname(), "pid": os.getpid()}
+                self.journal.state("stopping", attempt=attempt.number, **here)
         self._record_requests()
         if self._stop_reason is not None and self._until is not None:
             self._print_deadline()
@@ -473,7 +476,7 @@ class Supervisor:
         """
         if not self._untold:
             return
-        said = self._why_stopped() if ended and self.nodes.leader else self._job_request().reason
+        said = self._why_stopped() if ended else self._job_request().reason
         waits = self._stop_file is not None and not said and "cancelled" not in self._untold
         if ended or not waits or time.monotonic() > self._stopped_at + REASON_SECONDS:
             for reason in self._untold:

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.stop import read_stop_request
-from launcher.supervise.attempt import NodePlace, RunningAttempt, start
+from launcher.rundir.stop import read_stop_request, write_stop_request
+from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start
 from launcher.supervise.process import processes_of
 from launcher.supervise.supervisor import LEAVE_SECONDS, Supervisor
 from tests.lab import Lab, events
@@ -95,6 +95,37 @@ def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: 
     run.cancel.write_text("now")
     supervisor._files_checked = 0.0  # as half a second later
     assert recorded() == recorded() == ["node-failed", "cancelled"]
+
+
+def test_a_stop_that_every_node_is_asked_for_is_recorded_once(run: RunDir) -> None:
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    nodes = [Supervisor(run, NodePlace(rank, 2, "10.0.0.1"), {}) for rank in (1, 0)]
+    for supervisor in nodes:
+        supervisor._stall = Mock(begins=lambda: False)
+        supervisor._on_signal(signal.SIGTERM, None)
+        running = Mock()
+        supervisor._tick(attempt, running)
+        running.ask_to_stop.assert_called_once()
+        if not supervisor.nodes.leader:
+            assert run.read_state()["state"] != "stopping", "node 0 may have written how the run ended"
+        supervisor._record_requests(ended=True)
+    assert [event["reason"] for event in events(run, "stopping")] == ["preempted"]
+
+
+def test_a_stop_that_only_another_node_was_asked_for_is_recorded_by_node_0(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    write_stop_request(attempt.stop, "preempted", time.time())
+    supervisor = Supervisor(run, NodePlace(0, 2, "10.0.0.1"), {})
+    monkeypatch.setattr(supervisor, "_run", lambda _: Ended(0))
+    monkeypatch.setattr(
+        supervisor.nodes, "wait_for_reports", lambda *_: ({1: {"exit_code": -1, "oom_kills": 0}}, ())
+    )
+    assert supervisor._run_to_end(attempt).stop_reason == "preempted"
+    assert [event["reason"] for event in events(run, "stopping")] == ["preempted"]
 
 
 def test_a_node_does_not_wait_for_torchrun_when_its_ranks_have_ended_for_the_failure_of_another(
