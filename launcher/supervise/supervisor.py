@@ -493,7 +493,10 @@ class Supervisor:
         self._printed_until = self._until
         left = max(0.0, self._until - time.monotonic())
         does = "save and end" if not self._at_once else "end"
-        print(f"[launcher] {self._stop_reason}: the ranks have {left:.0f} s to {does}", file=sys.stderr)
+        told = self._last_request.reason if self._stop_reason != "cancelled" else ""
+        print(
+            f"[launcher] {told or self._stop_reason}: the ranks have {left:.0f} s to {does}", file=sys.stderr
+        )
 
     def _no_time_left(self) -> bool:
         return self._until is not None and time.monotonic() > self._until

@@ -97,6 +97,23 @@ def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: 
     assert recorded() == recorded() == ["node-failed", "cancelled"]
 
 
+def test_the_job_s_output_names_the_cause_that_the_batch_script_finds_out(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm sends SIGTERM for a preemption and for `scancel` alike."""
+    told, attempt = run.path / "told", run.attempt(0)
+    attempt.path.mkdir(parents=True)
+    supervisor = Supervisor(run, NodePlace(), {}, told)
+    supervisor._stall = Mock(begins=lambda: False)
+    supervisor._on_signal(signal.SIGTERM, None)
+    supervisor._tick(attempt, Mock())
+    told.write_text("cancelled +20\n")
+    supervisor._files_checked = 0.0  # as half a second later
+    supervisor._tick(attempt, Mock())
+    said = capfd.readouterr().err
+    assert "[launcher] cancelled: the ranks have" in said and "preempted" not in said
+
+
 def test_a_stop_that_every_node_is_asked_for_is_recorded_once(run: RunDir) -> None:
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
