@@ -96,9 +96,21 @@ def test_the_code_of_the_first_node_counts_when_srun_ends_the_others(tmp_path: P
         ("Traceback", 2, "unknown", "ended without a word (exit code 2); see "),
         (
             "srun: Job step aborted\nslurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 13:21:10 ***",
+            EXIT_CODES["cancelled"],
+            "cancelled",
+            "without a warning: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 13:21:10 ***",
+        ),
+        (
+            "srun: Job step aborted\nslurmstepd: error: *** STEP 7.1 CANCELLED AT X DUE TO TIME LIMIT ***",
             2,
             "unknown",
-            "exit code 2): slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 13:21:10 ***; see ",
+            "exit code 2): slurmstepd: error: *** STEP 7.1 CANCELLED AT X DUE TO TIME LIMIT ***; see ",
+        ),
+        (
+            "srun: error: n2: task 1: Killed\nslurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT X ***",
+            2,
+            "unknown",
+            "exit code 2): srun: error: n2: task 1: Killed; see ",
         ),
         (
             "srun: error: n2: task 1: Killed\n[launcher] preempted: the ranks have 9 s to end",

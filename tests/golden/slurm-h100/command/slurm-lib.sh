@@ -70,7 +70,13 @@ judge() { # EXIT CODE
   esac
   leave_dead_nodes
   _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
-  if [[ $_refused == *'step aborted'* ]]; then _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || echo "$_refused"); fi
+  if [[ $_refused == *'step aborted'* ]]; then # before any task of it had ended
+    _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || echo "$_refused")
+    if [[ $_refused == *' CANCELLED AT '* && $_refused != *' DUE TO '* ]]; then
+      leave_if_ended
+      verdict cancelled cancelled 18 "the job's step was cancelled (scancel), which kills it without a warning: $_refused"
+    fi
+  fi
   for _file in "$_files"-node-*.out; do
     # What a supervisor that was killed said of its ranks is no reason.
     _said=$(sed -n '/: the ranks have [0-9]* s to /d; s/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
