@@ -49,6 +49,14 @@ class Login(Protocol):
         ...
 
 
+def whole(script: str) -> bytes:
+    """POSIX shell text that does nothing unless all of it arrives: until its last brace it is no command.
+
+    Otherwise a shell would run the beginning of a script whose sender dies, or whose connection breaks.
+    """
+    return f"{{ :\n{script}\n}}".encode()
+
+
 class Here:
     """This host. `first` is shell that runs before each script."""
 
@@ -62,7 +70,7 @@ class Here:
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         try:
-            text = (self.first + script).encode()  # on stdin: an argument has at most 128 KiB
+            text = whole(self.first + script)  # on stdin: an argument has at most 128 KiB
             command = ["sh", "-c", f'eval "$(head -c {len(text)})"']
             with working("waiting for commands on this host"):
                 return subprocess.run(command, input=text + stdin, capture_output=True, timeout=timeout)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from launcher.rundir.shared import private_folder
-from launcher.schedulers.login import CutError, LoginError
+from launcher.schedulers.login import CutError, LoginError, whole
 from launcher.spec.long_work import working
 
 STAYS_OPEN = "1h"
@@ -64,7 +64,7 @@ class Over:
         What start-up files print on stdout is dropped. Raises LoginError.
         """
         mark = secrets.token_hex(8)
-        text = (self._first + script).encode()
+        text = whole(self._first + script)
         # This form works in sh, csh and fish. `head` reads exactly the script and leaves the rest to it.
         command = f"sh -c 'echo {mark}; (eval \"$(head -c {len(text)})\"); echo {mark} $?'"
         argv = [*self.command(), command]  # this may ask for a password

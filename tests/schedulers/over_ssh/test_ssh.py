@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.login import LoginError, ask
+from launcher.schedulers.login import LoginError, ask, whole
 from launcher.schedulers.over_ssh.ssh import Over, login_environment
 from tests.lab import wait_for
 from tests.schedulers.sshd import PASSWORD, Sshd
@@ -23,6 +23,16 @@ def test_a_script_gets_its_stdin_and_gives_its_output_and_exit_code(sshd: Sshd) 
     data = bytes(range(256)) * 1000
     done = Over(sshd.host).run("cat; echo 'a \"quoted\" word' >&2; exit 7", stdin=data)
     assert (done.returncode, done.stdout, done.stderr) == (7, data, b'a "quoted" word\n')
+
+
+def test_of_a_script_that_arrives_in_part_nothing_is_done(sshd: Sshd, tmp_path: Path) -> None:
+    """Its sender was killed, or the connection broke: `rm -rf runs/one` must not become `rm -rf runs`."""
+    (tmp_path / "runs/one").mkdir(parents=True)
+    script = f"touch {tmp_path}/began\nrm -rf {tmp_path}/runs/one"
+    arrives = len(script) - len("/one") + whole("").index(b"\n") + 1
+    sshd.login_shell(f'head -c {arrives} | sh -c "$SSH_ORIGINAL_COMMAND"')
+    assert Over(sshd.host).run(script).returncode != 0
+    assert (tmp_path / "runs/one").exists() and not (tmp_path / "began").exists()
 
 
 def test_many_round_trips_are_one_login_also_from_several_processes_at_once(sshd: Sshd) -> None:
