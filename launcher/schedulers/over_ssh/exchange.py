@@ -132,6 +132,7 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
         f'head -c {parcel} | tar -xf - -C ".in-$m" || refuse',
         f"seen() {{ find \"$1\" -maxdepth 0 -printf '{_SEEN}' 2>/dev/null; }}",
         'place() { mv ".in-$m/$1" "$1" || refuse; }',
+        f'append() {{ LC_ALL=C awk \'{_NOT_THERE}\' part=1 "./$1" part=2 ".in-$m/$1" >>"./$1" || refuse; }}',
     ]
     for run in map(quote, changes.new):
         # The run exists already if only the last answer was lost.
@@ -148,10 +149,13 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
             )
     for path, gone in changes.removed.items():
         lines.append(f'[ "$(seen {quote(path)})" != {quote(gone.seen)} ] || rm -f {quote(path)} || refuse')
-    # Last, because appending cannot be undone.
-    lines += [f'cat ".in-$m"/{quote(path)} >>{quote(path)} || refuse' for path in changes.grown]
+    # Last, because appending cannot be undone. Lines are there already if only the last answer was lost.
+    lines += [f"append {quote(path)}" for path in changes.grown]
     return [*lines, 'rm -rf ".in-$m"']
 
+
+_NOT_THERE = "part == 1 { there[$0]; next } !($0 in there)"
+"awk that prints the lines of its second file that are not in its first."
 
 _PICK = r"""
 function say(kind, offset, count) {

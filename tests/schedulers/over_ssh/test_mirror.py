@@ -311,17 +311,36 @@ def test_a_run_directory_that_was_deleted_there_is_kept_here(both: Both) -> None
     assert both.sync("echo answer").stdout == b"answer\n"
 
 
-def test_an_answer_that_is_cut_changes_nothing(both: Both) -> None:
-    class Cut(Here):
-        def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
-            done = super().run(script, **given)  # type: ignore[arg-type]
-            return subprocess.CompletedProcess(done.args, 0, done.stdout[:-40], b"")
+class Cut(Here):
+    """The end of its answers does not arrive."""
 
+    def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
+        done = super().run(script, **given)  # type: ignore[arg-type]
+        return subprocess.CompletedProcess(done.args, 0, done.stdout[:-40], b"")
+
+
+def test_an_answer_that_is_cut_changes_nothing(both: Both) -> None:
     both.write("metrics.jsonl", "x\n")
     both.mirror.login = Cut()
     with pytest.raises(LoginError, match="the answer is cut short"):
         both.sync()
     assert both.read("metrics.jsonl") is None
+
+
+def test_an_event_whose_arrival_was_not_told_is_written_once(both: Both) -> None:
+    both.there.event("job")
+    both.sync()
+    both.here.event("resubmitted")
+    whole, both.mirror.login = both.mirror.login, Cut()
+    with pytest.raises(LoginError):
+        both.sync()
+    both.there.event("started")
+    both.here.event("cancelled")
+    both.mirror.login = whole
+    both.sync()
+    both.sync()
+    kinds = ["submitting", "job", "resubmitted", "started", "cancelled"]
+    assert _kinds(both.there) == kinds and _kinds(both.here) == kinds
 
 
 def test_no_cluster_decides_where_we_write(both: Both, tmp_path: Path) -> None:
