@@ -63,6 +63,8 @@ class Mirrored:
         "Runs whose directory no longer exists on the host."
         self.too_large: set[str] = set()
         "Files that are too large to be copied."
+        self._unanswered = False
+        "Whether the host may have our changes without our knowledge, because its last answer was lost."
         self._doubted: Counter[str] = Counter()
         "How often a state.json that came was none, since a valid one."
         self._runs: list[str] = []
@@ -85,8 +87,10 @@ class Mirrored:
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a script. Raises LoginError; RefusedError if `strict`, and then `script` has not run."""
+        if self.strict and self._unanswered:  # our own changes would look like the host's
+            self._exchange(":", b"", timeout)
         try:
-            done = self._exchange(script, stdin, timeout)
+            done = self._exchange(script, stdin, timeout, strict=self.strict)
         except RefusedError:
             if self.strict:
                 raise
@@ -101,7 +105,9 @@ class Mirrored:
         known = _read_index(file.parent).get(file.name)
         return known is not None and known.here == file.stat().st_mtime_ns
 
-    def _exchange(self, script: str, stdin: bytes, timeout: float, send: bool = True) -> Exchanged:
+    def _exchange(
+        self, script: str, stdin: bytes, timeout: float, *, send: bool = True, strict: bool = False
+    ) -> Exchanged:
         mark = secrets.token_hex(8)
         with _alone(self.here):  # two processes would both send what neither has sent yet
             index = {run: _read_index(self.here / run) for run in self._runs}
@@ -119,14 +125,16 @@ class Mirrored:
                 self._runs,
                 known,
                 self._wanted,
-                self.strict,
+                strict,
             )
             patience = timeout + len(parcel) / SLOWEST
+            self._unanswered = True
             done = self.login.run(text, stdin=parcel + stdin, timeout=patience)
             try:
                 came = exchange.parse(done, mark)
             except exchange.NotWholeError as error:
                 raise CutError(f"{self.name}: {error}") from None
+            self._unanswered = False
             if came.refused is not None:
                 kind = ChangedThereError if came.changed_there else RefusedError
                 raise kind(f"nothing was done on {self.name}: {came.refused}")

@@ -343,6 +343,19 @@ def test_an_event_whose_arrival_was_not_told_is_written_once(both: Both) -> None
     assert _kinds(both.there) == kinds and _kinds(both.here) == kinds
 
 
+def test_what_arrived_without_an_answer_is_not_taken_for_a_change_of_the_hosts(both: Both) -> None:
+    """Else a submission whose job is in the queue would end as refused."""
+    both.mirror.strict = True
+    replace_json(both.here.state, {"state": "submitted", "time": "later"})
+    whole, both.mirror.login = both.mirror.login, Cut()
+    with pytest.raises(LoginError):
+        both.sync()
+    both.mirror.login = whole
+    assert both.sync("echo answer").stdout == b"answer\n"
+    replace_json(both.there.state, {"state": "running"})
+    assert both.sync("echo answer").stdout == b"answer\n" and both.here.read_state() == {"state": "running"}
+
+
 def test_no_cluster_decides_where_we_write(both: Both, tmp_path: Path) -> None:
     class Hostile(Here):
         def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
