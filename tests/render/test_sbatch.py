@@ -388,11 +388,16 @@ def test_the_controller_tells_why_the_job_is_to_stop(
     assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
 
 
+def kill_wait(stub: stubs.Stubs) -> None:
+    """Slurm kills 30 s after it has asked."""
+    more = "'show config') echo 'KillWait = 30 sec';;\n'show job')"
+    scontrol = (stub.bin / "scontrol").read_text().replace("'show job')", more)
+    (stub.bin / "scontrol").write_text(scontrol)
+
+
 def test_how_long_there_is_does_not_depend_on_the_clock_of_the_first_node(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    kill_wait = "'show config') echo 'KillWait = 30 sec';;\n'show job')"
-    scontrol = (stub.bin / "scontrol").read_text().replace("'show job')", kill_wait)
-    (stub.bin / "scontrol").write_text(scontrol)
+    kill_wait(stub)
     (stub.bin / "date").write_text('#!/bin/sh\ncase $* in +%s) echo 5 ;; *) exec /bin/date "$@" ;; esac\n')
     (stub.bin / "date").chmod(0o755)
     job = f"JobState=COMPLETING Restarts=0 {LONG}"
@@ -443,6 +448,29 @@ def test_a_node_that_fails_is_why_the_job_is_to_stop(tmp_path: Path, said: list[
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == EXIT_CODES[reason]
     assert Path(f"{stub.out}.signals").read_text() == f"told: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ([], StopRequest("node-failed", left=30)),
+        (["[launcher] the step ended with exit code 14"], StopRequest("preempted")),
+    ],
+    ids=["of this step", "of an earlier step"],
+)
+def test_srun_ends_the_step_when_the_supervisor_of_a_node_has_ended(
+    tmp_path: Path, ended: list[str], told: StopRequest
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    kill_wait(stub)
+    job = f"JobState=RUNNING Restarts=0 {LONG}"
+    process = start(write(tmp_path, stub), stub, STUB_MODE="wait", STUB_EXIT="3", STUB_JOB=job)
+    wait_for(stub.out)
+    said = ["srun: error: n2: task 1: Exited with exit code 137", "srun: Terminating StepId=70007.1", *ended]
+    (tmp_path / "run" / "slurm-70007.out").write_text("\n".join([*said, ""]))
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert read_stop_request(tmp_path / "run" / "slurm-70007-0.stop") == told
 
 
 def unfit(tmp_path: Path, stub: stubs.Stubs, **fields: object) -> tuple[int, str]:

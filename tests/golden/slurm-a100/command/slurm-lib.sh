@@ -115,6 +115,12 @@ node_failed() {
     / DUE TO NODE FAILURE/ || /^srun: error: Node failure on / { found = 1 }
     END { exit !found }' "$_run_dir/slurm-$_job.out" 2>/dev/null
 }
+# Whether srun ends the step, because the supervisor of one node has ended badly. It kills the others KillWait later.
+step_ends() {
+  awk -v job="[launcher] job $_id, start $_restart," 'index($0, job) == 1 || /^\[launcher\] the step ended / { found = 0 }
+    /^srun: .*Terminating (StepId=|job step )/ { found = 1 }
+    END { exit !found }' "$_run_dir/slurm-$_job.out" 2>/dev/null
+}
 why() { # SIGNAL, of the last look
   local _preempt _left _limit
   _preempt=$(member PreemptTime)
@@ -134,6 +140,8 @@ why() { # SIGNAL, of the last look
     echo time-limit
   elif [[ $(member JobState) == COMPLETING || $(member JobState) == CANCELLED ]]; then
     echo cancelled
+  elif step_ends; then
+    echo node-failed
   else
     echo preempted
   fi
@@ -142,7 +150,7 @@ why() { # SIGNAL, of the last look
 # nobody is to end it, such as for a signal that a person sends. Of the last look. No clock of a node has a part in it.
 left() {
   local _left=0 _wait _end _start _preempt
-  if [[ $(member JobState) == RUNNING ]]; then
+  if [[ $(member JobState) == RUNNING ]] && ! step_ends; then
     _preempt=$(member PreemptTime)
     if [[ $1 == preempted && ( -z $_preempt || $_preempt == None ) ]]; then return; fi
     _start=$(date -d "$(member StartTime)" +%s 2>/dev/null)
