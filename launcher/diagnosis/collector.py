@@ -30,7 +30,7 @@ MAX_SHAPES = 10_000
 "Maximum number of shapes that are remembered. Then all are forgotten."
 
 _DIGITS = b"0123456789"
-_NUMBERED = re.compile(rb"code|status|rror|ignal|Xid|XID|exit|after|SIG")
+_NUMBERED = re.compile(rb"code|status|rror|ignal|Xid|XID|exit|after|SIG|loss scale")
 "In lines with these words the number matters, so their shapes are not remembered."
 _SOURCE = re.compile(
     r"\s*(?:except\b|raise\b|import\b|from\b.*\bimport\b|(?:el)?if\b.*:$|return\b|assert\b|def\b|class\b.*:$|"
@@ -81,7 +81,7 @@ _OWN_FAULT = re.compile(
     r"Syntax|Indentation)Error\b"
 )
 "Exceptions that show an error of the program itself, never that something else failed before."
-_CHECK = re.compile(r"(?:Assertion|Value)Error\b")
+_CHECK = re.compile(r"(?:Assertion|Value|ZeroDivision)Error\b")
 _BAR = re.compile(r"\d%\||\bit/s|s/it\b")
 "A progress bar. It is printed to stderr, which is not buffered."
 _FATAL = ("what():", "terminate called")

@@ -32,7 +32,7 @@ UNLESS: dict[Kind, str] = {
     "gpu-memory": r"(?i)\b(?:may|might|could|avoid\w*|prevent\w*|if you|in case|to fix|potential\w*|risk|handles?|halve|patterns?|catch\w*)\b[^\n]{0,60}\b(?:out of memory|memory errors?)(?!. Tried to)|1EB|skipping tactic|memory space vmem",
     "preempted": r"PreemptionMode|(?i:sequence group|\brequest \S+ was|\bblocks?\b|kv cache)|handler (?:is )?installed|handler registered|[Ww]atching for|preempted,? or \w",
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
-    "numerical": r"(?i)zeroed|skipp|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno nan",
+    "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno nan",
 }
 "Words with which no row of the class applies."
 
@@ -460,7 +460,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("numerical", r"(?:^|[\s.])FloatingPointError\b", "JDAI-CV/fast-reid#223"),
     _P("numerical", r"(?:[Cc]urrent )?[Ll]oss scale (?:already at|reached|is at|at) (?:the |its )?minimum", "FPT-VVU/ViVidBot"),
     _P("numerical", r"[Mm]inimum loss scale (?:reached|\()", "facebookresearch/fairseq#1529"),
-    _P("numerical", r"loss scale (?:is |= ?)?(?:zero\b|0(?:\.0*)?(?![\d.]))", "facebookresearch/fairseq#1529"),
+    _P("numerical", r"loss scale (?:is |= ?|to )?(?:zero\b|0(?:\.0*)?(?![\d.]))", "facebookresearch/WSL-Images#9"),
     _P("numerical", r"cannot decrease scale anymore", "FPT-VVU/ViVidBot"),
     _P("numerical", r"returned nan values in its", "pytorch/pytorch#37712", unless=r"^\s*#"),
     _P("numerical", r"Function '\w+' returned nan", "pytorch/pytorch#37712", unless=r"^\s*#"),

@@ -281,6 +281,16 @@ def test_a_long_command_that_failed_keeps_its_exit_code_and_what_it_said() -> No
     assert clue.before == ("vocab.json is not there",)
 
 
+def test_a_loss_scale_of_zero_is_the_cause_of_a_division_by_it() -> None:
+    scales = [
+        f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}\n"
+        for scale in (32768.0, 1.0, 5e-324, 0.0)
+    ]
+    end = f"{ENDED}ZeroDivisionError: float division by zero"
+    assert judged_of_rank("".join(scales) + end) == "numerical"
+    assert judged_of_rank("".join(scales[:-1]) + end) == "user-error", "the program's own division"
+
+
 @pytest.mark.parametrize("end", ["ValueError: the training diverged", "AssertionError"])
 def test_a_check_of_the_program_may_end_it_by_an_exception(end: str) -> None:
     assert judged_of_rank(f"Loss is nan, stopping training\n{ENDED}{end}") == "numerical"
