@@ -43,7 +43,7 @@ from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from launcher.train.coupling import check_coupling, to_compare
 from launcher.train.data.data import to_device
-from launcher.train.data.feed import Feed, open_feed
+from launcher.train.data.feed import Feed, check_lengths, open_feed
 from launcher.train.data.same_samples import APART, DIFFERENT, SameSamples
 from launcher.train.ddp import without_ddp
 from launcher.train.failure import fail
@@ -103,6 +103,7 @@ class Trainer:
             raise SetupError("; ".join(problems))
         with budget.host_side():
             feed = feed or open_feed(rank, where)
+            check_lengths(feed, rank)
         self.task, self.data, self.held_out, self.steps = feed.task, feed.training, feed.held_out, feed.steps
         with where.during("init", users=True):
             with budget.host_side():  # FSDP moves only the shards to the device

@@ -97,3 +97,12 @@ def test_a_dataset_without_a_seed_ends_a_pipeline_in_its_first_step(tmp_path: Pa
     for number in range(2):
         told = error(run.attempt(0), number)
         assert told["failure"] == "user-error" and "got different samples" in told["exception"]
+
+
+def test_ranks_with_different_numbers_of_samples_do_not_begin(tmp_path: Path) -> None:
+    run = prepare(tmp_path, job(task="ragged:Divided", args={"samples": 33}, train={"eval_every": 2}))
+    start(run, recipe("ddp"))
+    for number in range(2):
+        told = error(run.attempt(0), number)
+        assert told["failure"] == "user-error"
+        assert 'data("eval") has 17 samples on rank 0, but 16 on rank 1.' in told["exception"]

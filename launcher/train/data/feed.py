@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.distributed as dist
+
 from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.checkpoints.folder import complete_checkpoints
 from launcher.train.data.data import EvaluationData, TrainingData
@@ -36,6 +38,26 @@ def open_feed(rank: Rank, where: Where) -> Feed:
         training.start(max(complete_checkpoints(rank.run.checkpoints), default=0) + 1)
     steps = rank.job.steps or (rank.job.epochs or 0) * training.order.steps_per_epoch
     return Feed(task, training, held_out, steps)
+
+
+def check_lengths(feed: Feed, rank: Rank) -> None:
+    """Raise TaskError if the ranks have different numbers of samples: each would have an order of its own.
+
+    Every rank must call this.
+    """
+    if rank.world == 1:
+        return
+    held_out = feed.held_out.samples if feed.held_out is not None else 0
+    found: list[tuple[int, int]] = [(0, 0)] * rank.world
+    dist.all_gather_object(found, (feed.training.order.samples, held_out))
+    for split, counts in zip(("train", "eval"), zip(*found, strict=True), strict=True):
+        other = next((number for number, count in enumerate(counts) if count != counts[0]), None)
+        if other is not None:
+            raise TaskError(
+                f'data("{split}") has {counts[0]} samples on rank 0, but {counts[other]} on rank {other}. '
+                "Return all samples on every rank, because launcher takes each rank's part; if data() does, "
+                "the files differ between the nodes"
+            )
 
 
 def load(rank: Rank) -> Task:
