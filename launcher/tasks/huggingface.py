@@ -42,6 +42,10 @@ TOKENIZER_FILES = (
     *("sentencepiece.bpe.model", "vocab.json", "vocab.txt"),
 )
 "A directory with one of these files has a tokenizer."
+WEIGHT_FILES = ("*.safetensors", "*.index.json", "pytorch_model*", "consolidated*", "*.gguf")
+"A directory with one of these files is a checkpoint, even if its weights cannot be read here."
+STORED = ("F64", "F32", "F16", "BF16")
+"Types that safetensors files have for weights that are not quantized."
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
@@ -57,8 +61,8 @@ class CausalLM(Task):
     """Trains any model that `AutoModelForCausalLM` supports on windows of a text.
 
     `path` is a directory with a `config.json`, or a config file. The weights are read from safetensors files
-    in the directory, or are random if there are none or `pretrained` is false. `data`, `field`, `tokenizer`,
-    `dtype` and `held_out` are those of launcher.tasks.text.Text. Nothing is downloaded.
+    in the directory, or are random if it has no weights or `pretrained` is false. `data`, `field`,
+    `tokenizer`, `dtype` and `held_out` are those of launcher.tasks.text.Text. Nothing is downloaded.
     """
 
     counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
@@ -82,7 +86,7 @@ class CausalLM(Task):
             raise TaskError(f"context: {context} is more than the {longest} positions of {path}")
         self.text = Text(data, field, tokenizer, dtype, held_out)
         if pretrained is None:
-            pretrained = bool(list(Path(path).glob("*.safetensors")))
+            pretrained = any(file for pattern in WEIGHT_FILES for file in Path(path).glob(pattern))
         self.weights = Weights(Path(path)) if pretrained else None
 
     def model(self) -> nn.Module:
@@ -322,7 +326,7 @@ class Weights:
     def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
         """Copy this rank's part from the first of `names` that exists; return False if none does.
 
-        Raises TaskError for a tensor of another shape.
+        Raises TaskError for a tensor of another shape, or of a type that needs a scale beside it.
         """
         for name in names:
             if name in self._file:
@@ -330,6 +334,11 @@ class Weights:
                 if list(stored.get_shape()) != list(parameter.shape):
                     raise TaskError(
                         f"{self}: {name} is {stored.get_shape()}, but the config has {list(parameter.shape)}"
+                    )
+                if stored.get_dtype() not in STORED:
+                    raise TaskError(
+                        f"{self}: {name} is quantized to {stored.get_dtype()}; save the model in 16 bits or "
+                        "more"
                     )
                 _copy_part(stored, parameter)
                 return True

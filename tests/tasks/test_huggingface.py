@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from launcher.tasks.huggingface import CausalLM
 from launcher.train.checkpoints.content import Weight
@@ -123,6 +123,27 @@ def test_what_is_wrong_with_a_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "three" / "config.json").write_text(json.dumps({**config, "n_layer": 4}))
     with pytest.raises(TaskError, match=r"three has no transformer\.h\.3\.ln_1\.weight.*\(12 in all\)"):
         built(CausalLM(str(tmp_path / "three"), context=32))
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors.index.json"])
+def test_a_checkpoint_without_safetensors_does_not_begin_at_random(tmp_path: Path, file: str) -> None:
+    llama().save_pretrained(tmp_path)
+    (tmp_path / file).touch()
+    with pytest.raises(TaskError, match=r"has no \*\.safetensors"):
+        CausalLM(str(tmp_path), context=32)
+    assert CausalLM(str(tmp_path), context=32, pretrained=False).weights is None
+
+
+def test_quantized_weights_are_not_taken_for_their_codes(tmp_path: Path) -> None:
+    checkpoint(llama(), tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        codes = {
+            name: weight.to(torch.float8_e4m3fn) if "mlp" in name else weight
+            for name, weight in load_file(file).items()
+        }
+        save_file(codes, file)
+    with pytest.raises(TaskError, match=r"layers\.0\.mlp\.\w+\.weight is quantized to F8_E4M3"):
+        built(CausalLM(str(tmp_path), context=32))
 
 
 @pytest.mark.slow
