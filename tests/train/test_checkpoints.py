@@ -25,7 +25,7 @@ from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
 from tests.train.normed import Network
-from tests.train.runs import job, losses, measure, prepare, recipe, start
+from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +219,22 @@ def test_a_buffer_that_a_model_makes_in_its_forward_pass_is_registered_when_it_i
     forward(fresh)
     assert torch.equal(fresh.get_buffer("cache"), torch.ones(2))
     assert ("cache" in fresh.state_dict()) == persistent
+
+
+def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=1, args={"dropout": 0.1}))
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 0}
+    checkpoint = complete_checkpoints(run.checkpoints)[1]
+    own = torch.load(checkpoint / "rank-000.pt", weights_only=True)
+    kept = load_file(export(checkpoint, tmp_path / "whole")[0])["head.weight"]
+    for file, content in (("rank-000.pt", own["rng"]["torch"]), ("__0_0.distcp", kept)):
+        sound = (checkpoint / file).read_bytes()
+        at = sound.index(content.contiguous().view(torch.uint8).numpy().tobytes()[:64])
+        (checkpoint / file).write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+        told = error(run.attempts()[-1], 0)
+        assert told["failure"] == "user-error" and f"{file} is damaged: restore" in told["exception"]
+        if file == "__0_0.distcp":
+            with pytest.raises(ExportError, match=r"model\.head\.weight in .* is damaged"):
+                export(checkpoint, tmp_path / "damaged")
+        (checkpoint / file).write_bytes(sound)

@@ -34,6 +34,7 @@ from launcher.spec.events import CheckpointSaved
 from launcher.spec.mesh import Mesh
 from launcher.train.adapters.frozen import MARK, fingerprint
 from launcher.train.checkpoints.folder import (
+    CHECKSUMS,
     CheckpointError,
     NotSavedError,
     OtherShardsError,
@@ -54,7 +55,7 @@ from launcher.train.checkpoints.parts import (
     set_aside,
 )
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
-from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
+from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, check_sums, read_metadata
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.issued_collectives import BACKGROUND_GROUP
@@ -296,6 +297,7 @@ class Checkpoints:
             "world": self.rank.world,
             "mesh": [*self.rank.mesh],
             "torch": str(torch.__version__),
+            CHECKSUMS: torch.serialization.get_crc32_options(),
             "scaler": self.scaler.state(),
             **self.made_with,
         }
@@ -418,6 +420,8 @@ class Checkpoints:
         rank, same = self.rank, self._same_mesh(self.before)
         for file in (path / rank_file_name(number) for number in self._own_files(self.before)):
             try:
+                if self.before.get(CHECKSUMS):
+                    check_sums(file, "the rank's own state")
                 self.rank_state.restore(file, rng=same)
             except pickle.UnpicklingError as error:
                 raise RefusedError(f"{file} contains objects that no checkpoint needs: {error}") from None

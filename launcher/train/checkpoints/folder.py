@@ -12,6 +12,8 @@ from typing import Any
 from launcher.rundir.files import read_record, replace_json
 
 MARKER = "complete.json"
+CHECKSUMS = "checksums"
+"Key of the marker: whether torch.save wrote checksums, which torch.serialization.set_crc32_options decides."
 BESIDE_WEIGHTS = "beside-weights"
 "Folder for the files of `Task.export_files`, next to the checkpoints."
 _NAME = re.compile(r"step-(\d{8,})")
