@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from launcher.rundir.shared import remove_handover
 from launcher.spec import variables
 from launcher.spec.fire_drill import DRILLS
 from launcher.spec.verdict import EXIT_STOPPED
+from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
@@ -140,6 +142,13 @@ def test_a_rank_that_fails_during_a_save_in_the_background_ends_when_it_is_compl
     assert list(complete_checkpoints(run.checkpoints)) == [2, 4]
     saved = [event["step"] for event in run.read_events() if event["event"] == "checkpoint"]
     assert saved == [2, 4]
+
+
+def test_a_rank_says_that_it_waits_for_a_save() -> None:
+    checkpoints, said = object.__new__(Checkpoints), []
+    checkpoints._upload = (4, Future())
+    assert checkpoints.complete(0.0, said.append) is None
+    assert said == ["waiting up to 0 s for the checkpoint of step 4, which is still being written"]
 
 
 @pytest.mark.slow

@@ -152,13 +152,18 @@ class Checkpoints:
             return self._failed(step, error)
         return self._ended(step, problem)
 
-    def complete(self, seconds: float) -> Saved | None:
-        """Wait for the background save, before the process ends. Any thread may call this. None if there is
-        none, or if it failed or did not end in time."""
+    def complete(self, seconds: float, say: Callable[[str], object]) -> Saved | None:
+        """Wait for the background save, before the process ends, and `say` so. Any thread may call this. None
+        if there is none, or if it failed or did not end in time."""
         if self._upload is None:
             return None
         step, upload = self._upload
-        futures.wait([upload], timeout=seconds)
+        if not upload.done():
+            say(
+                f"waiting up to {seconds:.0f} s for the checkpoint of step {step}, which is still being "
+                "written"
+            )
+            futures.wait([upload], timeout=seconds)
         if not upload.done() or upload.exception() is not None or upload.result() is not None:
             return None
         return Saved(step, directory(self.folder, step), None)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal, cast
 
 import torch.distributed as dist
@@ -99,7 +100,8 @@ class Restart:
         """
         if self.handover is None:
             return
-        saved, run = self.handover.checkpoints.complete(SAVING_SECONDS), self.rank.run
+        say, run = partial(print, flush=True) if tells else self.rank.say, self.rank.run
+        saved = self.handover.checkpoints.complete(SAVING_SECONDS, say)
         if saved is None or not tells or (self.rank.apart and self.rank.node > 0):
             return
         if not any(isinstance(one, CheckpointSaved) and one.step == saved.step for one in run.read_events()):
