@@ -84,6 +84,12 @@ class CausalLM(Task):
         longest = getattr(self.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
             raise TaskError(f"context: {context} is more than the {longest} positions of {path}")
+        routers = getattr(self.config.get_text_config(), "output_router_logits", False)
+        if routers and type(self).loss is CausalLM.loss:
+            raise TaskError(
+                f"output_router_logits of {path} asks for the experts' auxiliary loss, which CausalLM does "
+                "not compute: set it to false, or add outputs.aux_loss in loss() of a subclass"
+            )
         self.text = Text(data, field, tokenizer, dtype, held_out)
         if pretrained is None:
             pretrained = any(file for pattern in WEIGHT_FILES for file in Path(path).glob(pattern))

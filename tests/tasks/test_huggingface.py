@@ -118,6 +118,9 @@ def test_what_is_wrong_with_a_path_is_named(tmp_path: Path) -> None:
         CausalLM(str(tmp_path), context=32, pretrained=True)
     with pytest.raises(TaskError, match="context: 65 is more than the 64 positions"):
         CausalLM(str(tmp_path), context=65)
+    transformers.Qwen3MoeConfig(output_router_logits=True).save_pretrained(tmp_path / "experts")
+    with pytest.raises(TaskError, match="asks for the experts' auxiliary loss"):
+        CausalLM(str(tmp_path / "experts"))
     checkpoint(gpt2(), tmp_path / "three")
     config = json.loads((tmp_path / "three" / "config.json").read_text())
     (tmp_path / "three" / "config.json").write_text(json.dumps({**config, "n_layer": 4}))
