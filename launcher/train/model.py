@@ -55,6 +55,12 @@ def new_model(
             f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "
             "keep them as integers, compute them in forward, or use precision: bf16-mixed"
         )
+    if (quiet := _put_in_training(model)) and say is not None:
+        say(
+            f"{listed(quiet)} of the model came in evaluation mode and is now in training mode, in which "
+            "dropout draws and BatchNorm's statistics change. To keep it in evaluation mode, override its "
+            "train()"
+        )
     kept = KeptMemory(model, task)
     model = cast(model, recipe)
     if task.adapter is not None:
@@ -68,6 +74,15 @@ def new_model(
             "precision: bf16"
         )
     return with_fp32_outputs(model, recipe)
+
+
+def _put_in_training(model: nn.Module) -> list[str]:
+    """Call `train()` of the model. Return the names of the outermost modules that it changed; none if the
+    whole model was in evaluation mode, as `from_pretrained` returns it."""
+    before = {name: module for name, module in model.named_modules() if not module.training}
+    model.train()
+    changed = {name for name, module in before.items() if module.training}
+    return [name for name in before if name in changed and name.rpartition(".")[0] not in changed]
 
 
 def _in_bf16(model: nn.Module) -> list[str]:

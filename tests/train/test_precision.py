@@ -62,3 +62,25 @@ def test_a_run_says_which_parameters_are_trained_in_bf16_although_the_recipe_say
     assert not said
     new_model(Short(), recipe(precision="bf16-mixed"), say=said.append)
     assert "is in bf16, and is trained in it with precision: bf16-mixed" in said[0]
+
+
+def test_a_run_says_which_modules_do_not_stay_in_evaluation_mode() -> None:
+    class Frozen(nn.Module):
+        def train(self, mode: bool = True) -> Frozen:
+            return super().train(False)
+
+    class Parts(traps.Trap):
+        def model(self) -> nn.Module:
+            whole = super().model()
+            whole.backbone = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout()).eval()
+            whole.teacher = Frozen().eval()
+            return whole
+
+    class Pretrained(Parts):
+        def model(self) -> nn.Module:
+            return super().model().eval()
+
+    said: list[str] = []
+    assert new_model(Parts(), recipe(), say=said.append).backbone[1].training
+    assert [text.partition(" of the model came in evaluation mode")[0] for text in said] == ["backbone"]
+    assert new_model(Pretrained(), recipe(), say=said.append).training and len(said) == 1
