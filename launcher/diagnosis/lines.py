@@ -28,7 +28,8 @@ _STAMP = re.compile(
     | (?:\d\d-\d\d[ ])?[\[(]?\d\d:\d\d:\d\d(?:[.,]\d+)?[\])]?
     | \w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d
     | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ]+\d+[ ][\w./-]+:\d+\]
-    | [\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|stdout|stderr)[\])]?(?=[ :|\-\]]|$)
+    | (?!FATAL:[ ]{3})  # Singularity's, whose table row needs the level
+      [\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|stdout|stderr)[\])]?(?=[ :|\-\]]|$)
     | [-|:,](?=[ ])
     )[ ]*[-|:]?[ ]?""",
     re.VERBOSE,

@@ -398,7 +398,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("image-error", r"enroot\b[^\n]*(?:\[ERROR\]|failed|error)", "NVIDIA/pyxis#61"),
     _P("image-error", r"unsquashfs", "apptainer/apptainer#370"),
     _P("image-error", r"squashfuse", "ebi-pf-team/interproscan6#336"),
-    _P("image-error", r"FATAL:\s+(?:[^\n]*(?:container|image|SIF|sif|overlay|While|Unable to|could not open|kernel too old|stat|exec))", "ebi-pf-team/interproscan6#336"),
+    _P("image-error", r"FATAL:\s+(?:[^\n]*(?:container|image|SIF|sif|overlay|[Ww]hile|Unable to|could not open|kernel too old|stat|exec))", "ebi-pf-team/interproscan6#336"),
     _P("image-error", r"error while loading shared libraries", "microsoft/CNTK#1134"),
     _P("image-error", r": cannot open shared object file", "Dao-AILab/flash-attention#631"),
     _P("image-error", r"[Ll]ibrary not loaded", "pytorch/pytorch#20118"),

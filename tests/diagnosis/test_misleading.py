@@ -157,6 +157,8 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         (f"{HEAD}OSError: [Errno 5] Input/output error: '/data/a.jpg'", "node-failed"),
         (f"{HEAD}OSError: [Errno 5] Input/output error", "user-error"),  # a print into a closed terminal
         ("E xla/coordination_service.cc:1170] /task:0 has been set to ERROR in coordination service: UNAVAILABLE: Task /task:0 heartbeat timeout. The remote task has failed, got preempted, or crashed.", "nccl-timeout"),
+        ("FATAL:   container creation failed: mount error: can't mount image /proc/self/fd/9", "image-error"),
+        ("FATAL:   could not open image /data/x.sif: failed to retrieve path", "image-error"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
