@@ -34,7 +34,8 @@ _NUMBERED = re.compile(rb"code|status|rror|ignal|Xid|XID|exit|after|SIG|loss sca
 "In lines with these words the number matters, so their shapes are not remembered."
 _SOURCE = re.compile(
     r"\s*(?:except\b|raise\b|import\b|from\b.*\bimport\b|(?:el)?if\b.*:$|return\b|assert\b|def\b|class\b.*:$|"
-    r"#|//|[*-] |\w+ = |[*-]\s*[\w.]+$|[a-z]\w*: [\[{'\"])"
+    r"#|//|[*-] |\w+ = |[*-]\s*[\w.]+$|"
+    r"(?!(?:message|msg|err(?:or)?|reason|details?)\b)[a-z]\w*: [\[{'\"])"
 )
 "Beginnings of lines of source code, of a configuration or of a list."
 _HEAD = "Traceback (most recent call last)"

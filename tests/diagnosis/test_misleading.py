@@ -159,6 +159,8 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("E xla/coordination_service.cc:1170] /task:0 has been set to ERROR in coordination service: UNAVAILABLE: Task /task:0 heartbeat timeout. The remote task has failed, got preempted, or crashed.", "nccl-timeout"),
         ("FATAL:   container creation failed: mount error: can't mount image /proc/self/fd/9", "image-error"),
         ("FATAL:   could not open image /data/x.sif: failed to retrieve path", "image-error"),
+        ('message: "The replica workerpool0-0 exited with a non-zero status of 128. Termination log message: failed to create containerd task: failed"', "image-error"),
+        ("  message: 'OOM when allocating tensor with shape[8,8]'", "gpu-oom"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
