@@ -362,6 +362,19 @@ def test_a_license_that_is_not_there_is_the_user_s_to_get(line: str) -> None:
     assert judged(line)[0] == "user-error" and judged(line)[1] == "likely"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR:composer.cli.launcher:Rank 1 crashed with exit code 1.",
+        "ERROR: The replica workerpool0-0 exited with a non-zero status of 1.",
+        "ERROR: Unexpected segmentation fault encountered in worker.",
+    ],
+)
+def test_how_another_process_ended_says_nothing_about_why(line: str) -> None:
+    assert judged(line) == ("unknown", "guess")
+    assert judged(f"{line}\n{KEY}") == judged(f"{KEY}\n{line}") == ("user-error", "likely")
+
+
 def test_a_logger_s_error_is_the_best_guess_and_no_more() -> None:
     told = "2024-03-12 10:11:12 ERROR the reward server went home"
     assert judged(told) == ("user-error", "guess")
