@@ -184,6 +184,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("disk-full", r"not enough (?:free )?disk space", "huggingface/huggingface_hub (file_download.py)"),
     _P("disk-full", r"\bno space left on\b", "SCUTlihaoyu/open-chat-video-editor#14"),
     _P("disk-full", r"[Dd]isk quota exceeded", "NOAA-EPIC/EAGLE#121"),
+    _P("disk-full", r"(?:ResourceExhaustedError|[Rr]esource exhausted|RESOURCE_EXHAUSTED): (?!/job:)[\w.:~-]*/\S+(?:;|$)", "tensorpack/tensorpack#185", unless=r"Too many open files"),
     _P("disk-full", r"\bEDQUOT\b", "man7.org/linux/man-pages/man3/errno.3.html"),
     _P("disk-full", r"PytorchStreamWriter failed writing file", "OpenMOSS/MOSS#270"),
     _P("disk-full", r"unexpected pos \d+ vs \d+", "hkust-nlp/simpleRL-reason#19"),

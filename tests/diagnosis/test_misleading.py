@@ -161,6 +161,8 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("FATAL:   could not open image /data/x.sif: failed to retrieve path", "image-error"),
         ('message: "The replica workerpool0-0 exited with a non-zero status of 128. Termination log message: failed to create containerd task: failed"', "image-error"),
         ("  message: 'OOM when allocating tensor with shape[8,8]'", "gpu-oom"),
+        (f"{HEAD}tensorflow.python.framework.errors_impl.ResourceExhaustedError: log/m/model-1200.data-00000-of-00001.tempstate17", "disk-full"),
+        (f"{HEAD}tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor with shape[8,8]", "gpu-oom"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
