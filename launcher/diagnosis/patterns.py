@@ -657,6 +657,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("nccl-timeout", r"local catastrophic error", "linux-rdma/rdma-core (libibverbs)"),
     _P("nccl-timeout", r"ProcessGroup\w+'s watchdog", "facebookresearch/dinov2#447"),
     _P("nccl-timeout", r"ProcessGroup(?:NCCL|Gloo)[^\n]{0,120}(?:timeout|timed out|aborted|exception)", "kohya-ss/sd-scripts#1434"),
+    _P("nccl-timeout", r"Timeout at NCCL work: \d", "Lightning-AI/litData#340"),
+    _P("nccl-timeout", r"waitForInput: [^\n]*(?:likely a timeout|timed out)", "huggingface/trl#3157", weak=True),
     _P("nccl-timeout", r"[Bb]arrier timed out", "ayaka14732/llama-2-jax#20"),
     _P("nccl-timeout", r"Horovod has been shut down", "horovod/horovod#243"),
     _P("nccl-timeout", r"(?i)coordination service[^\n]*(?:error|stopped|heartbeat|unavailable)", "google/paxml#77"),

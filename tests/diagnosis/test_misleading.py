@@ -163,6 +163,7 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("  message: 'OOM when allocating tensor with shape[8,8]'", "gpu-oom"),
         (f"{HEAD}tensorflow.python.framework.errors_impl.ResourceExhaustedError: log/m/model-1200.data-00000-of-00001.tempstate17", "disk-full"),
         (f"{HEAD}tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor with shape[8,8]", "gpu-oom"),
+        ("[rank4]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 4] Timeout at NCCL work: 70426, last enqueued NCCL work: 70426", "nccl-timeout"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
