@@ -75,6 +75,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("host-memory", r"Workers \(tasks / actors\) killed due to memory pressure", "flwrlabs/flower#2157"),
     _P("host-memory", r"killed due to (?:the )?(?:node|memory) (?:running low on memory|pressure)", "flwrlabs/flower#2157"),
     _P("host-memory", r"node running low on memory", "real-stanford/flingbot#11"),
+    _P("host-memory", r"scheduling/ray-oom-prevention", "PeterGriffinJin/Search-R1#45"),
     _P("host-memory", r"exceeds the memory usage threshold of [\d.]+\. Ray killed this worker", "vllm-project/vllm#2669"),
     _P("host-memory", r"[Dd]etected \d+ oom[-_]kill event", "ArjunaCluster/ArjunaUsers#52", record=True),
     _P("host-memory", r"oom[-_]kill event\(?s?\)? in ", "ArjunaCluster/ArjunaUsers#52", record=True),
