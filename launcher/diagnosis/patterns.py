@@ -443,7 +443,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("desync", r"shape mismatches\. All shapes across", "huggingface/trl#2882"),
     _P("desync", r"(?i)\b(?:shapes?|sizes?|dtypes?|lengths?|number of \w+)\b[^\n]{0,60}\b(?:differ\w*|mismatch\w*|inconsistent|not (?:equal|the same|match\w*))\b[^\n]{0,40}\b(?:ranks|processes|workers|replicas)\b", "pytorch/pytorch#76449"),
     _P("desync", r"SIZE_OR_SYNTAX_MISMATCH|COLLECTIVE_\w*MISMATCH", "pytorch/pytorch#140563"),
-    _P("desync", r"(?i)\bdisagree\w*\b[^\n]{0,40}\branks?\b", "deepspeedai/DeepSpeed#5799"),
+    _P("desync", r"(?i)\bdisagree\w*\b[^\n]{0,40}\branks?\d*\b", "deepspeedai/DeepSpeed#5799"),
     _P("desync", r"[Rr]ank \d+ has different|[Rr]anks have different", "pytorch/pytorch#113765"),
     _P("desync", r"(?i)\b(?:differ|differs|different|differing|inconsistent|mismatch\w*|unequal|not (?:equal|identical|the same|consistent))\b[^\n]{0,60}\b(?:across|between|among|on (?:different|all|some|other))\b[^\n]{0,20}\b(?:ranks?|processes|workers|replicas|hosts)\b", "facebookresearch/fairseq#1404", unless=r"(?i)\b(?:seeds?|shuffl\w*|sampl\w*|shard\w*|split\w*|assign\w*|rng|versions?|placed|vary|performance|speed)\b"),
     _P("desync", r"grad_norm across the workers", "OFA-Sys/OFA#352"),
