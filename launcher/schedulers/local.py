@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any
 
 from launcher.rundir.files import open_regular, replace_json, replace_text
 from launcher.rundir.find import remember_root
@@ -36,6 +38,7 @@ from launcher.supervise.process import end_processes, processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
@@ -194,44 +197,73 @@ class LocalScheduler(OneByOne):
 
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
         run.append(Starting(command=list(command)))
-        before = run.read_state()
+        before, process = run.read_state(), None
         with open(run.supervisor_log, "ab", opener=_for_us_alone) as log:
             start = log.tell()
             replace_json(run.state, {"state": "submitted", "time": now()})
             if run.supervisor_lock.exists():
                 os.truncate(run.supervisor_lock, 0)  # drop the last supervisor's record, keep the lock itself
             try:
-                process = subprocess.Popen(
-                    command,
-                    cwd=run.path,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=_environment(),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise _not_started(run, before, f"cannot start {command[0]}: {error.strerror}") from None
+                with _interrupt_later():
+                    process = _detached(command, run.path, log)
+                self._wait_for_start(run, process, start)
+            except SchedulerError as error:
+                raise _not_started(run, before, str(error)) from None
+            except KeyboardInterrupt:
+                if process is not None:
+                    process.kill()
+                reason = "interrupted by Ctrl-C as it started"
+                raise _InterruptedStartError(_not_started(run, before, reason)) from None
+
+    def _wait_for_start(self, run: RunDir, process: subprocess.Popen[bytes], start: int) -> None:
+        """Wait until the supervisor, whose output begins at byte `start`, has its lock. Raises
+        SchedulerError."""
         deadline = time.monotonic() + START_SECONDS
-        try:
-            while time.monotonic() < deadline and process.poll() is None:
-                if supervisor_alive(run):
-                    return
-                time.sleep(0.02)
-        except KeyboardInterrupt:
-            process.kill()
-            reason = "interrupted by Ctrl-C as it started"
-            raise _InterruptedStartError(_not_started(run, before, reason)) from None
+        while time.monotonic() < deadline and process.poll() is None:
+            if supervisor_alive(run):
+                return
+            time.sleep(0.02)
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run ended before we looked
         process.kill()  # if it came up later, it would keep running after we reported failure
         said = self.logs(run, start).decode(errors="replace").strip()
-        reason = f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}"
-        raise _not_started(run, before, reason)
+        raise SchedulerError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
 
 
 class _InterruptedStartError(SchedulerError):
     """The user pressed Ctrl-C while a supervisor started, which was then ended."""
+
+
+@contextlib.contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Let Ctrl-C take effect at the end of the block. Only the main thread is interrupted by it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, _: came.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for signum in came[:1]:
+        signal.raise_signal(signum)
+
+
+def _detached(command: Sequence[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process that does not end with the terminal. Raises SchedulerError."""
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
 def _for_us_alone(path: str, flags: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def used(use: Use, board: Board | None = None) -> None:
 
     async def main() -> None:
         app = Top(board, timed=False)
+        app.NOTIFICATION_TIMEOUT = math.inf
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
             app.read()
