@@ -219,7 +219,7 @@ def test_ctrl_c_cancels_the_examination(lab: Lab) -> None:
     so_far = lab.told("doctor", "--show", lab.newest().id, code=0)
     assert so_far["complete"] is False and so_far["verdict"] != "broken"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "cancelling doctor-" in said
     run = lab.newest()
     assert run.read_state().state == "cancelled"

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.images.lab import Storage
+from tests.lab import wait_for
 
 
 @pytest.fixture
@@ -33,12 +33,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        for _ in range(100):
-            try:
-                urllib.request.urlopen(f"http://{address}/v2/", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+        wait_for(lambda: urllib.request.urlopen(f"http://{address}/v2/"), "registry").close()
         yield address
     finally:
         server.kill()

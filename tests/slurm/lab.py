@@ -81,7 +81,7 @@ class SlurmLab(Lab):
             running = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING")
             return [] if not rows or rows[-1][0].startswith(running) else rows
 
-        return wait_for(ended, f"end of job {job} in accounting", 30)
+        return wait_for(ended, f"end of job {job} in accounting")
 
     def queued(self, run: RunDir) -> str:
         """State of the run's latest job while Slurm's queue knows it."""
