@@ -44,7 +44,14 @@ from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from launcher.train.coupling import check_coupling, to_compare
 from launcher.train.data.data import to_device
 from launcher.train.data.feed import Feed, check_lengths, open_feed
-from launcher.train.data.same_samples import APART, DIFFERENT, SameSamples
+from launcher.train.data.same_samples import (
+    APART,
+    DIFFERENT,
+    DIVIDED,
+    SameSamples,
+    are_divided,
+    number_of,
+)
 from launcher.train.ddp import without_ddp
 from launcher.train.failure import fail
 from launcher.train.forward import loss_of
@@ -189,7 +196,9 @@ class Trainer:
             with self.budget.host_side():
                 self.recovery.undo.secure(1 / self.rank.per_node)
         if done < self.steps:
-            self.current.look_at_loss(lambda: self._first_samples(done + 1))
+            self.current.look_at_loss(
+                lambda: self._first_samples(done + 1), lambda: self._compare_a_sample(done + 1)
+            )
         if self._probes():
             self.current.probed()
         self.where.phase = "data"
@@ -243,6 +252,14 @@ class Trainer:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             self.rank.say(f"the task's files for `launcher export` could not be written: {what}")
+
+    def _compare_a_sample(self, step: int) -> None:
+        """Say so if ranks have different samples under one index."""
+        numbers: list[float] = []
+        with self.budget.host_side(), contextlib.suppress(Exception):  # the step raises it again
+            numbers += [number_of(self.data.first_sample(step)) for _ in range(2)]
+        if are_divided(self.recovery.agreement.all_values(numbers)):
+            self.rank.say(DIVIDED)
 
     def _first_samples(self, step: int) -> list[Any]:
         """Return samples of the step, at most a micro-batch of them but at least two, to compare their

@@ -141,11 +141,11 @@ class BrokenData(Ragged):
 
 
 class Divided(Ragged):
-    """Held-out data that each rank divides by itself, into two unequal parts."""
+    """Samples that each rank divides by itself: the held-out ones into two unequal parts."""
 
     def data(self, split: str) -> list[Any]:
         found = super().data(split)
-        return found if split == "train" else found[int(os.environ["RANK"]) :: 2]
+        return (found[1:] if split == "train" else found)[int(os.environ["RANK"]) :: 2]
 
 
 class Unreadable(list):  # type: ignore[type-arg]

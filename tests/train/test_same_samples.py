@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from launcher.train.data.same_samples import APART, COMPARED, SameSamples
+from launcher.train.data.same_samples import APART, COMPARED, SameSamples, are_divided
 from tests.train.runs import error, job, one_rank, prepare, recipe, start
 
 WORLD = 8
@@ -106,3 +106,22 @@ def test_ranks_with_different_numbers_of_samples_do_not_begin(tmp_path: Path) ->
         told = error(run.attempt(0), number)
         assert told["failure"] == "user-error"
         assert 'data("eval") has 17 samples on rank 0, but 16 on rank 1.' in told["exception"]
+
+
+def test_ranks_with_different_samples_under_one_index_say_so(tmp_path: Path) -> None:
+    run = prepare(tmp_path, job(task="ragged:Divided", args={"samples": 33}, steps=1))
+    ended = start(run, recipe("ddp"))
+    assert ended.codes == {0: 0, 1: 0} and "is not the same on every rank" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("numbers", "divided"),
+    [
+        ([[1.0, 1.0], [2.0, 2.0]], True),
+        ([[1.0, 1.0], [1.0 + APART / 2, 1.0]], False),
+        ([[1.0, 1.5], [2.0, 2.0]], False),  # random numbers without a seed, which do no harm
+        ([[], [2.0, 2.0]], False),  # a sample that could not be fetched
+    ],
+)
+def test_a_divided_dataset_is_told_from_random_samples(numbers: list[list[float]], divided: bool) -> None:
+    assert are_divided(numbers) is divided

@@ -107,6 +107,11 @@ class TrainingData:
         """Return the samples of micro-batch `index` of a step, not collated; both count from 1."""
         return self._loader.samples(next(itertools.islice(self._tickets(step), index - 1, None)))
 
+    def first_sample(self, step: int) -> Any:
+        """Return the first sample of a step, whichever rank has it."""
+        [sample] = self._loader.samples([((step - 1) * self.order.batch, self.order.step(step)[0])])
+        return sample
+
     def _tickets(self, step: int) -> Iterator[list[Ticket]]:
         for step_ in itertools.count(step):
             first = (step_ - 1) * self.order.batch

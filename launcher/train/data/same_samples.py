@@ -1,14 +1,18 @@
-"""Finds data that differ between ranks that share a copy of the model.
+"""Finds data that differ between ranks.
 
 Tensor-parallel ranks and the stages of a pipeline fetch the same samples, each by itself. A dataset with
 random numbers that launcher does not seed gives each rank other samples: the last stage would compare the
 output for one input with the target of another one.
+
+Data-parallel ranks fetch different samples of one dataset. If data() divides it among the ranks, each takes a
+part of its part.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +36,21 @@ DIFFERENT = (
 )
 
 
+DIVIDED = (
+    'a sample of data("train") is not the same on every rank. launcher takes each rank\'s part of the '
+    "samples itself: if data() divides them, or chooses them by random numbers that launcher does not seed, "
+    "some are never used"
+)
+
+
+def are_divided(numbers: Sequence[Sequence[float]]) -> bool:
+    """Return whether ranks have different samples under one index. `numbers`: for each rank, `number_of` what
+    it got each time it fetched that sample: random numbers that launcher does not seed change it."""
+    steady = all(max(mine) - min(mine) <= APART for mine in numbers if mine)
+    seen = [number for mine in numbers for number in mine]
+    return steady and bool(seen) and max(seen) - min(seen) > APART
+
+
 class SameSamples:
     """A number for what this rank has fetched since the ranks compared it."""
 
@@ -45,7 +64,7 @@ class SameSamples:
         if not self._shares or self._seen[phase] == COMPARED:
             return
         self._seen[phase] += 1
-        self._number += _number(batch)
+        self._number += number_of(batch)
 
     def apart(self) -> float:
         """Return a number of which `Rank.add_up` makes zero if the ranks fetched the same, and begin anew."""
@@ -53,7 +72,7 @@ class SameSamples:
         return self._rank.within_copies(number) if self._shares else 0.0
 
 
-def _number(batch: Any) -> float:
+def number_of(batch: Any) -> float:
     """Return a number that rounding changes little, and other values or another order much."""
     numbers = map(_of_leaf, tree_leaves(batch))
     return sum((place * math.asinh(number) for place, number in enumerate(numbers, start=1)), start=0.0)

@@ -57,9 +57,10 @@ class CurrentRecipe:
         """Record that a step with the current recipe fitted."""
         self._fitted = True
 
-    def look_at_loss(self, samples: Callable[[], list[Any]]) -> None:
+    def look_at_loss(self, samples: Callable[[], list[Any]], look_at_data: Callable[[], object]) -> None:
         """Find out whether the loss couples samples, if the task does not declare it. Every rank calls this
-        before the first step. `samples` returns a few of the first samples.
+        before the first step. `samples` returns a few of the first samples. What `look_at_data` changes is
+        undone, too.
 
         Raises: TaskError if the loss is a mean.
         """
@@ -74,6 +75,7 @@ class CurrentRecipe:
         )
         if not found:
             with self.probe.unseen():
+                look_at_data()
                 [rank_found] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
             if rank_found == Split.MEAN:
                 raise TaskError(MEAN)
