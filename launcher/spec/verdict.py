@@ -25,6 +25,9 @@ in the output. `guess`: anything else. A guess never leads to a recipe that need
 Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 "Phase of a rank of the built-in entrypoint."
 
+STILL_FETCHING, FETCHED = "is still fetching samples", "has fetched its samples"
+"Words of a line that a rank prints if it keeps the others waiting, and of the line after it."
+
 MemoryKind = Literal["gpu", "host", "shared"]
 "`shared`: /dev/shm, through which DataLoader workers and NCCL pass data between processes."
 

@@ -26,6 +26,8 @@ from launcher.spec.failures import FAILURES
 from launcher.spec.verdict import (
     EXIT_FOLLOWED,
     EXIT_STOPPED,
+    FETCHED,
+    STILL_FETCHING,
     FailureClass,
     OutOfMemory,
     Seen,
@@ -152,9 +154,24 @@ def judge(evidence: Evidence) -> Verdict:
         _from_errors(evidence) or _from_output(evidence) or _stalled(evidence) or _without_records(evidence)
     )
     if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
-        return verdict
+        return _with_slow_data(evidence, verdict)
     said = start_script_message(evidence.torchrun_lines)
     return verdict.model_copy(update={"reason": said}) if said else verdict
+
+
+def _with_slow_data(evidence: Evidence, verdict: Verdict) -> Verdict:
+    """Return the verdict, and of a time-out say which ranks were fetching samples while the others waited."""
+    slow = [str(record["rank"]) for record in evidence.exits if _was_fetching(record)]
+    if verdict.failure != "nccl-timeout" or not slow:
+        return verdict
+    what = f"rank {', '.join(slow)} was still fetching samples"
+    reason = f"{verdict.reason}; {what}: make that faster, or raise train.collective_timeout"
+    return verdict.model_copy(update={"reason": reason})
+
+
+def _was_fetching(record: Mapping[str, Any]) -> bool:
+    lines = map(str, reversed(record.get("last_lines", ())))
+    return STILL_FETCHING in next((line for line in lines if STILL_FETCHING in line or FETCHED in line), "")
 
 
 def start_script_message(lines: Sequence[str]) -> str:

@@ -52,6 +52,7 @@ from launcher.train.data.same_samples import (
     are_divided,
     number_of,
 )
+from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.ddp import without_ddp
 from launcher.train.failure import fail
 from launcher.train.forward import loss_of
@@ -150,6 +151,7 @@ class Trainer:
             restart.handover = self.handover
         self.grace_period = GracePeriod(rank, restart)
         self.samples = SameSamples(rank)
+        self.slow_fetch = SlowFetch(rank)
         self.logged = open_logged(self.task.metrics)
         self.recorder = Recorder(rank, self.steps, self.task, budget, self.model, self.optimizer)
         closing = partial(self.recorder.close, failed=True)
@@ -202,6 +204,7 @@ class Trainer:
         if self._probes():
             self.current.probed()
         self.where.phase = "data"
+        self.slow_fetch.watch()
         self.grace_period.watch()
         if self._owes(done):
             self.where.step = done
@@ -645,7 +648,7 @@ class Trainer:
     def _fetched(self, batches: Iterator[Any], phase: Phase) -> Iterator[Any]:
         """Yield batches in host memory, one at a time."""
         while True:
-            with self.where.during(phase, users=True), self.budget.host_side():
+            with self.where.during(phase, users=True), self.budget.host_side(), self.slow_fetch.fetching():
                 found = list(itertools.islice(batches, 1))  # a task's collate may return None
             if not found:
                 return

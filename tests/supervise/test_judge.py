@@ -11,7 +11,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.diagnosis.cause import clues_of_text
-from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED, Verdict
+from launcher.spec.verdict import (
+    EXIT_FOLLOWED,
+    EXIT_OOM,
+    EXIT_STOPPED,
+    FETCHED,
+    STILL_FETCHING,
+    Verdict,
+)
 from launcher.supervise.judge import Evidence, judge
 
 
@@ -88,6 +95,17 @@ def test_a_network_failure_is_the_cause_when_there_is_no_other():
     errors = (said(1, "nccl-timeout", 2.0), said(0, "nccl-timeout", 3.0))
     verdict = judge(Evidence(ranks=2, exit_codes={0: 1}, errors=errors))
     assert (verdict.failure, verdict.rank, verdict.confidence) == ("nccl-timeout", 1, "likely")
+
+
+def test_a_rank_that_was_fetching_samples_is_named_as_the_one_that_the_others_waited_for():
+    def reason(*lines: str) -> str:
+        exits = (ended(0, 1), ended(1, -1, stopping=True, lines=lines))
+        errors = (said(0, "nccl-timeout", 1.0),)
+        return judge(Evidence(ranks=2, exit_codes={0: 1}, errors=errors, exits=exits, started={0: 0})).reason
+
+    slow, late = f"rank 1 {STILL_FETCHING} after 300 s. The", f"rank 1 {FETCHED} after 400 s"
+    assert "; rank 1 was still fetching samples: make that faster" in reason("step 3", slow)
+    assert "fetching" not in reason(slow, late)
 
 
 def test_ranks_that_call_a_block_a_different_number_of_times_wait_for_each_other_and_not_for_the_network():

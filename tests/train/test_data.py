@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -13,14 +14,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from launcher.spec.verdict import FETCHED, STILL_FETCHING
 from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data.data import EvaluationData, Order, TrainingData
 from launcher.train.data.loading import SampleError
+from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.failure import classify, in_a_line
 from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all
 from launcher.train.where import Where
-from tests.train.runs import job, recipe
+from tests.train.runs import job, one_rank, prepare, recipe
 
 
 def test_the_samples_of_a_step_depend_on_seed_epoch_and_step_only() -> None:
@@ -216,3 +219,20 @@ def test_the_held_out_text_is_not_in_the_training_text() -> None:
     assert len(held_out) == pytest.approx(len(text) / 10, rel=0.02)
     windows = [held_out[i : i + 64] for i in range(0, len(held_out), 64)]
     assert sum(window in train for window in windows) < 0.02 * len(windows)
+
+
+def test_a_rank_that_fetches_for_long_tells_so_once_and_when_it_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = {"collective_timeout": 20}
+    slow = SlowFetch(one_rank(prepare(tmp_path, job()), number=1, world=2, job=job(train=train)))
+    slow.look()
+    with slow.fetching():
+        slow.look()
+        assert not capsys.readouterr().out
+        slow._limit = 0.0
+        slow.look()
+        slow.look()
+        [line] = capsys.readouterr().out.splitlines()
+        assert line.startswith(f"rank 1 {STILL_FETCHING} after ") and "give up after 20 s" in line
+    assert capsys.readouterr().out.startswith(f"rank 1 {FETCHED} after ")
