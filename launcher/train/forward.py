@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -54,6 +55,12 @@ def check_loss(name: str, result: Any) -> None:
     if result[0].ndim:
         raise TaskError(
             f"{name} returned a sum of shape {tuple(result[0].shape)}; it must be a scalar: call .sum()"
+        )
+    weight = result[1]
+    if not (isinstance(weight, Real) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)):
+        raise TaskError(
+            f"{name} returned the weight {weight!r:.80}; it must be a number or a tensor of one element: the "
+            "sum over its batch"
         )
     if isinstance(result[0], DTensor) and SHARD in (result[0].device_mesh.mesh_dim_names or ()):
         raise TaskError(

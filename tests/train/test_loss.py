@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch.nn import functional
 
 from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.forward import check_loss
 from launcher.train.loss import chunked_cross_entropy
+from launcher.train.task import TaskError
 from tests.train.runs import error, job, prepare, recipe, start
 
 TOKENS, DIM, VOCABULARY = 70, 8, 50
@@ -79,3 +82,11 @@ def _peak(tokens: int, vocabulary: int, chunks: int) -> int:
         before = budget.live
         chunked_cross_entropy(hidden, head, targets, chunks)[0].backward()
     return budget.peak - before
+
+
+@pytest.mark.parametrize("weight", [torch.ones(4), None, "4"])
+def test_a_weight_that_is_no_number_is_an_error_of_the_task(weight: Any) -> None:
+    total = torch.ones((), requires_grad=True)
+    check_loss("loss() of Mine", (total, torch.ones(1, 1)))
+    with pytest.raises(TaskError, match=r"loss\(\) of Mine returned the weight .* must be a number"):
+        check_loss("loss() of Mine", (total, weight))
