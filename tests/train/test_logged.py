@@ -14,6 +14,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
 from launcher.train.logged import log, open_logged
+from launcher.train.metrics.recorder import OWN, check_names
 from launcher.train.task import TaskError
 from tests.train.runs import job, prepare, recipe, start
 from tests.train.test_traps import any_error
@@ -129,3 +130,17 @@ def test_a_name_that_is_not_declared_is_refused(tmp_path: Path) -> None:
     assert start(run, recipe("none", 8), ranks=1).codes == {0: 1}
     failure = any_error(run.attempt(0))
     assert failure["failure"] == "user-error" and "'accuracy' is not in" in failure["exception"]
+
+
+def test_a_metric_under_a_name_of_launchers_own_is_refused(tmp_path: Path) -> None:
+    class Named(Counted):
+        metrics = ("accuracy", "loss", "memory_used")
+
+    check_names(Counted())
+    with pytest.raises(TaskError, match="metrics of Named: launcher records loss, memory_used itself"):
+        check_names(Named())
+    run = prepare(tmp_path, job(task="traps:Counted", steps=1))
+    assert start(run, recipe("none", 8), ranks=1).codes == {0: 0}
+    [line] = run.read_metrics()
+    others = {name for name in line if not name.startswith("memory_")} - {"accuracy", "place"}
+    assert others <= OWN, "all names are known"

@@ -25,9 +25,17 @@ from launcher.train.metrics.peak_parts import PeakParts
 from launcher.train.metrics.snapshot import Snapshots
 from launcher.train.metrics.trackers import Trackers
 from launcher.train.rank import Rank
-from launcher.train.task import Task
+from launcher.train.task import Task, TaskError
 
 SECONDS_BETWEEN_LINES = 5.0
+OWN = frozenset(
+    (
+        *("time", "attempt", "step", "loss", "lr", "grad_norm", "weight", "samples", "seconds"),
+        *("seconds_lost", "samples_per_second", "tokens_per_second", "mfu"),
+    )
+)
+"Names in a line that are not a task's own metrics. Those of memory begin with MEMORY."
+MEMORY = "memory_"
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class Recorder:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
     ) -> None:
+        """Raises TaskError for a metric of the task that has a name of launcher's."""
+        check_names(task)
         self.rank, self.steps, self.task = rank, steps, task
         self.notes = Notes(rank)
         meter = open_meter(rank.device, budget)
@@ -125,15 +135,24 @@ class Recorder:
             line["mfu"] = round(share, 5)
         # Memory of rank 0 only; a maximum over the ranks would need a collective in every step. The files of
         # the other ranks have theirs.
-        line.update({f"memory_{name}": value for name, value in reading.known().items()})
-        for name, value in {**result.logged, **evaluated}.items():
-            line.setdefault(name, _finite(value))
+        line.update({f"{MEMORY}{name}": value for name, value in reading.known().items()})
+        line |= {name: _finite(value) for name, value in {**result.logged, **evaluated}.items()}
         return line
 
     def close(self, failed: bool = False) -> None:
         """Write the pending lines, and close the trackers."""
         self.memory.write()
         self.trackers.close(failed)
+
+
+def check_names(task: Task) -> None:
+    """Raise TaskError for a metric of the task under a name that launcher writes itself: `loss` would take
+    the place of the held-out loss."""
+    if taken := [name for name in task.metrics if name in OWN or name.startswith(MEMORY)]:
+        raise TaskError(
+            f"metrics of {type(task).__name__}: launcher records {', '.join(taken)} itself; choose another "
+            "name"
+        )
 
 
 def _finite(value: float) -> float | None:
