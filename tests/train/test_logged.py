@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from launcher.rundir.files import replace_json
+from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
@@ -108,6 +110,19 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert list(complete_checkpoints(tmp_path)) == [2, 4, 5]
     assert best(complete_checkpoints(tmp_path)) == 2
     assert best({}) is None
+
+
+def test_a_checkpoint_that_is_being_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path)
+    for step in (1, 2):
+        (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+        replace_json(run.checkpoints / f"step-{step:08d}" / MARKER, {"step": step})
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)
+        remove_all_but(run.checkpoints, 1)
+    assert list(complete_checkpoints(run.checkpoints)) == [2]
+    remove_partial_checkpoints(run)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"]
 
 
 @pytest.mark.parametrize("train", [{}, {"eval_every": 3}, {"eval_every": 2, "checkpoint_every": None}])

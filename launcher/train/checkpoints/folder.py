@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -85,7 +86,10 @@ def remove_all_but(folder: Path, keep: int) -> None:
     complete = complete_checkpoints(folder)
     for step in list(complete)[:-keep]:
         if step != best(complete):
-            shutil.rmtree(complete[step], ignore_errors=True)
+            going = partial_path(complete[step])  # a part that a kill leaves must not count, and is removed
+            with contextlib.suppress(OSError):
+                complete[step].rename(going)
+            shutil.rmtree(going, ignore_errors=True)
 
 
 def best(complete: Mapping[int, Path]) -> int | None:
