@@ -586,7 +586,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("consequence", r"leaked (?:semaphore|shared_memory)", "Fsoft-AIC/RoPADet"),
     _P("consequence", r"destroy_process_group", "ai-dynamo/dynamo#1405"),
     _P("consequence", r"[Kk]illed by signal", "pytorch/pytorch#8976"),
-    _P("consequence", r"exited with (?:a )?(?:non-?zero )?(?:code|status|signal)|(?:exited|crashed|terminated|failed|ended) with (?:a )?(?:non-?zero )?(?:exit|return) (?:code|status)", "instructlab/training#686"),
+    _P("consequence", r"exited with (?:a )?(?:non-?zero )?(?:code|status|signal)|(?:exited|crashed|terminated|failed|ended) with (?:a )?(?:non-?zero )?(?:exit|return) (?:code|status)", "instructlab/training#686", unless=r"\bssh exited with exit code 255"),
     _P("consequence", r"died with <Signals", "pytorch/pytorch#61839"),
     _P("consequence", r"returned non-zero exit status", "allenai/allennlp#5364"),
     _P("consequence", r"\b(?:RayActorError|ActorDiedError|ActorUnavailableError|OwnerDiedError|WorkerCrashedError|NodeDiedError|LocalRayletDiedError)\b", "ray-project/ray (python/ray/exceptions.py)"),
