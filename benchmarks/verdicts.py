@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from launcher.diagnosis.cause import Candidate, cause_of, clues_of_text  # noqa: E402
 from tests.corpus import Log, logs  # noqa: E402
-from tests.corpus.around import HEADS, TAILS  # noqa: E402
+from tests.corpus.around import COLLECTORS, HEADS, TAILS  # noqa: E402
 
 GOALS = {"tuning": 0.97, "held back": 0.93, "certain": 0.98, "likely": 0.90, "around": 0.99}
 
@@ -85,13 +85,17 @@ def measure(corpus: list[Log]) -> dict[str, Any]:
 
 
 def around(corpus: list[Log], verdicts: dict[Log, tuple[str, str]]) -> dict[str, Any]:
-    """Return for how many logs each head and tail leaves the verdict as it was."""
+    """Return for how many logs each head, tail and collector leaves the verdict as it was."""
     changed = {}
     for where, texts in (("before", HEADS), ("after", TAILS)):
         for name, text in texts.items():
             joined = (f"{text}\n{log.text}" if where == "before" else f"{log.text}\n{text}" for log in corpus)
             same = [judged(both)[0] == verdicts[log][0] for log, both in zip(corpus, joined, strict=True)]
             changed[f"{name} {where}"] = share(same)
+    for name, added in COLLECTORS.items():
+        collected = ("\n".join(map(added, log.text.split("\n"))) for log in corpus)
+        same = [judged(text)[0] == verdicts[log][0] for log, text in zip(corpus, collected, strict=True)]
+        changed[f"collected by {name}"] = share(same)
     return changed
 
 

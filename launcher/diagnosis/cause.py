@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue, Kind, order_of
 from launcher.diagnosis.collector import Collector, pattern_of
+from launcher.diagnosis.lines import unwrapped
 
 if TYPE_CHECKING:
     from launcher.spec.verdict import Confidence, FailureClass
@@ -73,7 +74,8 @@ def clues_of_text(lines: Iterable[bytes], extra: Sequence[tuple[str, Kind]] = ()
     """Return the clues of a whole log. The labels that a collector printed distinguish its ranks."""
     collector = Collector(extra)
     for number, line in enumerate(lines, 1):
-        collector.feed("", line.rstrip(b"\r\n") + b"\n", number)
+        for one in unwrapped(line.rstrip(b"\r\n")):
+            collector.feed("", one + b"\n", number)
     return collector.clues()
 
 

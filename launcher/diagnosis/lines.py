@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -16,8 +17,10 @@ _LABEL = re.compile(
     | \((?:node|worker|rank|head)[-_ ]?[\w.-]*\)[ ]?
     | \d{1,4}:[ ](?=\S|\s{2})
     | (?:rank|worker|node|gpu)[-_ ]?\d+(?:\.[\w.-]+)?[ ]?(?:\||:)[ ]?
-    | [\w.-]{1,60}-\d{1,4}[ ]+\|[ ]
+    | [\w.-]{1,60}[-_.]\d{1,4}(?:\.\w+@[\w.-]+)?[ ]+\|[ ]
     | [\w.-]+/[\w.-]+[ ]\[[\w.-]+\][ ]
+    | \[pod/[\w.-]+/[\w.-]+\][ ]  # kubectl logs --prefix
+    | [\w.-]+[ ][\w./@-]+\[\d+\]:[ ]  # journalctl
     | (?:\d{1,3}\.){3}\d{1,3}(?:[ ]\[\d+\]|:(?=[ ]))[ ]?
     )""",
     re.VERBOSE | re.IGNORECASE,
@@ -26,12 +29,16 @@ _STAMP = re.compile(
     r"""(?:
       [\[(|]?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,:]\d+)?(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ]UTC)?[\])|]?
     | (?:\d\d-\d\d[ ])?[\[(]?\d\d:\d\d:\d\d(?:[.,]\d+)?[\])]?
-    | \w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d
+    | (?:\w{3}[ ])?\w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d(?:[ ]\d{4})?
+    | \d{10}\.\d{3,9}(?=[ ])
+    | \d\d[EO][ +]  # GitLab
+    | (?:stdout|stderr)[ ][FP](?=[ ])  # Kubernetes, on the node
+    | [\w.]+[ ]-[ ](?=(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b)
     | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ]+\d+[ ][\w./-]+:\d+\]
     | (?!FATAL:[ ]{3})  # Singularity's, whose table row needs the level
-      [\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|stdout|stderr)[\])]?(?=[ :|\-\]]|$)
+      [\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|stdout|stderr)[\])]?(?=[ \t:|\-\]]|$)
     | [-|:,](?=[ ])
-    )[ ]*[-|:]?[ ]?""",
+    )[ ]*[-|:]?[ \t]?""",
     re.VERBOSE,
 )
 _PLACE = re.compile(r"\[?[\w./-]+\.py:\d+\](?: |$)")
@@ -59,6 +66,32 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
         while not piece.endswith(b"\n") and (piece := file.readline(_PIECE)):
             last = (last + piece)[-_PIECE:]
         yield first + last
+
+
+_TEXTS = ("log", "message", "msg", "textPayload", "event", "exc_info", "exception", "stack_trace")
+"Keys of what a program printed or logged, with its traceback, in JSON of Docker, Google Cloud and loggers."
+_LEVELS = ("level", "levelname")
+"Keys of a logger's level. Google Cloud's `severity` only tells stdout from stderr."
+_ESCAPED = b"Traceback (most recent call last):\\n"
+
+
+def unwrapped(line: bytes) -> list[bytes]:
+    """Return the lines of output that a collector has put into one line, as JSON or with escaped ends."""
+    if line.startswith(b"{") and line.endswith(b"}"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):  # no JSON, no UTF-8
+            return [line]
+        inner = record.get("jsonPayload")
+        record = inner if isinstance(inner, dict) else record
+        texts = [text for key in _TEXTS if isinstance(text := record.get(key), str)]
+        if not texts:
+            return [line]
+        level = next((f"{record[key]} ".upper() for key in _LEVELS if key in record), "")
+        return f"{level}{chr(10).join(texts)}".rstrip("\n").encode(errors="replace").split(b"\n")
+    if _ESCAPED in line:
+        return line.replace(b"\\n", b"\n").split(b"\n")
+    return [line]
 
 
 class Line(NamedTuple):

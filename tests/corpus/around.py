@@ -1,6 +1,10 @@
-"""What stands around a failure in real outputs: heads before it, tails after it. None of it is a failure."""
+"""What stands around a failure in real outputs: heads before it, tails after it, what a collector adds to each
+line. None of it is a failure."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable
 
 WANDB = """\
 wandb: Waiting for W&B process to finish... (failed 1). Press Control-C to abort syncing.
@@ -188,3 +192,34 @@ HEADS = {
     "download retried": HUB_RETRY,
     "prose": PROSE,
 }
+
+
+def _json(**record: str) -> str:
+    return json.dumps(record)
+
+
+AT = "2024-03-12T10:11:12.131313131Z"
+COLLECTORS: dict[str, Callable[[str], str]] = {
+    "Kubernetes on the node": lambda line: f"{AT} stderr F {line}",  # CRI's logging format
+    "kubectl --timestamps": lambda line: f"{AT} {line}",
+    "kubectl --prefix": lambda line: f"[pod/train-worker-0/pytorch] {line}",
+    "kubectl --prefix --timestamps": lambda line: f"[pod/train-worker-0/pytorch] {AT} {line}",
+    "Docker's json-file": lambda line: _json(log=f"{line}\n", stream="stderr", time=AT),
+    "docker compose": lambda line: f"trainer-1  | {line}",
+    "docker-compose": lambda line: f"trainer_1  | {line}",
+    "docker service logs": lambda line: f"ml_trainer.1.k3j2h1@node1    | {line}",
+    "Google Cloud": lambda line: _json(textPayload=line, severity="ERROR", timestamp=AT),
+    "a logger of JSON": lambda line: _json(message=line, timestamp=AT),
+    "CloudWatch": lambda line: f"2024-03-12T10:11:12.131Z\t{line}",
+    "GitLab": lambda line: f"2024-03-12T10:11:12.131313Z 01E {line}",
+    "journalctl": lambda line: f"Mar 12 10:11:12 node17 python[4711]: {line}",
+    "journalctl -o short-iso": lambda line: f"2024-03-12T10:11:12+0000 node17 python[4711]: {line}",
+    "srun -l": lambda line: f"3: {line}",
+    "mpirun --tag-output": lambda line: f"[1,3]<stderr>:{line}",
+    "mpirun --timestamp-output": lambda line: f"Tue Mar 12 10:11:12 2024[1,3]<stderr>:{line}",
+    "torchrun --tee": lambda line: f"[default3]:{line}",
+    "Ray": lambda line: f"(RayTrainWorker pid=7, ip=10.0.0.3) {line}",
+    "pdsh": lambda line: f"worker-0: {line}",
+    "ts %.s": lambda line: f"1710238272.131313 {line}",
+}
+"What a collector makes of a line."

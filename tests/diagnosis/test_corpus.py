@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from launcher.diagnosis.collector import pattern_of
 from launcher.diagnosis.patterns import PATTERNS
 from launcher.spec.verdict import EXIT_CODES
 from tests.corpus import Log, logs
-from tests.corpus.around import HEADS, TAILS
+from tests.corpus.around import COLLECTORS, HEADS, TAILS
 
 
 def share_right(part: list[Log]) -> float:
@@ -62,6 +63,25 @@ def test_what_stands_around_a_failure_changes_nothing(name: str) -> None:
             assert judged(f"{log.text}\n{TAILS[name]}")[0] == alone, log.source
         if name in HEADS:
             assert judged(f"{HEADS[name]}\n{log.text}")[0] == alone, log.source
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_what_a_collector_adds_to_each_line_changes_nothing(name: str) -> None:
+    """On one log in forty, another one for each collector; the benchmark takes all."""
+    for log in logs()[[*COLLECTORS].index(name) :: 40]:
+        collected = "\n".join(map(COLLECTORS[name], log.text.split("\n")))
+        assert judged(collected)[0] == judged(log.text)[0], log.source
+
+
+def test_a_traceback_that_a_collector_has_put_into_one_line_is_read() -> None:
+    text = "Traceback (most recent call last):\n  File \"t.py\", line 3, in <module>\nKeyError: 'labels'"
+    escaped = text.replace("\n", "\\n")
+    records = {"message": text}, {"event": "failed", "exception": text}, {"jsonPayload": {"message": text}}
+    for line in (*map(json.dumps, records), f'message: "exit status 1. {escaped}"'):
+        assert judged(line) == ("user-error", "likely"), line
+    nested = '{"a": ' * 9000 + "1" + "}" * 9000
+    for line in ('{"log": 7}', '{"loss": 2.5}', "{not json}", "{" * 9000 + "}", nested):
+        assert judged(line) == ("unknown", "guess")
 
 
 @pytest.mark.parametrize("name", [*HEADS, *TAILS])
