@@ -23,9 +23,9 @@ class Journal:
     It keeps a reserve file and deletes it when the disk is full, so that the last records still fit.
     """
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, node: int = 0) -> None:
         self.run = run
-        self._reserve = run.path / ".reserve"
+        self._reserve = run.path / f".reserve-{node:02d}"
         with contextlib.suppress(OSError):
             self._reserve.write_bytes(b"\0" * RESERVE_BYTES)
 

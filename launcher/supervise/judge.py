@@ -146,8 +146,10 @@ def judge(evidence: Evidence) -> Verdict:
         return _stopped(evidence, set(codes) if all_ranks_reported else set())
     if evidence.lost_nodes:
         nodes = ", ".join(map(str, evidence.lost_nodes))
+        failure: FailureClass = "disk-full" if evidence.disk_full else "node-failed"
+        why = f"{DISK_FULL}, and " if evidence.disk_full else ""
         return Verdict(
-            failure="node-failed", reason=f"node {nodes} stopped sending heartbeats",
+            failure=failure, reason=f"{why}node {nodes} stopped sending heartbeats",
             node=evidence.lost_nodes[0], confidence="likely",
         )  # fmt: skip
     verdict = (

@@ -5,12 +5,13 @@ If the nodes share no folder, `no_shared_folder` copies these files to each of t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from launcher.rundir.files import read_json
+from launcher.rundir.files import open_regular, read_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.supervise.attempt import Ended, NodePlace
 from launcher.supervise.host import disk_full
@@ -18,7 +19,7 @@ from launcher.supervise.paused_clock import AwakeClock
 
 HEARTBEAT_SECONDS = 2.0
 HEARTBEATS_PER_SECOND = 50
-"Limit for all nodes together. Each heartbeat replaces a file, which loads the shared file system."
+"Limit for all nodes together. Each heartbeat changes the time of a file on the shared file system."
 LOST_SECONDS = 60.0
 "A node counts as lost after this long without a heartbeat. A network file system shows them late."
 LOST_HEARTBEATS = 4
@@ -62,7 +63,7 @@ class Nodes:
         "When this node was asked to stop while it waited for an attempt."
         self._next_look = 0.0
         # (attempt, node) -> (newest heartbeat, when it was first seen by this node's clock). Clocks differ.
-        self._heard: dict[tuple[int, int], tuple[Any, float]] = {}
+        self._heard: dict[tuple[int, int], tuple[tuple[int, int] | None, float]] = {}
         self._began = self._clock.now()
         self._joined: set[int] = set()
         "Nodes that have sent a heartbeat."
@@ -127,7 +128,13 @@ class Nodes:
         now = self._clock.now()
         if self.several and now > self._last_beat + self.beats_every:
             self._last_beat = now
-            self.write(self._file(attempt, self.place.rank, "alive"), {"time": time.time()})
+            file = self._file(attempt, self.place.rank, "alive")
+            try:
+                os.utime(file)  # needs no space: a full disk does not end a run
+            except FileNotFoundError:
+                self.write(file, {})
+            except OSError:
+                pass
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
         """Report that the start script of this node has ended."""
@@ -245,7 +252,7 @@ class Nodes:
         Node 0 gives the others START_SECONDS to begin, if they still `may_begin`. `late`: wait only for
         LOST_HEARTBEATS heartbeats.
         """
-        beat = read_json(self._file(attempt, node, "alive"))
+        beat = _beat_in(self._file(attempt, node, "alive"))
         if beat is not None:
             self._joined.add(node)
         key = (attempt.number, node)
@@ -263,6 +270,19 @@ class Nodes:
 
     def _file(self, attempt: AttemptDir, node: int, kind: str) -> Path:
         return attempt.path / "nodes" / f"node-{node:02d}.{kind}.json"
+
+
+def _beat_in(file: Path) -> tuple[int, int] | None:
+    """What each heartbeat changes; None before the first one.
+
+    The file is opened, because a network file system may answer a mere question from its memory.
+    """
+    try:
+        with open_regular(file) as opened:
+            found = os.fstat(opened.fileno())
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _abort(attempt: AttemptDir) -> Path:

@@ -134,7 +134,7 @@ class Supervisor:
         self.run, self.place, self.secrets = run, place, secrets
         self.job = Job.model_validate(about["job"])
         self.plan = Plan.model_validate(plan)
-        self.journal = Journal(run)
+        self.journal = Journal(run, place.rank)
         self.mirror = mirror
         self.nodes = Nodes(run, place, self.journal.json, self._stops_waiting)
         self._spent = spent_budgets(run.read_events())

@@ -338,6 +338,8 @@ def test_a_run_that_finished_although_it_was_asked_to_stop_has_succeeded():
 def test_a_lost_node_is_named():
     verdict = judge(Evidence(ranks=4, exit_codes={0: -15}, lost_nodes=(1,)))
     assert (verdict.failure, verdict.node) == ("node-failed", 1)
+    full = judge(Evidence(ranks=4, exit_codes={0: -15}, lost_nodes=(1,), disk_full=True))
+    assert full.failure == "disk-full" and "No space left on device, and node 1" in full.reason
 
 
 STARTER_KILLED = "the process that starts the ranks on node 0 was ended by SIGKILL"

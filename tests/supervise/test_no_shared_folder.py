@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from launcher.rundir.files import read_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.no_shared_folder import file_sync
 from launcher.supervise.no_shared_folder import link as module
 from launcher.supervise.no_shared_folder.link import Hub, Spoke
 from launcher.supervise.no_shared_folder.wire import WireError, call
@@ -108,6 +111,19 @@ def test_a_log_that_cannot_be_written_holds_nothing_else_back_and_no_event_comes
     seen(two.here.events.exists)
     time.sleep(0.5)
     assert [event["event"] for event in two.here.read_events()] == ["downgrade"]
+
+
+def test_a_heartbeat_arrives_on_a_full_disk(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = "nodes/node-01.alive.json"
+    here, there = attempt(two.here) / beat, attempt(two.there) / beat
+    two.start()
+    replace_json(there, {})
+    seen(here.exists)
+    monkeypatch.setattr(file_sync, "replace_bytes", Mock(side_effect=OSError("No space left on device")))
+    for _ in range(2):
+        before = here.stat().st_mtime_ns
+        os.utime(there)
+        seen(lambda before=before: here.stat().st_mtime_ns != before)
 
 
 def test_who_sees_that_a_node_has_ended_sees_all_that_it_said_before(two: Two) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,6 +69,22 @@ def test_a_node_that_has_not_begun_is_waited_for_longer_than_one_that_has_fallen
     assert four[0]._lost(attempt, 2, may_begin=False), "the run is to stop"
     now += module.START_SECONDS
     assert four[0]._lost(attempt, 2)
+
+
+def test_a_node_on_a_full_disk_still_beats(four: list[Nodes], monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = opened(four)
+    four[3].beat(attempt)
+    four[3].write = Mock(side_effect=AssertionError("it needs space"))
+    now, file = 1000.0, attempt.path / "nodes/node-03.alive.json"
+    for node in (four[0], four[3]):
+        monkeypatch.setattr(node._clock, "now", lambda: now)
+    assert not four[0]._lost(attempt, 3)
+    for _ in range(3):
+        now, before = now + 0.9 * four[0].lost_after, module._beat_in(file)
+        while module._beat_in(file) == before:  # a file's time changes every few milliseconds
+            four[3]._last_beat = 0.0
+            four[3].beat(attempt)
+        assert not four[0]._lost(attempt, 3)
 
 
 def test_a_node_without_a_heartbeat_is_lost_and_the_run_does_not_wait_for_it(four: list[Nodes]) -> None:

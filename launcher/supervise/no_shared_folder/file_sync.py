@@ -154,7 +154,10 @@ class Inbox:
             raise WireError(f"node {self.node} may not write {path!r}")
         file = self._file(path)
         if not kind.grows:
-            replace_bytes(file, data)
+            if _holds(file, data):
+                os.utime(file)  # a heartbeat, which needs no space on a full disk
+            else:
+                replace_bytes(file, data)
             return
         self._write_piece(file, path, int(about["from"]), data)
         if path == _EVENTS:
@@ -190,3 +193,10 @@ class Inbox:
                 continue  # a torn line, because that node's disk was full
         if events:
             append_json(self.run.events, *events)
+
+
+def _holds(file: Path, data: bytes) -> bool:
+    try:
+        return file.read_bytes() == data
+    except FileNotFoundError:
+        return False
