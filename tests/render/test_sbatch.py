@@ -276,6 +276,17 @@ def test_a_run_that_was_cancelled_at_the_last_moment_does_not_go_back_into_the_q
     assert (events(tmp_path)[-1]["event"], events(tmp_path)[-1]["state"]) == ("finished", "cancelled")
 
 
+def test_a_job_that_is_cancelled_does_not_go_back_into_the_queue_when_its_supervisor_is_not_told(
+    tmp_path: Path,
+) -> None:
+    """As on a full disk: scancel's SIGTERM then looks like a preemption."""
+    stub = stubs.make(tmp_path / "stubs")
+    job = f"JobState=COMPLETING Restarts=0 {LONG} PreemptTime=None"
+    interrupted(tmp_path, stub, signal.SIGTERM, exit_code=18, STUB_JOB=job)
+    assert b"requeue" not in stub.called("scontrol") and not stub.called("sbatch")
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["state"] == "cancelled"
+
+
 @pytest.mark.parametrize(("restarts", "scancelled"), [("0", []), ("1", ["scancel", "70007"])])
 def test_a_cancelled_run_that_slurm_has_requeued_by_itself_leaves_the_queue(
     tmp_path: Path, restarts: str, scancelled: list[str]

@@ -192,16 +192,20 @@ reason_of_stop() {
     *) echo node-failed ;; # a node failed the doctor's checks
   esac
 }
+# Whether a user has cancelled the run, with launcher or scancel. The supervisor may not have heard of it: the request
+# came after its last look, or a full disk or a slow controller kept it back. Of the last look.
+is_cancelled() {
+  [[ -e $_run_dir/cancel || $_asked == cancelled || $(why TERM) == cancelled ]]
+}
 # go_on REASON
 go_on() {
   local _refused _reason=$1 _failed=()
-  # The request to cancel came after the supervisor's last look.
-  if [[ -e $_run_dir/cancel ]]; then
+  look
+  if is_cancelled; then
     stay_away
     verdict cancelled cancelled 18 'cancelled by the user: the run does not go back into the queue'
   fi
   # Slurm may have done it itself, also because a node failed, and must not be asked twice.
-  look
   if [[ $(member Restarts) -gt $_restart ]]; then
     mapfile -t _failed < <(down "$_files.hosts")
     if ((${#_failed[@]})); then
@@ -361,7 +365,8 @@ leave_unfit() {
   local _node _numbers=() _left=()
   read -ra _numbers < <(sed -n 's/.*"leaves": "\([0-9 ]*\)".*/\1/p' "$_run_dir/state.json")
   for _node in ${_numbers[@]+"${_numbers[@]}"}; do _left+=("${_hosts[_node]}"); done
-  if ((${#_left[@]} == 0)) || [[ -e $_run_dir/cancel ]]; then return 1; fi
+  look
+  if ((${#_left[@]} == 0)) || is_cancelled; then return 1; fi
   say "unfit: ${_left[*]}"
   go_on_without node-failed "${_left[@]}"
   look
