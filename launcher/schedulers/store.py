@@ -79,9 +79,12 @@ class Store(Login, Protocol):
         """
         ...
 
-    def ask_to_stop(self, runs: Sequence[RunDir], name: str, then: Callable[[], str]) -> str:
+    def ask_to_stop(
+        self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
+    ) -> str:
         """Write the requests to stop, and return why `then` was refused, or "". `name` is for messages.
 
+        `instead` stops the runs if the requests cannot be written, as on a full disk; it returns why not.
         Raises SchedulerError if the requests may not have arrived.
         """
         ...
@@ -148,8 +151,15 @@ class Folder:
     def deliver(self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T]) -> T:
         return then()
 
-    def ask_to_stop(self, runs: Sequence[RunDir], name: str, then: Callable[[], str]) -> str:
-        write_requests_to_stop(runs)
+    def ask_to_stop(
+        self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
+    ) -> str:
+        try:
+            write_requests_to_stop(runs)
+        except OSError as error:
+            if refused := instead():
+                raise SchedulerError(f"cannot write {error.filename}: {error.strerror}; {refused}") from None
+            return ""
         try:
             return then()
         except LoginError as error:

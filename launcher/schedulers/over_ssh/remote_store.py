@@ -14,7 +14,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, private_folder, write_copy
 from launcher.schedulers.over_ssh import snapshot
-from launcher.schedulers.over_ssh.mirror import Mirrored, RefusedError
+from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.rundir import asking_to_stop
@@ -119,10 +119,21 @@ class RemoteStore(Mirrored):
         finally:
             self.first, self.strict = "", False
 
-    def ask_to_stop(self, runs: Sequence[RunDir], name: str, then: Callable[[], str]) -> str:
+    def ask_to_stop(
+        self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
+    ) -> str:
         with asking_to_stop(runs, self.has_sent, name), self.strictly(runs):
             write_requests_to_stop(runs)
-            return then()
+            try:
+                return then()
+            except ChangedThereError:
+                raise
+            except RefusedError as error:
+                if refused := instead():
+                    raise SchedulerError(f"{error}; {refused}") from None
+                for run in runs:
+                    run.cancel.unlink()
+                return ""
 
     def deliver(
         self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T], *, copied: bool = True

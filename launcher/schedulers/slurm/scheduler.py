@@ -241,7 +241,10 @@ class SlurmScheduler(Scheduler):
             raise SchedulerError(f"{run.id} is not running: {self.status(run).state}")
         again, foreign = run.cancel.exists(), self._foreign(run, job)
         refused = self.store.ask_to_stop(
-            [run], run.id, lambda: foreign or cancel_job(self.store, job, again=again)
+            [run],
+            run.id,
+            lambda: foreign or cancel_job(self.store, job, again=again),
+            lambda: foreign or cancel_job(self.store.login, job, again=True),
         )
         self._seen = None
         if self.store.far and not lives(run.read_state()):
@@ -270,7 +273,12 @@ class SlurmScheduler(Scheduler):
             if foreign := self._foreign(run, job):
                 raise SchedulerError(f"{run.id} was not asked to stop: {foreign}")
         again = asked_before(jobs)
-        refused = self.store.ask_to_stop(list(jobs), name, lambda: cancel_jobs(self.store, jobs, again))
+        refused = self.store.ask_to_stop(
+            list(jobs),
+            name,
+            lambda: cancel_jobs(self.store, jobs, again),
+            lambda: cancel_jobs(self.store.login, jobs, list(jobs)),
+        )
         self._seen = None
         if self.store.far:
             jobs = {run: job for run, job in jobs.items() if lives(run.read_state())}

@@ -24,7 +24,7 @@ from launcher.schedulers.base import (
     Status,
 )
 from launcher.schedulers.login import LoginError
-from launcher.schedulers.over_ssh.mirror import ChangedThereError, RefusedError, forget
+from launcher.schedulers.over_ssh.mirror import forget
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import relay
@@ -294,17 +294,13 @@ class SshHosts(OneByOne):
             store = self._of(run)
 
             def send() -> str:
-                try:
-                    store.bring()
-                except ChangedThereError:
-                    raise
-                except RefusedError:  # if the disk is full, send a signal instead
-                    if not self._interrupt(run):
-                        raise
-                    run.cancel.unlink()
+                store.bring()
                 return ""
 
-            store.ask_to_stop([run], run.id, send)
+            def interrupt() -> str:
+                return "" if self._interrupt(run) else "no supervisor of it can be interrupted"
+
+            store.ask_to_stop([run], run.id, send, interrupt)
             before = status_of(run, self.handle(run), run.read_state())
         if before.ended:
             raise SchedulerError(f"{run.id} is not running: {before.state}")

@@ -72,3 +72,15 @@ def test_a_request_that_could_not_be_sent_leaves_what_was_sent_before(
     slurm.cancel(run)
     assert there.cancel.read_bytes() != first[0]
     assert (tmp_path / "asked").read_text() == "--state=PENDING 7\n7\n"
+
+
+def test_a_run_whose_disk_is_full_over_there_is_cancelled_by_slurm_alone(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, run, there = on_both_sides(sshd, tmp_path, monkeypatch, "running")
+    there.event("job", handle="slurm:c:7")
+    (tar := sshd.folder / "tar").write_text("#!/bin/sh\necho no space >&2; exit 2\n")
+    tar.chmod(0o755)
+    slurm.cancel(run)
+    assert (tmp_path / "asked").read_text() == "7\n"
+    assert not run.cancel.exists() and not there.cancel.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -257,6 +259,28 @@ def test_cancel_says_what_it_did(
     assert said in capsys.readouterr().out
     assert "scancel --state=PENDING 7" in queue.sent.read_text()
     assert run.read_state()["state"] == kept
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_run_whose_disk_is_full_is_cancelled_by_slurm_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    run = a_run(tmp_path, state="running")
+    run.event("job", handle="slurm:c:7")
+    queue = Queue(tmp_path)
+    queue.has(_7="RUNNING")
+    refuses = "echo no >&2; exit 1" if refused else ""
+    (queue.bin / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{queue.sent}\n{refuses}\n')
+    (queue.bin / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    full = OSError(errno.ENOSPC, "No space left on device", str(run.cancel))
+    monkeypatch.setattr("launcher.schedulers.store.write_requests_to_stop", Mock(side_effect=full))
+    if refused:
+        with pytest.raises(SchedulerError, match=r"cannot write .*No space left on device; scancel: no"):
+            SlurmScheduler().cancel(run)
+    else:
+        SlurmScheduler().cancel(run)
+    assert queue.sent.read_text().splitlines()[-1] == "7"
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
