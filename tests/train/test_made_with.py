@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import other_data, why_not_from, why_not_on
 from launcher.spec.recipe import Recipe
+from launcher.train.checkpoints.reader import read_metadata
+from launcher.train.checkpoints.same_model import other_model
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
 
 WHOLE = recipe("none", micro=8)
@@ -80,6 +83,11 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
             {"micro_batch_size": 16},
             {"steps": None, "epochs": 2, "batch": {"global": 16}},
             "its steps took 8 samples each, batch.global is 16 now",
+        ),
+        (
+            {},
+            {"args": {"dim": 24}},
+            "embedding.weight has the shape (64, 24) in the model, and (64, 16) in it",
         ),
     ],
 )
@@ -153,3 +161,21 @@ def test_markers_of_an_older_launcher_and_the_paged_twin_agree() -> None:
     eight = WHOLE.model_copy(update={"optimizer": "adamw-8bit"})
     assert why_not_from({"optimizer": "paged-adamw-8bit"}, job(), eight) is None
     assert why_not_from({"optimizer": "lion-8bit"}, job(), eight) is not None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_checkpoint_of_another_model_is_told_from_one_of_this_model(tmp_path: Path) -> None:
+    weights = {name: torch.ones(2, 3) for name in ("embedding", "head", "frozen", "buffer")}
+    states = {name: {"step": torch.ones(()), "exp_avg": torch.ones(2, 3)} for name in ("embedding", "head")}
+    save({"model": weights, "optimizer": {"state": states}}, checkpoint_id=tmp_path, no_dist=True)
+    saved = read_metadata(tmp_path)
+
+    def why(whole: bool = True, **changed: torch.Tensor | None) -> str | None:
+        model = {name: tensor for name, tensor in (weights | changed).items() if tensor is not None}
+        return other_model(model, saved, whole=whole)
+
+    assert why() is None and why(buffer=None) is None
+    assert why(bias=torch.ones(3)) == "the model has bias, which it lacks"
+    assert why(frozen=torch.ones(3)) == "frozen has the shape (3,) in the model, and (2, 3) in it"
+    assert why(head=None) == "it has head, which the model lacks"
+    assert why(whole=False, head=None) is None, "another stage has it"

@@ -56,6 +56,7 @@ from launcher.train.checkpoints.parts import (
 )
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, check_sums, read_metadata
+from launcher.train.checkpoints.same_model import other_model
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.issued_collectives import BACKGROUND_GROUP
@@ -193,6 +194,11 @@ class Checkpoints:
         self.before = self._made_with(path)
         self.make_states()
         state, saved = self._state(), read_metadata(path)
+        if problem := other_model(state["model"], saved, whole=self.rank.mesh.pipeline == 1):
+            raise OtherTrainingError(
+                f"{path.name} cannot be resumed from: {problem}. Resume with the model that was trained, or "
+                "start a new run"
+            )
         if problem := other_shards(state["optimizer"]["state"], saved, "optimizer.state"):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
         groups, states = state["optimizer"].pop("param_groups"), state["optimizer"]["state"]

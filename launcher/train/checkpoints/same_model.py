@@ -1,0 +1,32 @@
+"""Whether a checkpoint is one of this model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from launcher.spec.listed import listed
+
+MODEL, STATES = "model.", "optimizer.state."
+"Beginnings of the names in a checkpoint."
+
+
+def other_model(model: Mapping[str, Any], saved: Metadata, *, whole: bool) -> str | None:
+    """Return how the model differs from that of a checkpoint, or None. `model`: its state by name; `whole`:
+    not only that of a stage.
+
+    A buffer that only the checkpoint has is no difference: training may have registered it.
+    """
+    entries = saved.state_dict_metadata
+    known = {name.removeprefix(MODEL): one for name, one in entries.items() if name.startswith(MODEL)}
+    if new := [name for name in model if name not in known]:
+        return f"the model has {listed(new)}, which it lacks"
+    for name, tensor in model.items():
+        entry = known[name]
+        if isinstance(entry, TensorStorageMetadata) and entry.size != tensor.shape:
+            return f"{name} has the shape {(*tensor.shape,)} in the model, and {(*entry.size,)} in it"
+    trained = {name.removeprefix(STATES).rpartition(".")[0] for name in entries if name.startswith(STATES)}
+    gone = [name for name in known if name in trained and name not in model]
+    return f"it has {listed(gone)}, which the model lacks" if whole and gone else None
