@@ -22,6 +22,7 @@ from launcher.schedulers.base import (
     Request,
     SchedulerError,
     Status,
+    UnclearError,
 )
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
@@ -375,7 +376,7 @@ class SshHosts(OneByOne):
     def _start(self, run: RunDir, chosen: Chosen, event: str) -> None:
         """Start the supervisors.
 
-        Raises NotSentError and HostError if nothing was started, and LoginError if that is unknown.
+        Raises NotSentError and HostError if nothing was started, and UnclearError if that is unknown.
         """
         run.append(Submitting())
         store = self._of(run)
@@ -389,7 +390,7 @@ class SshHosts(OneByOne):
         try:
             store.deliver([run], (), start.everywhere)
         except LoginError as error:
-            raise LoginError(
+            raise UnclearError(
                 f"{error}; the run may or may not have started: run `launcher status {run.id}` when "
                 f"{store.name} answers again"
             ) from None

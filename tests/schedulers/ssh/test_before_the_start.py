@@ -13,9 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.cli.main import _exit_code
+from launcher.rundir.layout import RunDir
+from launcher.schedulers.base import UnclearError
+from launcher.schedulers.login import CutError
+from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.over_ssh.ssh import Over
 from launcher.schedulers.ssh.checks import Need, apart, problems, rendezvous
+from launcher.schedulers.ssh.choose import Chosen, Place
 from launcher.schedulers.ssh.hosts import HostError, ask_host
+from launcher.schedulers.ssh.scheduler import SshHosts
 from tests.lab import wait_for
 from tests.schedulers.ssh.hosts import NAMES, ROOT, Laptop
 
@@ -214,11 +221,29 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     wait_for(lambda: supervisor not in daemon.children(recursive=True), "end of what has started it")
     sshd.stop()
     _, said = submitting.communicate(timeout=240)
-    assert submitting.returncode == 4 and "the run may or may not have started: run `launcher status" in said
+    assert submitting.returncode == 5 and "the run may or may not have started: run `launcher status" in said
     sshd.start()
     run = laptop.newest()
     assert laptop.wait(run)["state"] == "succeeded"
     assert [event["event"] for event in run.read_events()][:2] == ["submitting", "submitted"]
+
+
+def test_a_start_without_an_answer_is_unclear_and_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that takes it for a refusal submits the job a second time."""
+
+    def cut(*_: object) -> None:
+        raise CutError("the connection to tensor01 was lost before the answer came")
+
+    monkeypatch.setattr(RemoteStore, "deliver", cut)
+    run = RunDir(tmp_path / "tiny-1")
+    run.path.mkdir()
+    run.run.write_text(json.dumps({"hosts": ["tensor01"]}))
+    chosen = Chosen((Over("tensor01"),), Place(None, 61000), ())
+    with pytest.raises(UnclearError, match=r"was lost .*; the run may or may not have started") as caught:
+        SshHosts(("tensor01",), "/data/runs")._start(run, chosen, "submitted")
+    assert _exit_code(caught.value) == 5
 
 
 def test_a_refusal_of_the_host_is_one_message(here: Laptop) -> None:
