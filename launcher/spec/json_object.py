@@ -82,7 +82,8 @@ def _fields(kind: type[Record]) -> tuple[tuple[str, str, type[Record] | None], .
 
 def _record_of(hint: Any) -> type[Record] | None:
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return next((one for one in members if isinstance(one, type) and issubclass(one, Record)), None)
+    classes = (one for one in members if get_origin(one) is None and isinstance(one, type))
+    return next((one for one in classes if issubclass(one, Record)), None)  # 3.10 takes list[int] for a type
 
 
 @functools.cache

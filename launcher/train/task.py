@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard, get_origin
 
 import torch
 from torch import nn
@@ -215,7 +215,7 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
     found = getattr(_import(module_name, workdir), class_name, None)
     if found is None:
         raise TaskError(f"task {reference}: {module_name} has no {class_name!r}{_tasks_of(module_name)}")
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    if not _is_task(found):
         raise TaskError(f"task {reference}: {class_name} is not a subclass of launcher.train.Task")
     missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
     if missing:
@@ -241,6 +241,11 @@ def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequenc
         )
 
 
+def _is_task(value: object) -> TypeGuard[type[Task]]:
+    """Return whether the value is a task's class. Python 3.10 takes `list[int]` for a type, too."""
+    return isinstance(value, type) and get_origin(value) is None and issubclass(value, Task)
+
+
 def _import(name: str, workdir: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -255,11 +260,7 @@ def _import(name: str, workdir: str) -> Any:
 
 def _tasks_of(module_name: str) -> str:
     members = vars(sys.modules[module_name]).items()
-    names = sorted(
-        name
-        for name, value in members
-        if isinstance(value, type) and issubclass(value, Task) and value is not Task
-    )
+    names = sorted(name for name, value in members if _is_task(value) and value is not Task)
     return f"; its tasks are {', '.join(names)}" if names else ""
 
 
