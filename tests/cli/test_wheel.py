@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -41,3 +43,11 @@ def test_a_wheel_in_an_empty_environment_outside_the_checkout_renders_a_job(tmp_
     assert "tensor01" in launcher("clusters", "list")
     frozen = subprocess.run([python, "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout
     assert "torch" not in frozen.split(), "the base install is light"
+
+
+def test_what_ci_runs_on_the_base_install_is_there_and_needs_no_torch():
+    [line] = re.findall(r"- run: pytest (.*)", (ROOT / ".github/workflows/ci.yml").read_text())
+    arguments = [*shlex.split(line), "--collect-only", "-q", "-n0", "-p", "no:cacheprovider"]
+    code = f"import sys; sys.modules['torch'] = None; import pytest; sys.exit(pytest.main({arguments!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
