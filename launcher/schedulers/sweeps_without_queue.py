@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.rundir.files import delete_folder, read_record, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError
+from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError, UnclearError
 from launcher.spec.events import AttemptStarted, Submitted
 from launcher.supervise.sweep_turn import sweep_folder
 
@@ -88,7 +88,8 @@ def submitted(
 ) -> list[RunDir]:
     """Submit the runs in their order.
 
-    Raises SchedulerError, which says how many go on; if the sweep was cancelled meanwhile, none does.
+    Raises SchedulerError or UnclearError, which say how many go on; if the sweep was cancelled meanwhile,
+    none does.
     """
     started: list[RunDir] = []
     for prepared in sweep.runs:
@@ -98,7 +99,8 @@ def submitted(
         except SchedulerError as error:
             if not started:
                 raise
-            raise SchedulerError(
+            kind = UnclearError if isinstance(error, UnclearError) else SchedulerError
+            raise kind(
                 f"{error}; {len(started)} of {len(sweep.runs)} runs were started and go on: "
                 f"`launcher cancel {sweep.id}` ends them"
             ) from None

@@ -16,7 +16,7 @@ pytest.importorskip("boto3")
 from launcher.cli.main import app
 from launcher.rundir.find import SweepRuns, find
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Prepared, SchedulerError, Status
+from launcher.schedulers.base import Prepared, Status, UnclearError
 from launcher.schedulers.runpod.queue import is_attended
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.schedulers.sweeps_without_queue import runs_of
@@ -112,7 +112,7 @@ def test_runs_before_one_that_cannot_be_submitted_go_on_and_are_attended(
 
     def fails(self: RunPodScheduler, prepared: Prepared, market: Any) -> RunDir:
         if prepared.about["sweep"]["task"] == 2:
-            raise SchedulerError("the volume is full")
+            raise UnclearError("no answer came")
         return put(self, prepared, market)
 
     monkeypatch.setattr(RunPodScheduler, "_put_in_line", fails)
@@ -120,7 +120,8 @@ def test_runs_before_one_that_cannot_be_submitted_go_on_and_are_attended(
     command = ["submit", str(lab.folder / "job.yaml"), "-c", str(lab.folder / "box.yaml")]
     done = CliRunner().invoke(app, [*command, "--sweep", "env.N=1,2,3", "--at-once", "1"])
     said = str(done.exception)
-    assert "the volume is full; 2 of 3 runs were started and go on: `launcher cancel " in said
+    assert isinstance(done.exception, UnclearError), "exit code 5"
+    assert "no answer came; 2 of 3 runs were started and go on: `launcher cancel " in said
     found = find(said.rpartition("`launcher cancel ")[2].split("`")[0])
     assert isinstance(found, SweepRuns) and len(found.runs) == 2
     assert all(is_attended(run) for run in found.runs)
