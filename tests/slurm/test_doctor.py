@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.lab import SlurmLab, job_id
 from tests.slurm.test_before_the_queue import pyxis as pyxis
@@ -57,8 +58,11 @@ def test_a_run_leaves_a_sick_node_before_or_after_its_first_attempt(
     job = slurm_lab.job(command="python train.py", resources={"nodes": 1, "ranks_per_node": 1})
     sets = ["-s", f"cluster.slurm.partition={PARTITION}"]
     runs = []
-    with tiny_shm(cluster, "n10"):  # Slurm takes it first, if no other job has it
+    idle = ["sinfo", "-h", "-N", "-t", "idle", "-p", PARTITION, "-o", "%N"]
+    with tiny_shm(cluster, "n10"):
         for checks in (["-s", "cluster.checks=doctor"], []):
+            # Slurm takes n10 first, if no other job still has it.
+            wait_for(lambda: slurm_lab.slurm(*idle).split() == ["n10", "n11"], "idle nodes")
             runs.append(run := slurm_lab.submit(str(job), *sets, *checks))
             assert slurm_lab.wait(run)["state"] == "succeeded"
             assert (run.path / "slurm-excluded").read_text().split() == ["n10"]
