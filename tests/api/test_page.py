@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+from tests.lab import PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text()
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", PAGE, flags=re.S | re.M))
@@ -28,8 +29,9 @@ def test_the_examples_run_in_order(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
     folders = {f"XDG_{name.upper()}_HOME": str(tmp_path / name) for name in ("state", "cache", "config")}
     env = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", examples()]
     done = subprocess.run(
-        [sys.executable, "-c", examples()], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=3 * PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2" in done.stdout and "[2, 4]" in done.stdout and "succeeded True" in done.stdout
