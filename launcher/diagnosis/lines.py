@@ -82,13 +82,14 @@ def unwrapped(line: bytes) -> list[bytes]:
             record = json.loads(line)
         except (ValueError, RecursionError):  # no JSON, no UTF-8
             return [line]
-        inner = record.get("jsonPayload")
-        record = inner if isinstance(inner, dict) else record
+        payload = record.get("jsonPayload")
+        record = payload if isinstance(payload, dict) else record
         texts = [text for key in _TEXTS if isinstance(text := record.get(key), str)]
         if not texts:
             return [line]
         level = next((f"{record[key]} ".upper() for key in _LEVELS if key in record), "")
-        return f"{level}{chr(10).join(texts)}".rstrip("\n").encode(errors="replace").split(b"\n")
+        lines = f"{level}{chr(10).join(texts)}".rstrip("\n").encode(errors="replace").split(b"\n")
+        return [inner for one in lines for inner in unwrapped(one)]  # Docker may hold a logger's JSON
     if _ESCAPED in line:
         return line.replace(b"\\n", b"\n").split(b"\n")
     return [line]

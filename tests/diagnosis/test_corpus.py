@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from benchmarks.verdicts import GOALS, judged
@@ -76,7 +77,12 @@ def test_what_a_collector_adds_to_each_line_changes_nothing(name: str) -> None:
 def test_a_traceback_that_a_collector_has_put_into_one_line_is_read() -> None:
     text = "Traceback (most recent call last):\n  File \"t.py\", line 3, in <module>\nKeyError: 'labels'"
     escaped = text.replace("\n", "\\n")
-    records = {"message": text}, {"event": "failed", "exception": text}, {"jsonPayload": {"message": text}}
+    records: list[dict[str, Any]] = [
+        {"message": text},
+        {"event": "failed", "exception": text},
+        {"jsonPayload": {"message": text}},
+        {"log": json.dumps({"message": text}) + "\n", "stream": "stderr"},
+    ]
     for line in (*map(json.dumps, records), f'message: "exit status 1. {escaped}"'):
         assert judged(line) == ("user-error", "likely"), line
     nested = '{"a": ' * 9000 + "1" + "}" * 9000
