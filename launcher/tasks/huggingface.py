@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.overrides import TorchFunctionMode
 
+from launcher.spec.listed import listed
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
 from launcher.train.ddp import without_ddp
@@ -94,6 +97,7 @@ class CausalLM(Task):
         if pretrained is None:
             pretrained = any(file for pattern in WEIGHT_FILES for file in Path(path).glob(pattern))
         self.weights = Weights(Path(path)) if pretrained else None
+        self._unused: list[str] = []
 
     def model(self) -> nn.Module:
         from transformers import AutoModelForCausalLM
@@ -118,15 +122,21 @@ class CausalLM(Task):
             # buffers, too, and rotary frequencies in bf16 are wrong from the third digit.
             module = model.get_submodule(owner)
             module._buffers[attribute] = buffer.to(module._buffers[attribute].device)  # type: ignore[union-attr]
-        prefix = getattr(model, "base_model_prefix", "")
         missing = []
         for name, parameter in model.named_parameters():
             if self.weights is None:
                 self._begin(name, parameter, seed)
-            elif not self.weights.fill(parameter, _names(name, prefix, self._tied)):
+            elif not self.weights.fill(parameter, _names(name, self._prefix, self._tied)):
                 missing.append(name)
         if missing:
             raise TaskError(f"{self.weights} has no {', '.join(missing[:5])} ({len(missing)} in all)")
+        if self._unused and (not dist.is_initialized() or dist.get_rank() == 0):
+            print(
+                f"{self.weights} has weights that its config.json leaves out of the model: "
+                f"{listed(self._unused)}",
+                flush=True,
+            )
+        self._unused = []  # adapters call this again for each layer
 
     def weights_fingerprint(self) -> int | None:
         return None if self.weights is None else self.weights.fingerprint()
@@ -269,6 +279,8 @@ class CausalLM(Task):
             names.setdefault(id(parameter), []).append(name)
         self._tied = [same for same in names.values() if len(same) > 1]
         self._buffers = dict(model.named_buffers())
+        self._prefix = getattr(model, "base_model_prefix", "")
+        self._unused = [] if self.weights is None else self._unused_by(model, self.weights)
         self._values = {
             name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.is_meta
         }
@@ -276,6 +288,16 @@ class CausalLM(Task):
             raise TaskError(
                 f"{type(model).__name__}: buffer {lost[0]} comes from torch.empty, without values"
             )
+
+    def _unused_by(self, model: nn.Module, weights: Weights) -> list[str]:
+        """Return the stored tensors without a place in the model, except those that transformers ignores."""
+        placed = [*dict(model.named_parameters()), *self._buffers]
+        left = weights.names.difference(*(_names(name, self._prefix, self._tied) for name in placed))
+        ignored = [
+            *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
+            *(r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"),  # buffers of checkpoints of earlier versions
+        ]
+        return sorted(name for name in left if not any(re.search(pattern, name) for pattern in ignored))
 
     @torch.no_grad()
     def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
@@ -328,6 +350,10 @@ class Weights:
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._file)
 
     def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
         """Copy this rank's part from the first of `names` that exists; return False if none does.

@@ -198,7 +198,7 @@ class Trainer:
             with self.budget.host_side():
                 self.recovery.undo.secure(1 / self.rank.per_node)
         if done < self.steps:
-            self.current.look_at_loss(
+            self.current.look_at_first_step(
                 lambda: self._first_samples(done + 1), lambda: self._compare_a_sample(done + 1)
             )
         if self._probes():

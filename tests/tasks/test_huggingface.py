@@ -128,6 +128,26 @@ def test_what_is_wrong_with_a_path_is_named(tmp_path: Path) -> None:
         built(CausalLM(str(tmp_path / "three"), context=32))
 
 
+def test_weights_that_the_config_leaves_out_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(tied_llama(), tmp_path)
+    built(CausalLM(str(tmp_path), context=32))
+    assert capsys.readouterr().out == ""
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}  # as earlier versions wrote it
+    save_file(old, tmp_path / "model-old.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    written = json.loads(index.read_text())
+    written["weight_map"] |= dict.fromkeys(old, "model-old.safetensors")
+    index.write_text(json.dumps(written))
+    built(CausalLM(str(tmp_path), context=32))
+    said = capsys.readouterr().out
+    assert "config.json leaves out of the model: model.layers.2.input_layernorm.weight, " in said
+    assert "layers.1." not in said and "inv_freq" not in said
+
+
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors.index.json"])
 def test_a_checkpoint_without_safetensors_does_not_begin_at_random(tmp_path: Path, file: str) -> None:
     llama().save_pretrained(tmp_path)

@@ -108,8 +108,10 @@ def test_ranks_with_different_numbers_of_samples_do_not_begin(tmp_path: Path) ->
         assert 'data("eval") has 17 samples on rank 0, but 16 on rank 1.' in told["exception"]
 
 
-def test_ranks_with_different_samples_under_one_index_say_so(tmp_path: Path) -> None:
-    run = prepare(tmp_path, job(task="ragged:Divided", args={"samples": 33}, steps=1))
+@pytest.mark.parametrize("couples", [False, True])
+def test_ranks_with_different_samples_under_one_index_say_so(couples: bool, tmp_path: Path) -> None:
+    declared = {"couples_samples": couples}
+    run = prepare(tmp_path, job(task="ragged:Divided", args={"samples": 33}, steps=1, model=declared))
     ended = start(run, recipe("ddp"))
     assert ended.codes == {0: 0, 1: 0} and "is not the same on every rank" in ended.output
 

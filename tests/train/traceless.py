@@ -136,7 +136,9 @@ def main(out: Path) -> None:
         found: dict[str, Any] = {}
         made.data.start(1)
         samples = made.data.samples(1, 1)
-        found["by the comparison"] = left_by(lambda: current.look_at_loss(lambda: samples, lambda: None))
+        found["by the comparison"] = left_by(
+            lambda: current.look_at_first_step(lambda: samples, lambda: None)
+        )
         found["by the probe"] = left_by(current.probed)
         before = everything(made)
         made.train_step(1)

@@ -57,26 +57,28 @@ class CurrentRecipe:
         """Record that a step with the current recipe fitted."""
         self._fitted = True
 
-    def look_at_loss(self, samples: Callable[[], list[Any]], look_at_data: Callable[[], object]) -> None:
-        """Find out whether the loss couples samples, if the task does not declare it. Every rank calls this
-        before the first step. `samples` returns a few of the first samples. What `look_at_data` changes is
-        undone, too.
+    def look_at_first_step(
+        self, samples: Callable[[], list[Any]], look_at_data: Callable[[], object]
+    ) -> None:
+        """Look at the data, and find out whether the loss couples samples, if the task does not declare it.
+
+        Every rank calls this before the first step. `samples` returns a few of the first samples. What
+        `look_at_data` changes is undone, too.
 
         Raises: TaskError if the loss is a mean.
         """
-        if self.setting.couples_samples:
-            return
         if self.probe.off is not None:
-            self.rank.say(f"could not check that loss() returns a sum and not a mean: {self.probe.off}")
+            if not self.setting.couples_samples:
+                self.rank.say(f"could not check that loss() returns a sum and not a mean: {self.probe.off}")
             return
         told = self.rank.run.read_events() if self.rank.first else []
-        found = bool(
-            self.recovery.agreement.from_rank_0(any(isinstance(one, CouplesSamples) for one in told))
-        )
-        if not found:
-            with self.probe.unseen():
-                look_at_data()
+        known = any(isinstance(one, CouplesSamples) for one in told)
+        found = self.setting.couples_samples or bool(self.recovery.agreement.from_rank_0(known))
+        with self.probe.unseen():
+            look_at_data()
+            if not found:
                 [rank_found] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
+        if not found:
             if rank_found == Split.MEAN:
                 raise TaskError(MEAN)
             if rank_found == Split.UNDECIDED:
