@@ -77,22 +77,28 @@ _ESCAPED = b"Traceback (most recent call last):\\n"
 
 def unwrapped(line: bytes) -> list[bytes]:
     """Return the lines of output that a collector has put into one line, as JSON or with escaped ends."""
-    if line.startswith(b"{") and line.endswith(b"}"):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):  # no JSON, no UTF-8
-            return [line]
-        payload = record.get("jsonPayload")
-        record = payload if isinstance(payload, dict) else record
-        texts = [text for key in _TEXTS if isinstance(text := record.get(key), str)]
-        if not texts:
-            return [line]
-        level = next((f"{record[key]} ".upper() for key in _LEVELS if key in record), "")
-        lines = f"{level}{chr(10).join(texts)}".rstrip("\n").encode(errors="replace").split(b"\n")
-        return [inner for one in lines for inner in unwrapped(one)]  # Docker may hold a logger's JSON
+    head = line.partition(b"{")[0]
+    if line.endswith(b"}") and normalise(head + b"{").text == "{" and (texts := _texts_in(line[len(head) :])):
+        # Docker may hold a logger's JSON, and Kubernetes puts a time before it.
+        return [head + inner for text in texts for inner in unwrapped(text)]
     if _ESCAPED in line:
         return line.replace(b"\\n", b"\n").split(b"\n")
     return [line]
+
+
+def _texts_in(line: bytes) -> list[bytes]:
+    """Return the lines in a record of JSON, which may be none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, no UTF-8
+        return []
+    payload = record.get("jsonPayload")
+    record = payload if isinstance(payload, dict) else record
+    texts = [text for key in _TEXTS if isinstance(text := record.get(key), str)]
+    if not texts:
+        return []
+    level = next((f"{record[key]} ".upper() for key in _LEVELS if key in record), "")
+    return f"{level}{chr(10).join(texts)}".rstrip("\n").encode(errors="replace").split(b"\n")
 
 
 class Line(NamedTuple):

@@ -210,6 +210,9 @@ COLLECTORS: dict[str, Callable[[str], str]] = {
     "docker service logs": lambda line: f"ml_trainer.1.k3j2h1@node1    | {line}",
     "Google Cloud": lambda line: _json(textPayload=line, severity="ERROR", timestamp=AT),
     "a logger of JSON": lambda line: _json(message=line, timestamp=AT),
+    "a logger of JSON, on the node of Kubernetes": lambda line: (
+        f"{AT} stderr F {_json(message=line, timestamp=AT)}"
+    ),
     "CloudWatch": lambda line: f"2024-03-12T10:11:12.131Z\t{line}",
     "GitLab": lambda line: f"2024-03-12T10:11:12.131313Z 01E {line}",
     "journalctl": lambda line: f"Mar 12 10:11:12 node17 python[4711]: {line}",
