@@ -133,6 +133,19 @@ def test_what_a_node_said_last_is_the_reason_where_no_verdict_came(
     assert (str(file) in state["reason"]) == said.startswith("[launcher]")
 
 
+@pytest.mark.parametrize("requeue", [True, False])
+def test_where_the_supervisor_of_the_first_node_was_killed_the_run_goes_on(
+    tmp_path: Path, requeue: bool
+) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    code, _ = finish(start(write(tmp_path, stub, requeue=requeue), stub, STUB_EXIT="137"))
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert code == EXIT_CODES["node-failed"]
+    assert state["state"] == ("submitted" if requeue else "failed")
+    assert "node-failed" in state["reason"]
+    assert requeue or state["reason"].endswith("the supervisor of node n1 was killed (SIGKILL)")
+
+
 def test_srun_gets_every_rule_of_the_catalogue(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
     script = write(tmp_path, stub, resources={"nodes": 2, "cpus_per_node": 8})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -372,6 +376,44 @@ def test_a_node_that_dies_costs_a_requeue_without_it(it: Told) -> None:
     last = it.lab.accounted(job_id(it.run), "NodeList")[-1]
     assert last[0] == "COMPLETED"
     assert it.more["victim"] not in it.lab.slurm("scontrol", "show", "hostnames", last[1]).split()
+
+
+# -- a supervisor
+
+
+def supervisor(run: RunDir, node: int) -> int | None:
+    """Its process id. The nodes of the test cluster are processes of this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            ours = b"launcher.supervise" in command and str(run.path).encode() in command
+            if ours and f"SLURM_NODEID={node}".encode() in environment:
+                return int(folder.name)
+    return None
+
+
+def killed_on(lab: SlurmLab, node: int) -> Told:
+    run = lab.submit(slow(lab, 0.5, resources={"nodes": 2, "ranks_per_node": 1, "time": "10m"}))
+    wait_for(lambda: events(run, "checkpoint"), "a checkpoint")
+    os.kill(wait_for(lambda: supervisor(run, node), "a supervisor"), signal.SIGKILL)
+    return Told(lab, run, lab.wait(run, "succeeded", "failed"))
+
+
+def killed_on_node_0(lab: SlurmLab) -> Told:
+    return killed_on(lab, 0)
+
+
+def killed_on_node_1(lab: SlurmLab) -> Told:
+    return killed_on(lab, 1)
+
+
+@pytest.mark.slow
+@tells(killed_on_node_0, killed_on_node_1)
+def test_a_supervisor_that_is_killed_costs_a_requeue(it: Told) -> None:
+    assert it.status["state"] == "succeeded", it.lab.all_logs(it.run)
+    assert [event["reason"] for event in events(it.run, "requeued")] == ["node-failed"]
+    assert events(it.run, "resumed") and len(it.losses) == 80
 
 
 # -- scancel

@@ -69,6 +69,11 @@ judge() { # EXIT CODE
     *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
   esac
   leave_dead_nodes
+  # The script of the first node is there to say so: it was the supervisor alone that was killed.
+  if (($1 == 137)) && [[ -s $_files.exit ]]; then
+    leave_if_ended
+    leave node-failed 14 "$_retries_same" same "the supervisor of node ${_hosts[0]} was killed (SIGKILL)"
+  fi
   _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
   if [[ $_refused == *'step aborted'* ]]; then # before any task of it had ended
     _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || echo "$_refused")
@@ -413,17 +418,18 @@ leave_if_succeeded() {
 leave_if_asked() {
   if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
 }
-# leave REASON CODE LIMIT BUDGET
+# leave REASON CODE LIMIT BUDGET [WHY]
 leave() {
+  local _why=${5:-no supervisor was there to say more}
   if [[ -z $_requeue ]]; then
-    verdict failed "$1" "$2" "job $_id: $1; no supervisor was there to say more"
+    verdict failed "$1" "$2" "job $_id: $1; $_why"
   fi
   if [[ $(member Restarts) -gt $_restart || $(starts_lost "$1") -lt $3 ]]; then
-    state interrupted '"failure": "'"$1"'", "reason": "no supervisor was there to say more (job '"$_id"')", "requeue": true'
+    state interrupted '"failure": "'"$1"'", "reason": '"$(json "$_why (job $_id)")"', "requeue": true'
     go_on "$1"
     exit "$2"
   fi
-  verdict failed "$1" "$2" "job $_id: $1, no supervisor was there to say more, and the budget retries.$4 of $3 is spent"
+  verdict failed "$1" "$2" "job $_id: $1, $_why, and the budget retries.$4 of $3 is spent"
 }
 
 # -- every node is looked at before anything starts there.
