@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DAY, REPORT = (ROOT / "benchmarks" / name for name in ("gpu_day.py", "gpu_day_report.py"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu_day import MARK  # noqa: E402
+from gpu_day import MARK, REHEARSED, Machine, Worker  # noqa: E402
 from gpu_day_case import FILE, STAGES, Case, read, write  # noqa: E402
 from gpu_day_report import compared, constants, memory_errors, newest, predicted_again  # noqa: E402
 
@@ -101,6 +102,13 @@ def test_what_does_not_fit_into_the_time_is_left_for_the_next_command(tmp_path: 
     done = run(DAY, 6, "--rehearsal", "--results", tmp_path, "--seconds", 1)
     assert done.returncode == 0 and "1 cases are left for the next command" in done.stdout
     assert newest(tmp_path) == []
+
+
+def test_a_process_that_shows_no_environment_yet_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "process_iter", list)
+    worker = Worker(Machine(REHEARSED, 0, ""))
+    worker.end()
+    assert worker.process.returncode == -signal.SIGKILL and not worker.folder.exists()
 
 
 def test_the_cases_of_the_day_are_ready_with_their_predictions() -> None:

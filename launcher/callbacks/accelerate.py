@@ -29,7 +29,7 @@ class LogTracker(GeneralTracker):  # type: ignore[misc]
         """Do nothing: the job of the run says what it was told."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        """Record one line. Without `step`, the calls are counted."""
+        """Record one line. Without `step`, the calls are counted, in each attempt from 1."""
         self._step = self._step + 1 if step is None else step
         if numbers := numbers_of(values):
             record(self._step, numbers)
