@@ -16,7 +16,8 @@ CLASS_OF: dict[MemoryKind, FailureClass] = {memory: CLASS_OF_KIND[kind] for kind
 _SIZE = r"\s*([\d,]*\.?\d+)\s*([KMGT]?)(?:i?B|bytes)?\b"
 _REQUESTED = re.compile(
     r"(?:[Tt]ried to allocate|trying to allocate|[Mm]emory allocating|Failed to allocate request for|"
-    r"Failed to CUDA [cm]alloc(?: async| host)?|Unable to allocate|[Ff]ailed to alloc(?:ate)?|"
+    r"Failed to CUDA [cm]alloc(?: async| host)?|Unable to allocate|"
+    r"[Ff]ail(?:ed)? to alloc(?:ate)?(?: memory(?: of)?)?|"
     r"memory of size:|in memory space hbm\. Used|Attempting to (?:allocate|reserve))" + _SIZE
 )
 # Before torch 2.0: `(GPU 0; 6.00 GiB total capacity; 781.59 MiB already allocated; 3.03 GiB free; ...)`.
