@@ -619,7 +619,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("rendezvous-failed", r"environment variable (?:MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE) expected", "pytorch/pytorch#39832"),
     _P("rendezvous-failed", r"(?:failed|error)[^\n]{0,40}bind[^\n]{0,60}(?:[Aa]ddress|port)", "vllm-project/vllm#7514"),
     _P("rendezvous-failed", r"Bootstrap : no socket interface found", "EasonXiao-888/MambaTree#14"),
-    _P("rendezvous-failed", r"failed to (?:bind|listen on)", "deepspeedai/DeepSpeed#3916"),
+    _P("rendezvous-failed", r"failed to (?:bind|listen on)|(?i:failed (?:to )?(?:bind|listen) (?:on|to|at) \S+:\d)", "deepspeedai/DeepSpeed#3916"),
     _P("rendezvous-failed", r"DEADLINE_EXCEEDED: (?:Barrier|Getting key|GetKeyValue)[^\n]*", "ayaka14732/llama-2-jax#20"),
     _P("rendezvous-failed", r"Barrier timed out[^\n]*(?:[Ii]nit|connect|start)", "AI-Hypercomputer/gpu-recipes#2"),
     _P("rendezvous-failed", r"gloo[^\n]*connect \[[^\n]*[Cc]onnection refuse", "pytorch/pytorch#108732"),

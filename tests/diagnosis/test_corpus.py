@@ -120,6 +120,7 @@ def test_every_pattern_names_its_source_and_can_match() -> None:
         "max_memory_allocated: 12.3 GiB",
         "using device cuda:0, pin_memory=True",
         "epoch 3 finished in 12.1 s, no nan found",
+        "Failed to bind threads to cores 0-7: affinity is off",
     ],
 )
 def test_ordinary_lines_match_nothing(line: str) -> None:

@@ -166,6 +166,7 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("[rank4]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 4] Timeout at NCCL work: 70426, last enqueued NCCL work: 70426", "nccl-timeout"),
         ("Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html. Consider provisioning more memory on this node", "host-oom"),
         (f"{HEAD}RuntimeError: disagreement between rank0 and rank3: rank0: [1, 2], rank3: [1, 3]", "desync"),
+        ("[14:49:15] /opt/dgl/src/rpc/network/tcp_socket.cc:76: Failed bind on 10.1.2.3:34567 , error: Success", "rendezvous-failed"),
         ("pdsh@node0: node1: ssh exited with exit code 255", "rendezvous-failed"),
     ],
 )  # fmt: skip
