@@ -73,9 +73,11 @@ _RETRIED = re.compile(
     r"(?:reduc|decreas|lower)ing (?:the )?(?:micro-?)?batch|batch size \d+ (?:failed|succeeded))"
 )
 "Words of a program that continues after a failure."
-_FRAME = re.compile(r'\s*File "[^"]*", line \d+, in (\S+)')
+_FRAME = re.compile(r'\s*File "([^"]*)", line \d+, in (\S+)')
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap", "_bootstrap_inner", "_wrap"})
 "Function of a traceback's first frame if nothing in the program is left to catch the exception."
+_SHARED = re.compile(r"(?:multiprocessing|loky/backend)/(?:synchronize|queues|shared_memory)\.py$")
+"Python's files that make semaphores and shared memory. Both exist only in /dev/shm."
 _OWN_FAULT = re.compile(
     r"(?:Key|Index|Type|Value|Attribute|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|"
     r"IsADirectory|NotADirectory|FileExists|ZeroDivision|Assertion|NotImplemented|UnicodeDecode|Recursion|"
@@ -164,6 +166,8 @@ class _Reader:
         "`beside` if that traceback is not about the program's own end; `thread` if it is of a thread."
         self.outermost = ""
         "The function of that traceback's first frame."
+        self.innermost = ""
+        "The file of that traceback's latest frame."
         self.chained = False
         "Whether that traceback is of a consequence of the exception before it."
         self.above: Sequence[bytes] = ()
@@ -276,8 +280,8 @@ class Collector:
             elif reader.growing is not None:
                 self._grow(reader, line)
         elif reader.frames < MAX_FRAMES:  # a frame shows source code, which says nothing about this run
-            if not reader.outermost and (frame := _FRAME.match(line.text)):
-                reader.outermost = frame[1]
+            if frame := _FRAME.match(line.text):
+                reader.innermost, reader.outermost = frame[1], reader.outermost or frame[2]
             reader.frames += 1
         else:
             reader.frames = 0
@@ -310,7 +314,7 @@ class Collector:
         elif not chained:
             reader.noise = ""
         reader.frames, reader.growing = 1, None
-        reader.outermost, reader.chained, reader.above = "", chained, above
+        reader.outermost, reader.innermost, reader.chained, reader.above = "", "", chained, above
 
     @staticmethod
     def _ends(reader: _Reader) -> bool:
@@ -337,7 +341,9 @@ class Collector:
             return None
         pattern = pattern_of(text)
         if named:
-            return _kind_of_exception(text, line, pattern, reader.noise if raised else None)
+            kind, strength = _kind_of_exception(text, line, pattern, reader.noise if raised else None)
+            shared = raised and kind == "disk-full" and _SHARED.search(reader.innermost) is not None
+            return "shared-memory" if shared else kind, strength
         if pattern is None or pattern.weak:
             pattern = _wrapped(text, before) or pattern
         if pattern is not None:

@@ -181,6 +181,19 @@ def test_an_eviction_for_the_pod_s_own_disk_is_no_preemption() -> None:
     assert judged(evicted) == ("disk-full", "certain")
 
 
+def test_no_space_for_a_semaphore_is_a_full_dev_shm() -> None:
+    made = f'{HEAD}  File "/py/multiprocessing/{{}}.py", line 57, in __init__\n    self._make()\n{{}}'
+    full = "OSError: [Errno 28] No space left on device"
+    assert judged(made.format("synchronize", full)) == ("host-oom", "likely")
+    assert judged(made.format("shared_memory", full)) == ("host-oom", "likely")
+    for other in (
+        made.format("util", full),
+        f"{made.format('synchronize', KEY)}\n{HEAD}{full}",
+        f"{HEAD}{full}",
+    ):
+        assert judged(other)[0] == "disk-full", other
+
+
 TRACED = 'Traceback (most recent call last):\n  File "t.py", line {}, in {}\n    step()\n'
 STEPS = "\n".join(f"step {number} loss {3 - number / 100:.3f}" for number in range(1, 40))
 MEMORY = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
