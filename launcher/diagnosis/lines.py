@@ -37,6 +37,8 @@ _STAMP = re.compile(
     | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ]+\d+[ ][\w./-]+:\d+\]
     | (?!FATAL:[ ]{3})  # Singularity's, whose table row needs the level
       [\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL|stdout|stderr)[\])]?(?=[ \t:|\-\]]|$)
+    | (?:\[[\w.:-]+[ ]*\][ ]?)?\[(?i:debug|info|warn|warning|error|critical|fatal)\]  # spdlog
+    | \[[\d,]+ms\](?=[ ])  # Omniverse
     | [-|:,](?=[ ])
     )[ ]*[-|:]?[ \t]?""",
     re.VERBOSE,
@@ -45,9 +47,11 @@ _PLACE = re.compile(r"\[?[\w./-]+\.py:\d+\](?: |$)")
 "The source location that a logger printed. The text after it may be indented."
 _BOX = re.compile(r"^\s*[│┃|][ ](?=\s*\S)|\s*[│┃]\s*$")
 _GROUP = re.compile(r"^\s*\|[ ](?:[ ]{2}\|[ ])*(?=\s*\S)")
-_WARNING = re.compile(r": W \w|\b(?<!NCCL )WARN(?:ING)?\b|\bW\d{4} |\[W\b|\b\w*Warning\b(?!s)")
-_MINOR = re.compile(r"\b(?:INFO|DEBUG)\b")
-_SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+_WARNING = re.compile(
+    r": W \w|\b(?<!NCCL )WARN(?:ING)?\b|\bW\d{4} |\[W\b|\b\w*Warning\b(?!s)|\[warn(?:ing)?\]"
+)
+_MINOR = re.compile(r"\b(?:INFO|DEBUG)\b|\[(?i:info|debug)\]")
+_SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|\[(?i:error|critical|fatal)\]")
 _MAX = 2000
 "Characters that are read at the beginning and at the end of a long line."
 

@@ -62,6 +62,7 @@ def test_prefixes_of_ranks_loggers_and_collectors_do_not_matter() -> None:
     for prefix in (
         "[rank3]: ", "[default0]:", "2024-03-12 10:11:12,131 - ERROR - ", "0: ", "(RayTrainWorker pid=7) ",
         "\x1b[31m", "worker-1  | ", "[1,0]<stderr>:", "2024-03-12T10:11:12.131Z ", "[ERROR] ",
+        "[2024-03-12 10:11:12.131] [train] [error] ",
         "GPUCA6E: ", "10.0.0.7: ", "ip-10-0-0-7.internal: [rank1]: ",
     ):  # fmt: skip
         text = "\n".join(prefix + line for line in TRACEBACK.split("\n"))

@@ -395,10 +395,18 @@ def test_how_another_process_ended_says_nothing_about_why(line: str) -> None:
     assert judged(f"{line}\n{KEY}") == judged(f"{KEY}\n{line}") == ("user-error", "likely")
 
 
-def test_a_logger_s_error_is_the_best_guess_and_no_more() -> None:
-    told = "2024-03-12 10:11:12 ERROR the reward server went home"
+@pytest.mark.parametrize("level", ["ERROR", "[error]", "[server] [error]", "[11,526ms] [Error] [omni.app]"])
+def test_a_logger_s_error_is_the_best_guess_and_no_more(level: str) -> None:
+    told = f"2024-03-12 10:11:12 {level} the reward server went home"
     assert judged(told) == ("user-error", "guess")
     assert judged(f"{told}\n{OOM}") == ("gpu-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    "level", ["INFO", "[info]", "[Warning]", "[db] [warning]", "[error_rate]", "[errors]"]
+)
+def test_what_a_logger_prints_below_an_error_is_none(level: str) -> None:
+    assert judged(f"2024-03-12 10:11:12 {level} the reward server went home") == ("unknown", "guess")
 
 
 def test_a_number_may_decide_though_the_rest_of_the_line_was_seen() -> None:
