@@ -463,7 +463,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("numerical", r"(?:[Cc]urrent )?[Ll]oss scale (?:already at|reached|is at|at) (?:the |its )?minimum", "FPT-VVU/ViVidBot"),
     _P("numerical", r"[Mm]inimum loss scale (?:reached|\()", "facebookresearch/fairseq#1529"),
     _P("numerical", r"loss scale (?:is |= ?|to )?(?:zero\b|0(?:\.0*)?(?![\d.]))", "facebookresearch/WSL-Images#9"),
-    _P("numerical", r"cannot decrease scale anymore", "FPT-VVU/ViVidBot"),
+    _P("numerical", r"cannot decrease scale anymore|grad_scale is too small, exiting", "FPT-VVU/ViVidBot"),
     _P("numerical", r"returned nan values in its", "pytorch/pytorch#37712", unless=r"^\s*#"),
     _P("numerical", r"Function '\w+' returned nan", "pytorch/pytorch#37712", unless=r"^\s*#"),
     _P("numerical", r"probability tensor contains either `?inf", "InternLM/InternLM#459"),
