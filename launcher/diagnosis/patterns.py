@@ -188,7 +188,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("disk-full", r"(?:ResourceExhaustedError|[Rr]esource exhausted|RESOURCE_EXHAUSTED): (?!/job:)[\w.:~-]*/\S+(?:;|$)", "tensorpack/tensorpack#185", unless=r"Too many open files"),
     _P("disk-full", r"\bEDQUOT\b", "man7.org/linux/man-pages/man3/errno.3.html"),
     _P("disk-full", r"PytorchStreamWriter failed writing file", "OpenMOSS/MOSS#270"),
-    _P("disk-full", r"unexpected pos \d+ vs \d+", "hkust-nlp/simpleRL-reason#19"),
+    _P("disk-full", r"unexpected pos \d+ vs \d+|write error: wrote \d+ \w+ instead of|\b[1-9]\d* requested and \d+ written", "hkust-nlp/simpleRL-reason#19"),
     _P("disk-full", r"database or disk is full", "www.sqlite.org/rescode.html"),
     _P("disk-full", r"Pod ephemeral local storage usage exceeds|exceeded its local ephemeral storage limit|Usage of EmptyDir volume [^\n]{1,80} exceeds", "substratusai/runbooks#92", record=True),
     _P("disk-full", r"(?:disk|ephemeral[- ]storage)[^\n]{0,30}(?:pressure|exceeds|low on resource)", "kubernetes.io/docs/concepts/workloads", unless=r"(?i)no disk ?pressure"),

@@ -167,6 +167,8 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html. Consider provisioning more memory on this node", "host-oom"),
         (f"{HEAD}RuntimeError: disagreement between rank0 and rank3: rank0: [1, 2], rank3: [1, 3]", "desync"),
         ("[14:49:15] /opt/dgl/src/rpc/network/tcp_socket.cc:76: Failed bind on 10.1.2.3:34567 , error: Success", "rendezvous-failed"),
+        (f"{HEAD}OSError: 25165824 requested and 4194304 written", "disk-full"),  # numpy's tofile
+        ("luajit: torch/File.lua:210: write error: wrote 39776036 blocks instead of 41251350 at THDiskFile.c:340", "disk-full"),
         (f"{HEAD}RuntimeError: grad_scale is too small, exiting: 5.96e-08", "numerical"),
         ("pdsh@node0: node1: ssh exited with exit code 255", "rendezvous-failed"),
     ],
