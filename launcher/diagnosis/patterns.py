@@ -555,7 +555,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("user-error", r"(?i)\bFLEX(?:net|lm)\b[^\n]{0,30}\berror\b|\blicen[cs]e[^\n]{0,80}checkout\(\) failed|\bno \w+ licen[cs]e\b|GurobiError", "mathworks-ref-arch/matlab-production-server-on-kubernetes#32"),
     _P("user-error", r"(?i)\b(?:must|need to|have to|please)\b[^\n]{0,40}\b(?:accept|agree)\b[^\n]{0,60}\b(?:licen[cs]e|terms|conditions|agreement)\b|Access to (?:model|dataset|repo)\b[^\n]{0,80}\b(?:restricted|gated)", "ToTheBeginning/PuLID#97"),
     _P("user-error", r"Duplicate GPU detected|ncclInvalidUsage|ncclInvalidArgument|invalid usage \(run with NCCL_DEBUG", "NVIDIA/nccl (src/init.cc)"),
-    _P("user-error", r"(?i)^\W*(?:[\w./-]+: )?(?:fatal(?: error)?|error|usage error)(?: \w+)?\s*[:!]", "BVLC/caffe#2728", weak=True),
+    _P("user-error", r"(?i)^\W*(?:[\w./-]+(?: ?\(\d+\) ?)?: )?(?:fatal(?: error)?|(?:usage |internal )?error)(?: \w+)?\s*[:!]", "BVLC/caffe#2728", weak=True),
     _P("user-error", r"(?i)\b(?:command not found|no such file or directory|permission denied|syntax error|(?:cannot|can't|could not|unable to|failed to) (?:open|read|find|load|parse))\b", "Beckschen/3D-TransUNet#4", weak=True),
     _P("user-error", r"(?i)\b(?:unknown|unrecogni[sz]ed|invalid|illegal|unsupported|bad|undefined)(?: \w+)? (?:option|argument|flag|command|layer|style|type|parameter|key|file|magic|keyword|choice|format|number)\b", "lammps/lammps#387", weak=True),
     _P("user-error", r"\bCheck failed: ", "sfzhang15/RefineDet#112", weak=True),

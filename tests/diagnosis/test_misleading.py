@@ -412,6 +412,12 @@ def test_what_a_logger_prints_below_an_error_is_none(level: str) -> None:
     assert judged(f"2024-03-12 10:11:12 {level} the reward server went home") == ("unknown", "guess")
 
 
+def test_an_error_behind_its_place_in_the_source_is_the_best_guess() -> None:
+    for told in ("k.cu(12): error: identifier", "/src/PxgCudaUtils.h (54) : internal error : memcpy failed"):
+        assert judged(f"{told}\nSegmentation fault (core dumped)") == ("user-error", "guess"), told
+    assert judged("/src/PxgCudaUtils.h (54) : warning : slow") == ("unknown", "guess")
+
+
 def test_a_number_may_decide_though_the_rest_of_the_line_was_seen() -> None:
     lines = [f"process exited with status {code}" for code in (3, 5, 124)]
     assert judged("\n".join(lines))[0] == "time-limit"
