@@ -262,6 +262,9 @@ class Collector:
                 )  # fmt: skip
                 self._keep(reader, clue)
             self._open_traceback(reader, before)
+        elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may take its indentation
+            reader.innermost, reader.outermost = frame[1], reader.outermost or frame[2]
+            reader.frames = (reader.frames + 1) % MAX_FRAMES
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)
             result = self._kind_of(reader, line, many[index], known, before)
@@ -280,8 +283,6 @@ class Collector:
             elif reader.growing is not None:
                 self._grow(reader, line)
         elif reader.frames < MAX_FRAMES:  # a frame shows source code, which says nothing about this run
-            if frame := _FRAME.match(line.text):
-                reader.innermost, reader.outermost = frame[1], reader.outermost or frame[2]
             reader.frames += 1
         else:
             reader.frames = 0

@@ -189,6 +189,10 @@ def test_no_space_for_a_semaphore_is_a_full_dev_shm() -> None:
     full = "OSError: [Errno 28] No space left on device"
     assert judged(made.format("synchronize", full)) == ("host-oom", "likely")
     assert judged(made.format("shared_memory", full)) == ("host-oom", "likely")
+    stamped = "\n".join(
+        f"2024-03-12T10:11:12.131Z {line}" for line in made.format("queues", full).split("\n")
+    )
+    assert judged(stamped) == ("host-oom", "likely")
     for other in (
         made.format("util", full),
         f"{made.format('synchronize', KEY)}\n{HEAD}{full}",
