@@ -425,3 +425,20 @@ def test_an_error_behind_its_place_in_the_source_is_the_best_guess() -> None:
 def test_a_number_may_decide_though_the_rest_of_the_line_was_seen() -> None:
     lines = [f"process exited with status {code}" for code in (3, 5, 124)]
     assert judged("\n".join(lines))[0] == "time-limit"
+
+
+@pytest.mark.parametrize(
+    ("log", "failure"),
+    [
+        (
+            "terminate called after throwing an instance of 'std::invalid_argument'\n  what():  stoul",
+            "user-error",
+        ),
+        ("terminate called after throwing an instance of 'sycl::_V1::invalid_object_error'", "user-error"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "host-oom"),
+        ("terminate called after throwing an instance of 'std::runtime_error'\n  what():  x", "unknown"),
+        ("caught std::invalid_argument, using the default", "unknown"),
+    ],
+)
+def test_a_cpp_exception_for_a_wrong_value_is_the_program_s(log: str, failure: str) -> None:
+    assert judged(log)[0] == failure
