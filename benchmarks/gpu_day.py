@@ -189,10 +189,8 @@ class Worker:
 
     def end(self) -> None:
         """End every process of the case, and remove its files."""
-        if self.process.poll() is None:
-            os.killpg(
-                self.process.pid, signal.SIGKILL
-            )  # a process that has just begun shows no environment yet
+        if self.process.poll() is None:  # one that has just begun shows no environment yet
+            os.killpg(self.process.pid, signal.SIGKILL)
         for one in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if one.environ().get(MARK) == str(self.folder):

@@ -69,7 +69,7 @@ judge() { # EXIT CODE
     *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
   esac
   leave_dead_nodes
-  # The script of the first node is there to say so: it was the supervisor alone that was killed.
+  # on-node.sh of the first node has written this code, so only the supervisor was killed.
   if (($1 == 137)) && [[ -s $_files.exit ]]; then
     leave_if_ended
     leave node-failed 14 "$_retries_same" same "the supervisor of node ${_hosts[0]} was killed (SIGKILL)"
