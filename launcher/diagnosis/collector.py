@@ -73,7 +73,8 @@ _RETRIED = re.compile(
     r"(?:reduc|decreas|lower)ing (?:the )?(?:micro-?)?batch|batch size \d+ (?:failed|succeeded))"
 )
 "Words of a program that continues after a failure."
-_FRAME = re.compile(r'\s*File "([^"]*)", line \d+, in (\S+)')
+_FRAME = re.compile(r'\s*(?:File "([^"]*)", line \d+, in (\S+)|(\S+\.py):\d+(?: in (\S+))?$)')
+"A frame of a traceback: its file and function, as Python prints them or as a box of Rich shows them."
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap", "_bootstrap_inner", "_wrap"})
 "Function of a traceback's first frame if nothing in the program is left to catch the exception."
 _SHARED = re.compile(r"(?:multiprocessing|loky/backend)/(?:synchronize|queues|shared_memory)\.py$")
@@ -263,7 +264,8 @@ class Collector:
                 self._keep(reader, clue)
             self._open_traceback(reader, before)
         elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may take its indentation
-            reader.innermost, reader.outermost = frame[1], reader.outermost or frame[2]
+            reader.innermost = frame[1] or frame[3]
+            reader.outermost = reader.outermost or frame[2] or frame[4] or "?"
             reader.frames = (reader.frames + 1) % MAX_FRAMES
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)

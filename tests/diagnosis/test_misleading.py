@@ -193,7 +193,13 @@ def test_no_space_for_a_semaphore_is_a_full_dev_shm() -> None:
         f"2024-03-12T10:11:12.131Z {line}" for line in made.format("queues", full).split("\n")
     )
     assert judged(stamped) == ("host-oom", "likely")
+    boxed = "│ /py/multiprocessing/{}.py:57 in __init__ │"
+    rich = (
+        f"╭─── Traceback (most recent call last) ───╮\n│ /work/t.py:3 in <module> │\n{boxed}\n╰───╯\n{full}"
+    )
+    assert judged(rich.format("synchronize")) == ("host-oom", "likely")
     for other in (
+        rich.format("util"),
         made.format("util", full),
         f"{made.format('synchronize', KEY)}\n{HEAD}{full}",
         f"{HEAD}{full}",
