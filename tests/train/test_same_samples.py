@@ -93,7 +93,8 @@ def test_only_the_first_micro_batches_are_compared(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_dataset_without_a_seed_ends_a_pipeline_in_its_first_step(tmp_path: Path) -> None:
     run = prepare(tmp_path, job(task="conditioned:Unseeded", steps=1))
-    start(run, recipe("none", micro=2, accumulation=4, pipeline=2))
+    ended = start(run, recipe("none", micro=2, accumulation=4, pipeline=2))
+    assert "is not the same on every rank" in ended.output
     for number in range(2):
         told = error(run.attempt(0), number)
         assert told["failure"] == "user-error" and "got different samples" in told["exception"]

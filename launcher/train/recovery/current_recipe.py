@@ -67,18 +67,17 @@ class CurrentRecipe:
 
         Raises: TaskError if the loss is a mean.
         """
-        if self.probe.off is not None:
-            if not self.setting.couples_samples:
-                self.rank.say(f"could not check that loss() returns a sum and not a mean: {self.probe.off}")
-            return
         told = self.rank.run.read_events() if self.rank.first else []
         known = any(isinstance(one, CouplesSamples) for one in told)
         found = self.setting.couples_samples or bool(self.recovery.agreement.from_rank_0(known))
+        off = self.probe.off  # the same on every rank so far
         with self.probe.unseen():
             look_at_data()
-            if not found:
+            if not found and off is None:
                 [rank_found] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
-        if not found:
+        if not found and off is not None:
+            self.rank.say(f"could not check that loss() returns a sum and not a mean: {off}")
+        elif not found:
             if rank_found == Split.MEAN:
                 raise TaskError(MEAN)
             if rank_found == Split.UNDECIDED:
