@@ -134,16 +134,27 @@ def test_what_a_node_said_last_is_the_reason_where_no_verdict_came(
 
 
 @pytest.mark.parametrize("requeue", [True, False])
-def test_where_the_supervisor_of_the_first_node_was_killed_the_run_goes_on(
-    tmp_path: Path, requeue: bool
+@pytest.mark.parametrize(
+    ("killed", "reason"),
+    [
+        ("supervisor", "the supervisor of node n1 was killed (SIGKILL)"),
+        ("srun", "srun or its task on a node was killed (SIGKILL)"),
+    ],
+)
+def test_where_the_supervisor_of_the_first_node_or_srun_was_killed_the_run_goes_on(
+    tmp_path: Path, killed: str, reason: str, requeue: bool
 ) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    code, _ = finish(start(write(tmp_path, stub, requeue=requeue), stub, STUB_EXIT="137"))
+    script = write(tmp_path, stub, requeue=requeue)
+    if killed == "srun":
+        srun = (stub.bin / "srun").read_text().replace('exec "$@"', "kill -KILL $$")
+        (stub.bin / "srun").write_text(srun)
+    code, _ = finish(start(script, stub, STUB_EXIT="137"))
     state = json.loads((tmp_path / "run" / "state.json").read_text())
     assert code == EXIT_CODES["node-failed"]
     assert state["state"] == ("submitted" if requeue else "failed")
     assert "node-failed" in state["reason"]
-    assert requeue or state["reason"].endswith("the supervisor of node n1 was killed (SIGKILL)")
+    assert requeue or state["reason"].endswith(reason)
 
 
 def test_srun_gets_every_rule_of_the_catalogue(tmp_path: Path) -> None:

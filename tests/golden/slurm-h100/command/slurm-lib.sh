@@ -69,11 +69,6 @@ judge() { # EXIT CODE
     *'DUE TO NODE'* | *'Node failure'*) fail node-failed 14 "a node failed (job $_id)" ;;
   esac
   leave_dead_nodes
-  # on-node.sh of the first node has written this code, so only the supervisor was killed.
-  if (($1 == 137)) && [[ -s $_files.exit ]]; then
-    leave_if_ended
-    leave node-failed 14 "$_retries_same" same "the supervisor of node ${_hosts[0]} was killed (SIGKILL)"
-  fi
   _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
   if [[ $_refused == *'step aborted'* ]]; then # before any task of it had ended
     _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || echo "$_refused")
@@ -81,6 +76,13 @@ judge() { # EXIT CODE
       leave_if_ended
       verdict cancelled cancelled 18 "the job's step was cancelled (scancel), which kills it without a warning: $_refused"
     fi
+  fi
+  # on-node.sh of the first node writes the code of its supervisor. Without that, srun or on-node.sh was killed.
+  if (($1 == 137)); then
+    leave_if_ended
+    _said="srun or its task on a node"
+    if [[ -s $_files.exit ]]; then _said="the supervisor of node ${_hosts[0]}"; fi
+    leave node-failed 14 "$_retries_same" same "$_said was killed (SIGKILL)"
   fi
   for _file in "$_files"-node-*.out; do
     # What a supervisor that was killed said of its ranks is no reason.
