@@ -12,10 +12,11 @@ from torch import nn
 from launcher.memory.states import Ranks
 from launcher.planning.source import NoTraceError
 from launcher.spec.job import Job
+from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError
 from launcher.train.tracing.declared import DeclaredSource
 from launcher.train.tracing.source import TaskSource
-from tests.train.test_tracing import recipe
+from tests.train.test_tracing import Blocks, recipe
 
 ONE = Ranks(1, 1, on_gpu=True)
 
@@ -95,3 +96,17 @@ def test_an_operator_of_torch_is_named_as_such(tmp_path: Path) -> None:
     assert not source.about().linear
     with pytest.raises(NoTraceError, match=r"aten\._unique2.* is an operator of torch"):
         source.trace(recipe(sharding="none"), ONE)
+
+
+class Experts(Blocks):
+    def parallel_plan(self, model: nn.Module) -> Any:
+        raise SetupError("experts cannot be divided")
+
+
+def test_a_model_that_tensor_parallelism_cannot_divide_is_planned_without_it(tmp_path: Path) -> None:
+    """As CausalLM says of transformers' Mixtral and Qwen 3 MoE."""
+    source = TaskSource(job(task="tests.train.test_declared:Experts"), tmp_path)
+    assert not source.about().tensor
+    assert source.trace(recipe(), Ranks(2, 2, on_gpu=True)).highest()
+    with pytest.raises(SetupError, match="experts cannot be divided"):
+        source.trace(recipe(sharding="none", tensor=2), Ranks(2, 2, on_gpu=True))

@@ -71,7 +71,7 @@ class TaskSource:
             tokens_per_sample=max(rows) - shifted if rows else None,
             blocks=next(iter(task.blocks(model)), None) is not None,
             couples_samples=task.couples_samples,
-            tensor=task.parallel_plan(model) is not None,
+            tensor=_has_parallel_plan(task, model),
             stages=_stages(task, model),
             linear=_is_linear(model),
             recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
@@ -136,6 +136,13 @@ class TaskSource:
             check_varied(task, self.job.args, self.job.plan.vary)
             self._tracers[key] = Tracer(task, self.job, self.like)
         return self._tracers[key]
+
+
+def _has_parallel_plan(task: Task, model: nn.Module) -> bool:
+    try:
+        return task.parallel_plan(model) is not None
+    except Exception:  # as below; a job with recipe.tensor raises it
+        return False
 
 
 def _stages(task: Task, model: nn.Module) -> int:
