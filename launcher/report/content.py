@@ -90,7 +90,8 @@ def _duration(page: Page, decision: Decision) -> str:
     if step.total < LAUNCH_BOUND:
         pace += "; so short a step takes longer: kernel launches are not counted"
     if page.job.steps is None:
-        return f"{pace}; the number of steps is unknown until the data is read"
+        until = "until the data is read" if page.job.command is None else "without `steps:` in the job"
+        return f"{pace}; the number of steps is unknown {until}"
     return f"{format_duration(page.job.steps * step.total)}: {page.job.steps:,} steps, {pace}"
 
 

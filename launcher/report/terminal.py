@@ -92,6 +92,11 @@ def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     kind = f" ({gpu.type}, {format_bytes(gpu.memory)})" if gpu is not None and layout.gpus_per_node else ""
     nodes = f"{counted(layout.nodes, 'node')} x {counted(layout.ranks_per_node, 'rank')}"
     foreign = "launcher sets the micro-batch and the accumulation; the rest is the command's own"
+    if plan.estimate is not None:
+        foreign = (
+            f"planned as {recipe_line(plan.recipe)}: the command must do the same; launcher sets only the "
+            "micro-batch and the accumulation"
+        )
     micro, accum = plan.recipe.micro_batch_size, plan.recipe.grad_accum
     ranks = data_ranks(plan.recipe, layout.ranks)
     of_each = "ranks" if ranks == layout.ranks else "data-parallel ranks"

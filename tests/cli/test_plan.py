@@ -420,7 +420,8 @@ def test_a_command_is_planned_from_how_many_parameters_it_declares(lab: Lab) -> 
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert 0 <= said["parameters"] - 10**9 < 4096 and said["chosen"]["estimate"]["basis"] == "formulas"
-    shown = plan(lab, "-c", "two.yaml", *sets).stdout
+    shown = " ".join(plan(lab, "-c", "two.yaml", *sets).stdout.split())
+    assert "planned as bf16-mixed, adamw, sharding fsdp, micro-batch" in shown
     assert "unknown: launcher predicts the time only of models" in shown and "the only recipe: " in shown
 
 
