@@ -13,7 +13,7 @@ from launcher.memory.ledger import default_folder
 from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice
 from launcher.planning.decide import Decider, Decision
-from launcher.planning.hardware import GPU_TYPES, gpu_type_of, memory_of
+from launcher.planning.hardware import GPU_TYPES, gpu_type_of, gpu_types_of, memory_of
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.questions import (
     Answer,
@@ -133,7 +133,9 @@ class Asker:
         for name in names:
             wanted = gpu_type_of(name)
             if wanted is None:
-                raise UsageError(f"--gpu {name!r}: known are {', '.join(known.label for known in GPU_TYPES)}")
+                several = gpu_types_of(name)
+                labels = ", ".join(known.label for known in several or GPU_TYPES)
+                raise UsageError(f"--gpu {name!r}: {'name one of' if several else 'known are'} {labels}")
             count = self.cluster.gpus_per_node or 1
             gpu = Gpu(type=wanted.label, count=count, memory=memory_of(wanted))
             node = self.cluster.node.model_copy(update={"gpu": gpu})

@@ -81,7 +81,7 @@ GPU_TYPES: tuple[GpuType, ...] = (
     GpuType(r"(NVIDIA )?A100-SXM.*", "A100 40GB", "Ampere", 312, 156, 19.5, None, 1555, 39.4, 300, PCIE_4),
     GpuType(r"(NVIDIA )?A100 80GB PCIe", "A100 80GB PCIe", "Ampere", 312, 156, 19.5, None, 1935, 79.1,
          NO_NVLINK, PCIE_4),
-    GpuType(r"(NVIDIA )?A100[- ].*", "A100 40GB PCIe", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
+    GpuType(r"(NVIDIA )?A100-PCIE-40GB", "A100 40GB PCIe", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
          NO_NVLINK, PCIE_4),
     # L40S data sheet: 362.05, 183, 91.6, 733
     GpuType(r"NVIDIA L40S", "L40S", "Ada", 362, 183, 91.6, 733, 864, 44.4, NO_NVLINK, PCIE_4),
@@ -102,6 +102,9 @@ GPU_TYPES: tuple[GpuType, ...] = (
     # RTX A5000 data sheet: 222.2 with sparsity; bridge in pairs
     GpuType(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 55.6, 27.8, None, 768, 23.6,
          NO_NVLINK, PCIE_4),
+    # RTX Blackwell white paper, fp32 accumulation (half of fp16's)
+    GpuType(r"NVIDIA GeForce RTX 5090", "RTX 5090", "Blackwell", 209.5, 104.8, 104.8, 419, 1792, 31.3,
+         NO_NVLINK, PCIE_5),
     # Ada white paper, fp32 accumulation (half of fp16's)
     GpuType(r"NVIDIA GeForce RTX 4090", "RTX 4090", "Ada", 165.2, 82.6, 82.6, 330.3, 1008, 23.6,
          NO_NVLINK, PCIE_4),
@@ -147,14 +150,60 @@ class Hardware(Value):
         return (self.gpu.nvlink or self.gpu.pcie) * GIGA
 
 
-def gpu_type_of(name: str) -> GpuType | None:
-    """Find a GPU by its label, or by the name of the device or profile; None if it is unknown."""
-    if "MIG" in name:  # a part of the GPU
-        return None
-    plain = name.removeprefix("NVIDIA ").casefold()
-    by_label = (gpu for gpu in GPU_TYPES if gpu.label.casefold() == plain)
-    by_device = (gpu for gpu in GPU_TYPES if re.fullmatch(gpu.names, name))
-    return next(by_label, None) or next(by_device, None)
+_BESIDE = re.compile(r"nvidia|geforce|tesla|rtx|pcie|nvl|sxm\d?|hbm\d?e?|\b\d+ ?gi?b\b")
+"Words of a name beside the model: maker, family, form and memory."
+
+
+def gpu_type_of(name: str, memory: int | None = None) -> GpuType | None:
+    """Find the GPU that a name means; None if it is unknown or may be several.
+
+    `memory`: bytes of one GPU, which tell an A100 of 40 GB from one of 80 GB.
+    """
+    found = gpu_types_of(name)
+    if len(found) > 1 and memory is not None:
+        found = [gpu for gpu in found if _has(gpu, memory)]
+    return found[0] if len(found) == 1 else None
+
+
+def gpu_types_of(name: str) -> list[GpuType]:
+    """Return the GPUs that a label, the name of a device or another spelling (`rtx4090`, `A6000`) may mean.
+
+    Of several with one label or device name, the first. Any other word of a spelling must be the model's, so
+    a MIG slice or a GPU of laptops is not taken for the whole one.
+    """
+    called = plain(name).removeprefix("nvidia")
+    devices = () if "MIG" in name else (name, f"NVIDIA {name}")
+    for gpu in GPU_TYPES:
+        if plain(gpu.label) == called or any(re.fullmatch(gpu.names, one, re.IGNORECASE) for one in devices):
+            return [gpu]
+    types = [gpu for gpu in GPU_TYPES if model_of(gpu.label) == model_of(name)]
+    if size := re.search(r"\b(\d+) ?gi?b\b", _spaced(name)):
+        types = [gpu for gpu in types if _has(gpu, int(size[1]) * GIB)]
+    of_form = [gpu for gpu in types if _form(gpu.label) == _form(name)]
+    return of_form if of_form and (_form(name) or "sxm" in called) else types
+
+
+def _form(name: str) -> str:
+    """Return the form that a name states; empty for SXM, which labels leave out."""
+    return next((form for form in ("pcie", "nvl") if form in plain(name)), "")
+
+
+def _has(gpu: GpuType, memory: int) -> bool:
+    """Whether the GPU has about this much memory. Of 48 GB, a process sees 44.4 to 47.4 GiB."""
+    return abs(memory - memory_of(gpu)) < memory_of(gpu) / 10
+
+
+def _spaced(name: str) -> str:
+    return re.sub(r"[-_]", " ", name.lower())
+
+
+def model_of(name: str) -> str:
+    """`A100 80GB PCIe` -> `a100`, `RTX A6000` -> `a6000`, `RTX 6000 Ada` -> `6000ada`."""
+    return plain(_BESIDE.sub(" ", _spaced(name)))
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -169,7 +218,7 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     `env`: the job's environment variables.
     """
     gpu = cluster.node.gpu
-    found = gpu_type_of(gpu.type) if gpu is not None and ranks.on_gpu else None
+    found = gpu_type_of(gpu.type, gpu.memory) if gpu is not None and ranks.on_gpu else None
     if found is None:
         return None
     assumed = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
+from launcher.planning.hardware import gpu_types_of
 from launcher.planning.questions import Comparison
 from launcher.planning.speed import StepTime
 from launcher.planning.zero import Stages
@@ -85,6 +86,11 @@ def _duration(page: Page, decision: Decision) -> str:
     if step is None and decision.chosen.estimate.basis == "formulas":
         return "unknown: launcher predicts the time only of models that it can trace"
     if step is None:
+        gpu = page.cluster.node.gpu
+        several = gpu_types_of(gpu.type) if gpu is not None else []
+        if len(several) > 1 and gpu is not None:
+            labels = ", ".join(one.label for one in several)
+            return f"unknown: node.gpu.type {gpu.type!r} may be {labels}; name one in the profile"
         return "unknown: there are no speed figures for this hardware"
     pace = f"{seconds(step.total)} a step, {speed(step.samples_per_second, page.tokens_per_sample)}"
     if step.total < LAUNCH_BOUND:

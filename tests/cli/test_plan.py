@@ -381,6 +381,7 @@ UNKNOWN_HOST = (
     [
         (("-c", "two.yaml", "-c", "one.yaml"), 2, "add --tokens N"),
         (("-c", "two.yaml", "--gpu", "RTX A500"), 2, "known are B200, "),
+        (("-c", "two.yaml", "--gpu", "A100 SXM"), 2, "name one of A100 80GB, A100 40GB"),
         (("-c", "two.yaml", "--what-if", "optimiser=adamw"), 2, "launcher: --what-if optim.*: .* mean"),
         (("-c", "two.yaml", "--largest", "depth={a"), 2, "launcher: --largest depth={a"),
         (("-c", "two.yaml", "--set", f"env.{DRILLS}=phase=x"), 2, "'x' is not a phase"),

@@ -144,7 +144,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "failures": "[{pattern: 'scratch is gone', class: node-failed}]",
     },
     "Node": {
-        "gpu": "{type: NVIDIA A100, count: 4, memory: 79.2GiB}",
+        "gpu": "{type: NVIDIA A100-SXM4-80GB, count: 4, memory: 79.2GiB}",
         "cpus": "128",
         "memory": "1000GiB",
         "numa_binding": "node",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.memory.states import Ranks
-from launcher.planning.hardware import GPU_TYPES, gpu_type_of, hardware_of
+from launcher.planning.hardware import GPU_TYPES, gpu_type_of, gpu_types_of, hardware_of
 from launcher.render.shipped import clusters_dir
 from launcher.spec.cluster import Cluster, Network
 from launcher.spec.load import load_cluster
@@ -40,13 +40,52 @@ def test_a_device_is_found_by_the_name_that_cuda_gives_it(device, label):
     assert gpu is not None and gpu.label == label
 
 
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("A6000", "RTX A6000"),
+        ("rtx4090", "RTX 4090"),
+        ("RTX 4090 24GB", "RTX 4090"),
+        ("GeForce RTX 5090", "RTX 5090"),
+        ("L40S 48GB", "L40S"),
+        ("A100 80 GB", "A100 80GB"),
+        ("A100 SXM4 80GB", "A100 80GB"),
+        ("nvidia_a100-sxm4-80gb", "A100 80GB"),
+        ("A100 PCIe 80GB", "A100 80GB PCIe"),
+        ("V100 SXM2 32GB", "V100 32GB"),
+        ("H100 SXM5", "H100"),
+        ("RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("A100", "A100 80GB, A100 40GB, A100 80GB PCIe, A100 40GB PCIe"),
+        ("A100 SXM", "A100 80GB, A100 40GB"),
+    ],
+)
+def test_other_spellings_are_read_and_several_meanings_are_not_decided(name, labels):
+    found = gpu_types_of(name)
+    assert ", ".join(gpu.label for gpu in found) == labels
+    assert gpu_type_of(name) == (found[0] if len(found) == 1 else None)
+
+
+def test_the_memory_of_the_profile_tells_gpus_of_one_name_apart():
+    gpu = {"type": "A100 SXM", "count": 4, "memory": "79.1GiB"}
+    found = hardware_of(cluster(node={"gpu": gpu}), Ranks(4, 4, on_gpu=True))
+    assert found is not None and found.gpu.label == "A100 80GB"
+
+
 def test_parts_of_a_gpu_and_other_gpus_are_not_guessed():
     for name in (
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "AMD Instinct MI300X",
+        "A100 MIG 3g.20gb",
+        "RTX 4090 Laptop GPU",
+        "RTX 4080 Super",
+        "RTX 3080 16GB",
+        "RTX 6000",
+        "A10G",
+        "24GB",
+        "",
     ):
-        assert gpu_type_of(name) is None
+        assert gpu_types_of(name) == []
 
 
 @pytest.mark.parametrize("profile", sorted(clusters_dir().glob("*.yaml")), ids=lambda path: path.stem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from launcher.planning.hardware import GPU_TYPES, GpuType
+from launcher.planning.hardware import GPU_TYPES, GpuType, model_of, plain
 
 
 def likely_types(gres_type: str, features: Iterable[str] = ()) -> list[GpuType]:
@@ -21,15 +21,15 @@ def likely_types(gres_type: str, features: Iterable[str] = ()) -> list[GpuType]:
         exact = [one for one in GPU_TYPES if re.fullmatch(one.names, name, re.IGNORECASE)]
         if exact and exact[0].names.count(".*") == 0:
             return exact[:1]
-    plain = _plain(gres_type)
-    tokens = {one.label: _token(one) for one in GPU_TYPES}
-    named = {token for token in tokens.values() if re.search(rf"{token}(?![0-9])", plain)}
+    called = plain(gres_type)
+    tokens = {one.label: model_of(one.label) for one in GPU_TYPES}
+    named = {token for token in tokens.values() if re.search(rf"{token}(?![0-9])", called)}
     if not named:
         return []
     longest = max(named, key=len)
     types = [one for one in GPU_TYPES if tokens[one.label] == longest]
     hints = " ".join(
-        (gres_type, *(feature for feature in features if longest in _plain(feature) or "mem" in feature))
+        (gres_type, *(feature for feature in features if longest in plain(feature) or "mem" in feature))
     )
     for narrower in (
         [one for one in types if (size := re.search(r"(\d+)GB", one.label)) and _sized(size[1], hints)],
@@ -43,17 +43,3 @@ def likely_types(gres_type: str, features: Iterable[str] = ()) -> list[GpuType]:
 
 def _sized(size: str, hints: str) -> bool:
     return re.search(rf"(?<!\d){size}(?!\d)", hints) is not None
-
-
-def _token(one: GpuType) -> str:
-    """`A100 80GB PCIe` -> `a100`, `RTX A6000` -> `a6000`, `RTX 6000 Ada` -> `6000ada`."""
-    words = [
-        word
-        for word in one.label.split()
-        if word not in ("RTX", "PCIe", "NVL", "80GB", "40GB", "32GB", "16GB")
-    ]
-    return _plain("".join(words))
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
