@@ -1,26 +1,25 @@
-"""Write settings into a cluster profile, each with its reason. Comments and order are preserved."""
+"""Write settings into a cluster profile, each with its reason. All other lines stay as they are."""
 
 from __future__ import annotations
 
 import difflib
 import io
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from launcher.doctor.facts import Facts
-from launcher.doctor.trailing_comments import replace_comment, trailing_comments_kept
 from launcher.spec.errors import UsageError
 
-INDENTED_LIST = r"^( *)[\w-]+:[^\n]*\n(?: *#[^\n]*\n)*\1  +- "
-"A list that is indented more than its key."
-WIDE = 4096
-"Line width for the YAML writer, so large that no line is wrapped."
+Pair = tuple[Node, Node]
+"A key of a mapping and its value."
 
 
 def changed(text: str, facts: Facts) -> str:
@@ -39,29 +38,25 @@ def changed(text: str, facts: Facts) -> str:
         wanted["node"] = {**wanted["node"], "gpu": gpu}
     if wanted == _plain(text):
         return text
-    yaml = _like(text)
-    profile = yaml.load(_without_reason(text, facts.env)) or CommentedMap()
+    after = text if text.endswith("\n") else f"{text}\n"
     if facts.env:
-        with trailing_comments_kept(profile, "network", "env"):
-            inside = _mapping(profile, "network", "env")
-            inside.update(facts.env)
-        first = next(iter(facts.env))
-        indent = inside.lc.col or 2 * (yaml.map_indent or 2)
-        inside.yaml_set_comment_before_after_key(first, before=facts.why_env, indent=indent)
+        lines = {name: _lines(name, value) for name, value in facts.env.items()}
+        first = next(iter(lines))
+        lines[first] = f"# {facts.why_env}\n{lines[first]}"
+        after = _put(_without_reason(after, facts.env), ("network", "env"), lines)
     if corrects_gpu:
-        with trailing_comments_kept(profile, "node", "gpu"):
-            gpu = _mapping(profile, "node", "gpu")
-            gpu |= {"type": facts.gpu_type, "memory": facts.gpu_memory}
-            replace_comment(gpu, "type", facts.why_gpu)
-            replace_comment(gpu, "memory")
-    out = io.StringIO()
-    yaml.dump(profile, out)
-    if _plain(out.getvalue()) != wanted:
+        type_, memory = _lines("type", facts.gpu_type), _lines("memory", facts.gpu_memory)
+        after = _put(after, ("node", "gpu"), {"type": f"{type_}  # {facts.why_gpu}", "memory": memory})
+    try:
+        as_wanted = _plain(after) == wanted
+    except YAMLError:
+        as_wanted = False
+    if not as_wanted:
         raise UsageError(
             "the profile cannot be changed without changing other values; add to network.env by hand: "
             + " ".join(f"{name}={value}" for name, value in facts.env.items())
         )
-    return out.getvalue()
+    return after
 
 
 def _plain(text: str) -> dict[str, Any]:
@@ -69,47 +64,90 @@ def _plain(text: str) -> dict[str, Any]:
     return YAML(typ="safe", pure=True).load(text) or {}
 
 
-def _like(text: str) -> YAML:
-    """Return a writer that indents as this profile does."""
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = WIDE
-    step = re.search(r"^[\w-]+:[^\n]*\n(?:\s*#[^\n]*\n|\n)*( +)[\w-]+:", text, re.M)
-    mapping = len(step[1]) if step is not None else 2
-    indented = re.search(INDENTED_LIST, text, re.M) is not None
-    yaml.indent(mapping=mapping, sequence=mapping + 2 if indented else 2, offset=mapping if indented else 0)
-    return yaml
-
-
 def _without_reason(text: str, names: Iterable[str]) -> str:
     """Return the profile without the reason that an earlier run of the doctor wrote above these names."""
     keys = "|".join(map(re.escape, names))
-    return re.sub(rf"^ *# launcher doctor, [^\n]*\n(?= *(?:{keys}):)", "", text, flags=re.M) if keys else text
+    return re.sub(rf"^ *# launcher doctor, [^\n]*\n(?= *(?:{keys}):)", "", text, flags=re.M)
 
 
-def _mapping(profile: CommentedMap, *keys: str) -> CommentedMap:
-    """Return the mapping below these keys, in block style. Missing keys are added.
+def _put(text: str, keys: Sequence[str], lines: Mapping[str, str]) -> str:
+    """Return the profile with these lines, by key, in the mapping below `keys`: in place of a line of that
+    key, or else at the end of the mapping.
 
-    A mapping that is shared through an alias or a merge key is copied, so that other places do not change.
+    A mapping that is not in block style, or that an alias shares, is written anew.
     """
-    at = profile
-    for key in keys:
-        found = at.get(key)
-        if not isinstance(found, CommentedMap):
-            at[key] = found = CommentedMap()
-        elif _uses(profile, found) > 1:
-            at[key] = found = CommentedMap(found)
-        if found.fa.flow_style() or not found:
-            found.fa.set_block_style()
-            found.lc.col = None  # it was the column of the bracket
-        at = found
-    return at
+    mapping, values, left = YAML().compose(text), _plain(text), [*keys]
+    step = next((_column(value) for key, value in mapping.value if _is_block(key, value)), 2)
+    while left and (pair := _find(mapping, left[0])) is not None and _is_block(*pair):
+        mapping, values = pair[1], values[left.pop(0)]
+    if left:
+        first, *deeper = left
+        comment = "" if (pair := _find(mapping, first)) is None else _comment(text, *pair)
+        lines = {first: f"{first}:{comment}\n{_block(deeper, values.get(first), lines, ' ' * step)}"}
+    indent = " " * _column(mapping)
+    texts = {name: textwrap.indent(f"{line}\n", indent) for name, line in lines.items()}
+    rows, end = text.splitlines(keepends=True), _after(*mapping.value[-1])
+    while end < len(rows) and re.match(f"{indent} *#", rows[end]):  # comments of the mapping
+        end += 1
+    rows[end:end] = [text for name, text in texts.items() if _find(mapping, name) is None]
+    for key, value in reversed(mapping.value):
+        if key.value in texts:
+            rows[key.start_mark.line : _after(key, value)] = [texts[key.value]]
+    return "".join(rows)
 
 
-def _uses(tree: object, wanted: CommentedMap) -> int:
-    """Return how often a mapping is part of the profile."""
-    inside = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return (tree is wanted) + sum(_uses(one, wanted) for one in inside)
+def _find(mapping: MappingNode, name: str) -> Pair | None:
+    return next((pair for pair in mapping.value if pair[0].value == name), None)
+
+
+def _column(mapping: MappingNode) -> int:
+    return int(mapping.value[0][0].start_mark.column)
+
+
+def _is_block(key: Node, value: Node) -> bool:
+    return isinstance(value, MappingNode) and not value.flow_style and not _is_elsewhere(key, value)
+
+
+def _is_elsewhere(key: Node, value: Node) -> bool:
+    """Return whether the value is not written after its key: an alias, or nothing."""
+    return value.start_mark.index < key.end_mark.index or (
+        isinstance(value, ScalarNode) and not value.value and not value.style
+    )
+
+
+def _after(key: Node, value: Node) -> int:
+    """Return the number of the line after a value."""
+    if _is_elsewhere(key, value):
+        return int(key.end_mark.line) + 1
+    if isinstance(value, MappingNode) and not value.flow_style:
+        return _after(*value.value[-1])
+    if isinstance(value, SequenceNode) and not value.flow_style:
+        return _after(key, value.value[-1])
+    return int(value.end_mark.line) + bool(value.end_mark.column)  # a block scalar ends before a line
+
+
+def _comment(text: str, key: Node, value: Node) -> str:
+    """Return the comment after a value, with the spaces before it."""
+    end = key if _is_elsewhere(key, value) else value
+    rest = text[end.end_mark.index :].partition("\n")[0]
+    found = re.search(r"\s+#.*", rest)
+    return found[0] if found is not None else ""
+
+
+def _block(keys: Sequence[str], old: Any, lines: Mapping[str, str], indent: str) -> str:
+    """Return the old values in block style, with `lines` in the mapping below `keys`."""
+    kept = old if isinstance(old, dict) else {}
+    if keys:
+        first, *deeper = keys
+        lines = {first: f"{first}:\n{_block(deeper, kept.get(first), lines, indent)}"}
+    texts = {**{name: _lines(name, value) for name, value in kept.items()}, **lines}
+    return textwrap.indent("\n".join(texts.values()), indent)
+
+
+def _lines(name: str, value: Any) -> str:
+    out = io.StringIO()
+    YAML().dump({name: value}, out)
+    return out.getvalue().rstrip("\n")
 
 
 def difference(before: str, after: str, name: str) -> str:
