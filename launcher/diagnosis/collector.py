@@ -66,6 +66,8 @@ _NOISE = re.compile(
 )
 "The traceback after this is not about the program's own end."
 _THREAD = re.compile(r"Exception in thread")
+_RAISED_AGAIN = re.compile(r"\bCaught \w+ in (?:DataLoader worker|replica|pin memory thread)\b")
+"Begins an exception of torch that raises one of a worker or thread again. Its `Original Traceback` follows."
 _RETRIED = re.compile(
     r"(?i)\b(?:re-?trying with|retrying batch|trying again|(?:re-?)?try(?:ing)? (?:again )?with|going on\b|"
     r"halving|trying (?:a )?(?:smaller |lower )?batch|skipping (?:this |the )?batch|fall(?:ing)? back|"
@@ -173,6 +175,8 @@ class _Reader:
         "Whether that traceback is of a consequence of the exception before it."
         self.above: Sequence[bytes] = ()
         "The lines above that traceback."
+        self.wrapper: Clue | None = None
+        "The exception of torch that raises the one of that traceback again."
         self.progress = 0
         "Line where the program's counter last increased after a failure; 0 if it has not since."
         self.growing: Clue | None = None
@@ -262,7 +266,9 @@ class Collector:
                     own=self._is_own(result[0], start.strip()), label=line.label,
                 )  # fmt: skip
                 self._keep(reader, clue)
+            above = reader.growing
             self._open_traceback(reader, before)
+            reader.wrapper = above if above is not None and _RAISED_AGAIN.search(above.text) else None
         elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may take its indentation
             reader.innermost = frame[1] or frame[3]
             reader.outermost = reader.outermost or frame[2] or frame[4] or "?"
@@ -367,6 +373,9 @@ class Collector:
             self._harmless.add(shape)
 
     def _keep(self, reader: _Reader, clue: Clue) -> None:
+        if reader.wrapper is not None:
+            clue = self._unwrapped(clue, reader.wrapper)
+            reader.wrapper = None
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
             self._outlived(reader, clue)
         end = self._own_ends.get(clue.label)
@@ -380,6 +389,13 @@ class Collector:
         if clue.kind != "consequence":
             self._counters = {}
             self._advanced(clue.text)  # a progress bar may be on the same line
+
+    def _unwrapped(self, clue: Clue, wrapper: Clue) -> Clue:
+        """Forget the exception that raised this one again, and return this one with its effect."""
+        for clues in self._found.values():
+            clues[:] = [one for one in clues if (one.stream, one.line) != (wrapper.stream, wrapper.line)]
+        self._own_ends.pop(clue.label, None)
+        return clue._replace(uncaught=wrapper.uncaught)
 
     def _grow(self, reader: _Reader, line: Line) -> None:
         """Add a line after a clue."""

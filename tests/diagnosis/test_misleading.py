@@ -448,3 +448,25 @@ def test_a_number_may_decide_though_the_rest_of_the_line_was_seen() -> None:
 )
 def test_a_cpp_exception_for_a_wrong_value_is_the_program_s(log: str, failure: str) -> None:
     assert judged(log)[0] == failure
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "original"),
+    [
+        ("KeyError: Caught KeyError in DataLoader worker process 0.", "KeyError: 'label'"),
+        (
+            "torch.OutOfMemoryError: Caught OutOfMemoryError in replica 1 on device 1.",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", ["", "err"])
+def test_the_exception_of_a_worker_is_decisive_not_that_which_raises_it_again(
+    wrapper: str, original: str, stream: str
+) -> None:
+    inner = f"Original {HEAD.replace('<module>', '_worker_loop')}{original}\n"
+    for text, said in ((f"{HEAD}{wrapper}\n{inner}", original), (f"{HEAD}{wrapper}\n", wrapper)):
+        collector = Collector()
+        collector.feed(stream, text.encode(), 1)
+        (clue,) = collector.clues()
+        assert clue.text == said and clue.uncaught and not clue.survived
