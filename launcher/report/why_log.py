@@ -8,10 +8,11 @@ from typing import Any
 from launcher.diagnosis.cause import Candidate, Cause, cause_of, clues_of_text, label_of, told_other
 from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue
 from launcher.diagnosis.memory import sizes
+from launcher.diagnosis.remedies import remedy_of
 from launcher.report.why import cut, told_memory
 from launcher.spec.failures import FAILURES
 from launcher.spec.verdict import FailureClass, OutOfMemory
-from launcher.supervise.policy import SHARED_MEMORY
+from launcher.supervise.policy import SHARED_MEMORY, THEN
 
 MAX_OTHERS = 5
 
@@ -69,7 +70,9 @@ def advice_of(failure: FailureClass, clue: Clue) -> str:
     """Return what to do, without advice that applies only to launcher's own runs."""
     if clue.kind == "shared-memory":
         return SHARED_MEMORY
-    advice = FAILURES[failure].advice.partition(", then `launcher")[0]
+    if remedy := remedy_of([clue.text]):
+        return remedy
+    advice = FAILURES[failure].advice.partition(THEN)[0].partition(": `launcher")[0]
     return "" if "`launcher" in advice else advice
 
 

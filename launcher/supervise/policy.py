@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.diagnosis.patterns import PORT_TAKEN
+from launcher.diagnosis.remedies import remedy_of
 from launcher.planning.lower import STATES_ALONE, less_for_states, lower
 from launcher.spec.events import (
     AttemptEnded,
@@ -47,6 +48,10 @@ PORT_ADVICE = (
 )
 
 
+THEN = ", then `launcher"
+"Begins the part of an advice about what to do after the remedy."
+
+
 def advice(verdict: Verdict, *, command: bool) -> str:
     """Return what the user can do. RUN stands for the run. `command`: the job has a `command:`."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
@@ -58,7 +63,8 @@ def advice(verdict: Verdict, *, command: bool) -> str:
     told = [verdict.exception or "", *(one.text for one in verdict.seen[:1])]
     if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, told)):
         return PORT_ADVICE
-    return FAILURES[verdict.failure].advice
+    usual, then, rest = FAILURES[verdict.failure].advice.partition(THEN)
+    return f"{remedy_of(told) or usual}{then}{rest}"
 
 
 @dataclass(frozen=True)

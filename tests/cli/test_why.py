@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.diagnosis.lines import lines_of
 from launcher.report.why import MAX_LINES, why
-from launcher.report.why_log import judged_log
+from launcher.report.why_log import judged_log, why_log
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import Verdict
@@ -176,3 +176,42 @@ def test_a_compressed_log_is_told_with_what_reads_it(
     log.write_bytes(pack(b"RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n" * 9))
     said = CliRunner().invoke(app, ["why", "--log", str(log)])
     assert said.exit_code == 2 and f"{tool} '{log}' | launcher why --log -" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "failure", "remedy"),
+    [
+        (
+            "ValueError: Expected more than 1 value per channel when training, got input size [1, 4096]",
+            "user-error",
+            "model.batch_norm: true",
+        ),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess", "user-error", "spawn"),
+        (
+            'NotImplementedError: "_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for '
+            "'BFloat16'",
+            "user-error",
+            "GradScaler",
+        ),
+        (
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            "user-error",
+            "compute capability",
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error",
+            "nccl-timeout",
+            "NCCL_SHM_DISABLE=1",
+        ),
+        ("ncclRemoteError: A call failed", "nccl-timeout", "look for the rank that stopped answering"),
+        ("AttributeError: 'NoneType' object has no attribute 'scale'", "user-error", "fix the error"),
+    ],
+)
+def test_what_to_do_about_a_known_message_is_said_of_a_log_and_of_a_run(
+    run: RunDir, line: str, failure: str, remedy: str
+) -> None:
+    first, *_, do = why_log("train.log", judged_log([line.encode()]))
+    assert failure in first and do.startswith("do        ") and remedy in do
+    judged(run, 0, failure=failure, reason="r", exception=line)
+    (told,) = (one for one in why(run, "failed", "") if one.startswith("do        "))
+    assert remedy in told and "`launcher " in told
