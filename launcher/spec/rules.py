@@ -124,9 +124,9 @@ def _not_compiled(recipe: Recipe, _: Setting) -> dict[str, Any]:
 
 
 def _two_samples(recipe: Recipe, _: Setting) -> dict[str, Any]:
-    if recipe.grad_accum % 2:
-        return {}
-    return {"micro_batch_size": 2, "grad_accum": recipe.grad_accum // 2}
+    accum = recipe.grad_accum
+    least = next((size for size in range(2, accum + 1) if accum % size == 0), None)
+    return {} if least is None else {"micro_batch_size": least, "grad_accum": accum // least}
 
 
 RULES = (
@@ -185,7 +185,8 @@ RULES = (
     Rule(
         "batch-norm-needs-two",
         lambda r, s: s.batch_norm and r.micro_batch_size == 1,
-        "BatchNorm has no variance with one sample per micro-batch: training raises or diverges",
+        "BatchNorm has no variance with one sample per micro-batch: training raises or diverges. Each rank "
+        "needs at least two samples of batch.global",
         "torch.nn.functional.batch_norm: expected more than 1 value per channel when training",
         _two_samples,
     ),
@@ -203,7 +204,7 @@ RULES = (
         "coupled-samples-need-two",
         lambda r, s: s.couples_samples and r.micro_batch_size == 1,
         "the loss couples samples (model.couples_samples), and a micro-batch of one sample has no other: its "
-        "contrastive loss is constant",
+        "contrastive loss is constant. Each rank needs at least two samples of batch.global",
         "InfoNCE with one sample: -log(1) = 0",
         _two_samples,
     ),

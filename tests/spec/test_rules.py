@@ -142,11 +142,6 @@ def test_zero2_and_zero3_are_names_of_one_value_each():
         RecipeChoice(sharding="zero4")
 
 
-def test_batch_norm_with_an_odd_accumulation_has_no_nearest_recipe():
-    recipe = GOOD.model_copy(update={"micro_batch_size": 1, "grad_accum": 3})
-    assert nearest_valid(recipe, Setting(8, 1, 8, batch_norm=True)) is None
-
-
 # Every value of every field that a rule or the entrypoint could ask about; sizes have no alternatives. Rules
 # ask of an optimizer whether its states are 8-bit and paged.
 SIZES = {"micro_batch_size", "grad_accum", "loss_chunks", "expandable_segments"}
@@ -216,3 +211,15 @@ def test_what_the_entrypoint_does_not_run_is_refused_with_what_does():
     (sentence,) = unsupported(GOOD.model_copy(update={"compile": True, "activations": "offload"}))
     assert "activations: checkpoint runs with it" in sentence
     assert unsupported(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("accum", "cure"), [(8, "micro_batch_size: 2, grad_accum: 4"), (3, "micro_batch_size: 3")]
+)
+def test_a_micro_batch_of_one_with_batch_norm_becomes_the_next_larger_one(accum, cure):
+    recipe = GOOD.model_copy(update={"micro_batch_size": 1, "grad_accum": accum})
+    (broken,) = broken_rules(recipe, Setting(8, 1, 8, batch_norm=True))
+    assert cure in str(broken)
+    alone = recipe.model_copy(update={"grad_accum": 1})
+    (broken,) = broken_rules(alone, Setting(8, 1, 8, batch_norm=True))
+    assert "at least two samples of batch.global" in str(broken) and not broken.cure
