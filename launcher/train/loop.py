@@ -495,10 +495,8 @@ class Trainer:
             if self._outgrown(batch, step, index):
                 return None
             last = index == recipe.grad_accum
-            found = recovery.attempt(kind_of(recipe, last=last), partial(self._micro_batch, batch, last=last))
-            if found is not None:
-                sums = added(sums, found)
-            del found  # otherwise it counts towards the peak of the next micro-batch
+            computed = partial(self._micro_batch, batch, sums, last=last)
+            sums = recovery.attempt(kind_of(recipe, last=last), computed) or sums
             # Ask before the next batch is fetched, which may be slow. For the last one the sums below tell.
             if not last:
                 self.order.end_micro_batch()
@@ -576,8 +574,8 @@ class Trainer:
         with self.where.during("forward", users=True):
             return loss_of(self.task, self.model, batch, self.rank)
 
-    def _micro_batch(self, batch: Any, *, last: bool) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Run forward and backward of one micro-batch; return (loss sum, weight)."""
+    def _micro_batch(self, batch: Any, sums: Sums, *, last: bool) -> Sums:
+        """Run forward and backward of one micro-batch; return `sums` with those of its loss and weight."""
         where, recipe = self.where, self.current.recipe
         with where.during("data", users=True):
             batch = self._on_device(batch)
@@ -587,7 +585,7 @@ class Trainer:
                 loss, weight = loss_of(self.task, self.model, batch, self.rank)
             with where.during("backward", users=True):
                 self.scaler.scaled(loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), weight
+        return added(sums, (loss, weight))
 
     def _probes(self) -> bool:
         if self.rank.job.retries.lower == 0:

@@ -30,7 +30,7 @@ STEPS = 4
 CASES = (
     "rank=all,step=1,phase=forward,allocation=1",
     "rank=all,step=3,phase=backward,allocation=4",
-    "rank=all,step=3,phase=data,allocation=3",  # the first two are the sums of loss and weight
+    "rank=all,step=3,phase=data,allocation=3",  # the first two are the batch; this one adds up the loss
     "rank=first,step=1,phase=backward,allocation=1",
     "rank=first,step=3,phase=forward,allocation=5",
     "rank=last,step=1,phase=data,allocation=3",
