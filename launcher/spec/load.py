@@ -160,20 +160,30 @@ def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) 
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "extra_forbidden":
         known = _field_names(_model_at(model, path[:-1]))
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        near = _near(str(path[-1]), known)
+        hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
         message = f"unknown field; {hint}"
     elif details["type"] == "missing":
         message = "is missing"
     elif details["type"] == "literal_error" and isinstance(details["input"], str):
         known = _literals(details)
-        near = difflib.get_close_matches(details["input"], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
+        near = _near(details["input"], known)
+        hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
     elif details["type"] != "value_error":
         wanted = _WANTED.get(details["type"], f"{message[0].lower()}{message[1:]}")
         message = f"{wanted}, not {_short(details['input'])}"
     return Problem(document.place(path), ".".join(map(str, path)), message)
+
+
+def _near(given: str, known: Sequence[str]) -> str | None:
+    """Return the name that was probably meant: the only one that continues the given one, such as
+    `fp16-mixed` for `fp16`, or that it continues, as `tensor_parallel` does, else one that looks like it."""
+    longer = [name for name in known if given and name.startswith(given)]
+    found = longer or [name for name in known if given.startswith(f"{name}_")]
+    if len(found) == 1:
+        return found[0]
+    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=0.7)), None)
 
 
 # What a user should write in YAML, by pydantic's error type.

@@ -20,7 +20,10 @@ ZERO = {"zero2": "fsdp-keep", "zero3": "fsdp"}
 
 
 def _by_zero_name(name: Any) -> Any:
-    return ZERO.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    plain = name.lower().replace("-", "").replace("_", "")  # ZeRO-3
+    return ZERO.get(plain, plain if plain == "zero1" else name)
 
 
 _Sharding = Literal["none", "ddp", "zero1", "fsdp", "fsdp-keep", "hybrid"]

@@ -209,3 +209,18 @@ def test_what_a_plan_is_told_of_a_command(write):
 )
 def test_a_plan_section_that_does_not_go_with_the_job_is_refused(write, text, message):
     assert message in "\n".join(problems(lambda: load_job(write(text))))
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("recipe.precision=fp16", "did you mean 'fp16-mixed'?"),
+        ("recipe.precision=fp8", "one of fp32, bf16, bf16-mixed, fp16-mixed, float8"),
+        ("recipe.offload=nvme", "did you mean 'nvme-optimizer'?"),
+        ("recipe.tensor_parallel=8", "did you mean 'tensor'?"),
+        ("recipe.zero_stage=3", "known here: precision, "),
+    ],
+)
+def test_a_name_of_other_tools_leads_to_what_was_meant_or_to_all_names(write, given: str, hint: str) -> None:
+    (found,) = problems(lambda: load_job(write(GOOD), [given]))
+    assert hint in found

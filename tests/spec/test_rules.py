@@ -138,6 +138,8 @@ def test_zero2_and_zero3_are_names_of_one_value_each():
     fields = {**GOOD.model_dump(), "sharding": "zero2"}
     assert Recipe.model_validate(fields).sharding == "fsdp-keep"
     assert RecipeChoice(sharding="zero3").sharding == "fsdp"
+    assert RecipeChoice(sharding="ZeRO-1").sharding == "zero1"
+    assert RecipeChoice(sharding="zero_2").sharding == "fsdp-keep"
     with pytest.raises(ValueError, match="'zero1', 'fsdp', 'fsdp-keep' or 'hybrid'"):
         RecipeChoice(sharding="zero4")
 
