@@ -148,7 +148,9 @@ def _told(name: str, workdir: Path, error: Exception) -> str:
     frames = traceback.extract_tb(root.__traceback__)
     users = (frame for frame in reversed(frames) if frame.filename.startswith(str(workdir)))
     last = next(users, frames[-1])
-    message = str(error).strip().split("\n")[0]
+    message, _, reason = str(error).strip().partition("\n")
+    if message.endswith(":"):
+        message = f"{message} {reason.strip().partition(chr(10))[0]}"
     valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
     values = "; the plan runs the model on the meta device, where tensors have no values"
     return (

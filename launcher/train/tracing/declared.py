@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from launcher.memory.peaks import Like
 from launcher.spec.job import Job
 from launcher.train.task import TaskError
 from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.tracer import Tracer
 
 TASK = "launcher.tasks.huggingface:CausalLM"
+FIELD_OF = {"path": "plan.model", "context": "plan.length"}
+"Arguments of the task, each with the job's field that gives it."
 
 
 class DeclaredSource(TaskSource):
@@ -29,3 +34,10 @@ class DeclaredSource(TaskSource):
         """Return the model's config, or its folder if it has none."""
         config = self._path / "config.json"
         return [config if config.is_file() else self._path]
+
+    def _tracer(self, args: Mapping[str, Any] | None) -> Tracer:
+        try:
+            return super()._tracer(args)
+        except TaskError as error:
+            argument, colon, message = str(error).partition(": ")
+            raise TaskError(f"{FIELD_OF.get(argument, argument)}{colon}{message}") from error

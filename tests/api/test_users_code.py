@@ -1,0 +1,23 @@
+"""Errors of a task's code, as `launcher plan` tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.api.sources import UserCodeError, users_code
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("bad heads", "ValueError: bad heads ("),
+        ("invalid config:\n    4097 is odd\n    more", "ValueError: invalid config: 4097 is odd ("),
+        ("sizes differ\nmore", "ValueError: sizes differ ("),
+    ],
+)
+def test_an_error_is_told_with_its_reason_and_place(tmp_path: Path, message: str, told: str) -> None:
+    with pytest.raises(UserCodeError) as caught, users_code("task m:T", tmp_path):
+        raise ValueError(message)
+    assert str(caught.value).startswith(f"task m:T: {told}")
