@@ -32,7 +32,7 @@ UNLESS: dict[Kind, str] = {
     "gpu-memory": r"(?i)\b(?:may|might|could|avoid\w*|prevent\w*|if you|in case|to fix|potential\w*|risk|handles?|halve|patterns?|catch\w*)\b[^\n]{0,60}\b(?:out of memory|memory errors?)(?!. Tried to)|1EB|skipping tactic|memory space vmem",
     "preempted": r"PreemptionMode|(?i:sequence group|\brequest \S+ was|\bblocks?\b|kv cache)|handler (?:is )?installed|handler registered|[Ww]atching for|preempted,? or \w",
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
-    "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno nan",
+    "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno (?:nan|inf checks)",
 }
 "Words with which no row of the class applies."
 

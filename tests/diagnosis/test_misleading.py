@@ -153,6 +153,7 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         (f"{HEAD}FileNotFoundError: [Errno 2] No such file or directory: 'x'", "user-error"),
         (f"{HEAD}ValueError: cannot skip 100 batches; continue with --force", "user-error"),
         (f"{HEAD}ValueError: Invalid option: foo", "user-error"),
+        (f"{HEAD}AssertionError: No inf checks were recorded for this optimizer.", "user-error"),  # GradScaler
         (f"{HEAD}RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "user-error"),
         (f"{HEAD}OSError: [Errno 5] Input/output error: '/data/a.jpg'", "node-failed"),
         (f"{HEAD}OSError: [Errno 5] Input/output error", "user-error"),  # a print into a closed terminal
