@@ -25,9 +25,9 @@ REMEDIES: tuple[tuple[str, str], ...] = (
         "install a PyTorch that is built for the compute capability of this GPU",
     ),
     (
-        r"unhandled system error|ncclSystemError",
-        "NCCL could not use a socket, shared memory or a network adapter. `launcher doctor` finds out which; "
-        "NCCL_DEBUG=INFO prints the reason. If it is /dev/shm, NCCL_SHM_DISABLE=1 avoids it",
+        r"unhandled system error|ncclSystemError|NCCL WARN[^\n]*(?:shared memory|/dev/shm)",
+        "NCCL could not use a socket, shared memory or a network adapter: NCCL_DEBUG=INFO prints which. If "
+        "it is /dev/shm, NCCL_SHM_DISABLE=1 avoids it",
     ),
 )
 "Regular expressions of messages, each with what to do."

@@ -10,7 +10,7 @@ from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue
 from launcher.diagnosis.memory import sizes
 from launcher.diagnosis.remedies import remedy_of
 from launcher.report.why import cut, told_memory
-from launcher.spec.failures import FAILURES
+from launcher.spec.failures import FAILURES, OF_THE_CLUSTER
 from launcher.spec.verdict import FailureClass, OutOfMemory
 from launcher.supervise.policy import SHARED_MEMORY, THEN
 
@@ -39,6 +39,8 @@ def why_log(name: str, cause: Cause | None) -> list[str]:
         lines.append(f"{label_of(why):<10}{cut(text)}")
     if advice := advice_of(cause.failure, clue):
         lines.append(f"do        {advice}")
+    if cause.failure in OF_THE_CLUSTER:
+        lines.append("examine   launcher doctor -c CLUSTER")
     return lines
 
 

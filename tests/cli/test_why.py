@@ -203,6 +203,11 @@ def test_a_compressed_log_is_told_with_what_reads_it(
             "nccl-timeout",
             "NCCL_SHM_DISABLE=1",
         ),
+        (
+            "n1:42:43 [2] misc/shmutils.cc:87 NCCL WARN Error: failed to open shared memory segment /nccl-a",
+            "nccl-timeout",
+            "NCCL_SHM_DISABLE=1",
+        ),
         ("ncclRemoteError: A call failed", "nccl-timeout", "look for the rank that stopped answering"),
         ("AttributeError: 'NoneType' object has no attribute 'scale'", "user-error", "fix the error"),
     ],
@@ -210,8 +215,10 @@ def test_a_compressed_log_is_told_with_what_reads_it(
 def test_what_to_do_about_a_known_message_is_said_of_a_log_and_of_a_run(
     run: RunDir, line: str, failure: str, remedy: str
 ) -> None:
-    first, *_, do = why_log("train.log", judged_log([line.encode()]))
-    assert failure in first and do.startswith("do        ") and remedy in do
+    first, *others = why_log("train.log", judged_log([line.encode()]))
+    (do,) = (one for one in others if one.startswith("do        "))
+    assert failure in first and remedy in do
+    assert ("examine   launcher doctor -c CLUSTER" in others) == (failure == "nccl-timeout")
     judged(run, 0, failure=failure, reason="r", exception=line)
     (told,) = (one for one in why(run, "failed", "") if one.startswith("do        "))
-    assert remedy in told and "`launcher " in told
+    assert remedy in told and ("`launcher resume demo-1`" in told) == (failure == "user-error")
