@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decision
@@ -35,6 +37,40 @@ class Page:
     "Why nothing fits, and what would fit."
     zero: Stages | None = None
     "Result of `--zero`."
+
+
+class Section(NamedTuple):
+    """A part of the page: a table, or pairs of a name and a value if it has no columns, or lines of text."""
+
+    title: str
+    rows: Sequence[Sequence[str]] = ()
+    columns: Sequence[str] = ()
+    conclusion: str = ""
+    "Stands below the table."
+    lines: Sequence[str] = ()
+
+
+def sections(page: Page, *, explain: bool) -> Iterator[Section]:
+    """Yield what follows the summary and the memory of the GPU. Without `explain`, only answers and notes."""
+    decision = page.decision if explain else None
+    if decision is not None:
+        yield Section("host memory of a node", _host_rows(decision))
+        yield Section("predicted time of a step", _time_rows(page))
+        yield Section(
+            "if memory runs out, each compared with the one above", _ladder_rows(decision),
+            ("CHANGE", "NEEDED", "SAVED", "SPEED LOST"),
+        )  # fmt: skip
+        yield Section("why", lines=decision.explained)
+    for one in page.comparisons:
+        columns, rows = _comparison_table(page, one)
+        yield Section(one.question, rows, columns, one.conclusion)
+    if page.zero is not None:
+        yield _zero(page.zero)
+        yield Section("about the table", lines=_zero_lines(page.zero))
+    if page.decision is not None:
+        yield Section("notes", lines=(*page.decision.plan.warnings, *page.decision.notes))
+    if decision is not None:
+        yield Section("not modelled", lines=decision.chosen.estimate.not_modelled)
 
 
 def lead(page: Page) -> list[tuple[str, str]]:
@@ -126,7 +162,7 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
     return rows
 
 
-def host_rows(decision: Decision) -> list[tuple[str, str]]:
+def _host_rows(decision: Decision) -> list[tuple[str, str]]:
     """Return rows with the host memory of one node."""
     estimate, there = decision.chosen.estimate, decision.room.host
     rows = [(name, format_bytes(size)) for name, size in estimate.host.items()]
@@ -135,7 +171,7 @@ def host_rows(decision: Decision) -> list[tuple[str, str]]:
     return [*rows, ("capacity", has)]
 
 
-def time_rows(page: Page) -> list[tuple[str, str]]:
+def _time_rows(page: Page) -> list[tuple[str, str]]:
     """Return rows with the time of one optimizer step, or none if the hardware's speed is unknown."""
     time = page.decision.chosen.time if page.decision is not None else None
     if time is None:
@@ -170,10 +206,7 @@ def speed(samples: float, tokens_per_sample: int | None) -> str:
     return f"{samples:.3g} samples/s{tokens}"
 
 
-LADDER = ("CHANGE", "NEEDED", "SAVED", "SPEED LOST")
-
-
-def ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
+def _ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for rung in decision.rungs:
         change = rung.words.split("; saves")[0]
@@ -183,7 +216,7 @@ def ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
     return rows
 
 
-def comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return (columns, rows): memory, fit and speed of each answer, and how its recipe differs."""
     costs = {cost.label: cost for cost in one.costs}
     beside = page.decision.plan.recipe if page.decision is not None and not costs else None
@@ -214,28 +247,24 @@ def _facts(fitting: Candidate) -> tuple[str, str, str]:
     return format_bytes(fitting.estimate.needed), "yes", pace
 
 
-ZERO = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "NEEDED", "FITS")
-
-
-def zero_rows(page: Page) -> tuple[str, list[tuple[str, ...]]]:
-    """Return (title with the unit, a row for each stage of ZeRO)."""
-    assert page.zero is not None
-    most = max(stage.total for stage in page.zero.stages)
+def _zero(zero: Stages) -> Section:
+    """Return a row for each stage of ZeRO. The title has the unit."""
+    most = max(stage.total for stage in zero.stages)
     unit, name = (GIB, "GiB") if most >= GIB else (2**20, "MiB")
     rows: list[tuple[str, ...]] = []
-    for one in page.zero.stages:
+    for one in zero.stages:
         sizes = (one.parameters, one.gathered, one.gradients, one.optimizer, one.total)
         cells = [f"{size / unit:.4g}" if size else "-" for size in (*sizes, one.candidate.estimate.needed)]
         fits = "-" if one.fits is None else "yes" if one.fits else "no"
         rows.append((f"{one.name}, {one.sharding}", *cells, fits))
-    return f"ZeRO: {name} on each GPU", rows
+    columns = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "NEEDED", "FITS")
+    return Section(f"ZeRO: {name} on each GPU", rows, columns)
 
 
-def zero_lines(page: Page) -> list[str]:
+def _zero_lines(zero: Stages) -> list[str]:
     """Return lines with the assumptions of the table of ZeRO stages."""
-    assert page.zero is not None
-    recipe, each = page.zero.recipe, page.zero.per_parameter
-    keep = next(stage for stage in page.zero.stages if stage.gathered)
+    recipe, each = zero.recipe, zero.per_parameter
+    keep = next(stage for stage in zero.stages if stage.gathered)
     return [
         f"bytes per parameter: {each.parameters:.3g} parameters, {each.gradients:.3g} gradients, "
         f"{each.optimizer:.3g} optimizer states ({recipe.precision}, {recipe.optimizer})",
@@ -245,10 +274,3 @@ def zero_lines(page: Page) -> list[str]:
         f"ZeRO-2 is fsdp-keep: FSDP2 also keeps its shard of the gathered parameters; without it, as the "
         f"ZeRO paper counts, the total is {format_bytes(keep.in_the_paper)}",
     ]
-
-
-def notes(page: Page) -> list[str]:
-    decision = page.decision
-    if decision is None:
-        return []
-    return [*decision.plan.warnings, *decision.notes]

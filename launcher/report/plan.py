@@ -9,20 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from launcher.report.content import (
-    LADDER,
-    ZERO,
-    Page,
-    comparison_table,
-    host_rows,
-    ladder_rows,
-    lead,
-    memory_rows,
-    notes,
-    time_rows,
-    zero_lines,
-    zero_rows,
-)
+from launcher.report.content import Page, lead, memory_rows, sections
 from launcher.report.memory_bars import CATEGORIES, OTHER, Bar, bars, in_cells
 from launcher.report.terminal import grid
 from launcher.spec.base import format_bytes
@@ -39,28 +26,16 @@ BESIDE_THE_BAR = 36
 
 def show_page(console: Console, page: Page) -> None:
     console.print(grid(lead(page)))
-    decision = page.decision if page.explain else None
-    if decision is not None:
-        _memory(console, decision)
-        _section(console, "host memory of a node", grid(host_rows(decision)))
-        if time := time_rows(page):
-            _section(console, "predicted time of a step", grid(time))
-        if rungs := ladder_rows(decision):
-            _section(console, "if memory runs out, each compared with the one above", _table(LADDER, rungs))
-        _lines(console, "why", decision.explained)
-    for one in page.comparisons:
-        columns, rows = comparison_table(page, one)
-        _section(console, one.question, _table(columns, rows))
+    if page.explain and page.decision is not None:
+        _memory(console, page.decision)
+    for one in sections(page, explain=page.explain):
+        if one.rows:
+            table = _table(one.columns, one.rows) if one.columns else grid(one.rows)
+            _section(console, one.title, table)
         if one.conclusion:
             console.print(Text(one.conclusion, style="bold"))
-    if page.zero is not None:
-        title, stages = zero_rows(page)
-        _section(console, title, _table(ZERO, stages))
-        _lines(console, "about the table", zero_lines(page))
-    _lines(console, "notes", notes(page))
-    if decision is not None:
-        _lines(console, "not modelled", decision.chosen.estimate.not_modelled)
-    elif page.decision is not None:
+        _lines(console, one.title, one.lines)
+    if page.decision is not None and not page.explain:
         console.print()
         console.print("--explain shows each peak of memory, the parts of a step, and why not another recipe")
 

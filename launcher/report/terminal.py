@@ -150,7 +150,7 @@ def show_plan(
     console.print(grid(rows))
 
 
-def grid(rows: Sequence[tuple[str, str]]) -> Table:
+def grid(rows: Sequence[Sequence[str]]) -> Table:
     """Return a table of names (markup) and values (plain text)."""
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
