@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.rundir.files import open_regular, parsed
+from launcher.logs.new_lines import NewLines
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import (
     AttemptEnded,
@@ -22,31 +22,22 @@ from launcher.spec.events import (
     read_event,
 )
 
+MOST_BYTES = 2**20
+"Bytes of events.jsonl to read at most in one call. A run writes far less between two calls."
+
 
 class Story:
-    """Reads only the new bytes of events.jsonl on each call."""
+    """Reads only the new lines of events.jsonl on each call."""
 
     def __init__(self, run: RunDir, since: str = "") -> None:
         """`since` is a time stamp. Earlier events are left out."""
-        self._path, self._since = run.events, since
-        self._offset = 0
+        self._lines, self._since = NewLines(run.events, MOST_BYTES), since
 
     def news(self) -> list[str]:
         """Return lines for the events since the last call. Most events need none."""
-        try:
-            with open_regular(self._path) as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        told = (self._tell(line) for line in whole.splitlines())
+        events = filter(None, map(read_event, self._lines.read()))
+        told = (_sentence(event) for event in events if event.time >= self._since)
         return [f"[launcher] {line}" for line in told if line]
-
-    def _tell(self, line: bytes) -> str | None:
-        event = read_event(parsed(line))  # None for a line that was torn on a full disk
-        return _sentence(event) if event is not None and event.time >= self._since else None
 
 
 def _sentence(event: Event) -> str | None:

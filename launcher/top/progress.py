@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from launcher.logs.new_lines import NewLines
 from launcher.report.steps import number
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import TAIL_BYTES
 from launcher.rundir.time import seconds_of
-from launcher.top.new_lines import NewLines
 
 LOSSES = 256
 "Number of losses to keep for the sparkline."

@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.logs.new_lines import NewLines
 from launcher.report.steps import number
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.base import GIB
-from launcher.top.new_lines import NewLines
 
 FIRST_BYTES = 8 * 1024
 "Bytes to read at first from the end of a rank's file."

@@ -18,6 +18,7 @@ from textual.widgets import Footer, RichLog, Static, TabbedContent, TabPane
 from launcher.logs.files import RankFile, attempt_files
 from launcher.logs.follow import Follower
 from launcher.logs.merge import Source
+from launcher.logs.new_lines import NewLines
 from launcher.logs.read import OffsetReader, offset_near_end
 from launcher.logs.show import tag
 from launcher.report.history import history
@@ -35,7 +36,6 @@ from launcher.top.board import Board
 from launcher.top.drawing import curve, rank_text
 from launcher.top.fitted import log_line
 from launcher.top.live import Live
-from launcher.top.new_lines import NewLines
 
 READ_SECONDS, FETCH_SECONDS = 0.5, 10.0
 "How often files are read, and how often a remote run's files are fetched."
