@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import secrets
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FRESH_SECONDS = 1.0
 "A sweep prepares a thousand runs of the same code: those of a second share what git said."
-_looks: dict[Path, Code] = {}
-_looking = threading.Lock()
+_answers: dict[Path, tuple[float, dict[str, Any] | None]] = {}
+"Working directory -> (monotonic time of the question, what git said)."
 
 
 def new_run_id(name: str) -> str:
@@ -40,7 +40,6 @@ def ready(
     scheduler: Scheduler, request: Request, place: Place, python: str, command: Sequence[str]
 ) -> Prepared:
     """A run that starts without values of its scheduler's own. Raises RenderError, SpecError, ImageError."""
-    look_at_code(request.workdir)
     where = target(request, place.run_dir, place.workdir, python, {})
     return Prepared(
         request=request,
@@ -68,7 +67,7 @@ def about(request: Request) -> dict[str, Any]:
         "gpus_per_node": request.plan.layout.gpus_per_node,
         "ranks_per_node": request.plan.layout.ranks_per_node,
         "versions": _versions(),
-        "code": look_at_code(request.workdir).state(),
+        "code": code_state(request.workdir),
     }
 
 
@@ -116,56 +115,34 @@ def _versions() -> dict[str, str]:
     return versions | {package: version for package, version in found.items() if version is not None}
 
 
-class Code:
-    """What git says of a working directory. Git is asked at once, and `state` waits for its answers. Several
-    threads may share one."""
+def code_state(workdir: Path) -> dict[str, Any] | None:
+    """Return the commit, and the files with uncommitted changes; None if git knows no repository there.
 
-    def __init__(self, workdir: Path) -> None:
-        self.asked = time.monotonic()
-        self._lock = threading.Lock()
-        self._git = _ask_git(workdir)
-        self._state: dict[str, Any] | None = None
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the commit, and the files with uncommitted changes; None if there is no repository."""
-        with self._lock:
-            asked, self._git = self._git, ()
-            if asked:
-                self._state = _answers_of(asked)
-            return self._state
+    An answer is used again within FRESH_SECONDS.
+    """
+    asked, state = _answers.get(workdir, (-math.inf, None))
+    if time.monotonic() - asked > FRESH_SECONDS:
+        state = _ask_git(workdir)
+        _answers[workdir] = time.monotonic(), state
+    return state
 
 
-def look_at_code(workdir: Path) -> Code:
-    """Ask git about the working directory, unless it was asked within FRESH_SECONDS."""
-    with _looking:
-        code = _looks.get(workdir)
-        if code is None or time.monotonic() - code.asked > FRESH_SECONDS:
-            code = _looks[workdir] = Code(workdir)
-        return code
-
-
-def _ask_git(workdir: Path) -> tuple[subprocess.Popen[str], ...]:
-    asked = (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "."))
-    try:
-        return tuple(
-            subprocess.Popen(
-                ["git", "-C", str(workdir), *arguments], env=git.environment(),
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )
-            for arguments in asked
-        )  # fmt: skip
-    except OSError:
-        return ()
-
-
-def _answers_of(both: tuple[subprocess.Popen[str], ...]) -> dict[str, Any] | None:
+def _ask_git(workdir: Path) -> dict[str, Any] | None:
     said = []
-    for one in both:
+    for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", ".")):
+        command = ["git", "-C", str(workdir), *arguments]
         try:
-            said.append(one.communicate(timeout=10)[0])
-        except subprocess.TimeoutExpired:
-            one.kill()
-            one.communicate()
-    if len(said) < 2 or any(one.returncode for one in both):
-        return None
+            done = subprocess.run(
+                command,
+                env=git.environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=10,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode:
+            return None
+        said.append(done.stdout)
     return {"commit": said[0].strip(), "changed_files": [line[3:] for line in said[1].splitlines()]}

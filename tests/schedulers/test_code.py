@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.schedulers import prepare
-from launcher.schedulers.prepare import look_at_code
+from launcher.schedulers.prepare import code_state
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -37,7 +37,7 @@ def test_threads_that_submit_together_get_the_same_answer(repository: Path) -> N
 
     def ask() -> dict[str, Any] | None:
         together.wait()
-        return look_at_code(repository).state()
+        return code_state(repository)
 
     with ThreadPoolExecutor(threads) as pool:
         found = [one.result() for one in [pool.submit(ask) for _ in range(threads)]]
@@ -47,11 +47,11 @@ def test_threads_that_submit_together_get_the_same_answer(repository: Path) -> N
 def test_a_later_submission_sees_what_has_changed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "FRESH_SECONDS", 0.0)
     (repository / "train.py").write_text("two\n")
-    before = look_at_code(repository).state()
+    before = code_state(repository)
     assert before is not None and before["changed_files"] == ["train.py"]
     git(repository, "commit", "-qam", "two")
     after = {"commit": git(repository, "rev-parse", "HEAD"), "changed_files": []}
-    assert look_at_code(repository).state() == after and after["commit"] != before["commit"]
+    assert code_state(repository) == after and after["commit"] != before["commit"]
 
 
 def test_it_is_asked_about_the_folder_in_a_hook_of_another_repository_too(
@@ -59,8 +59,8 @@ def test_it_is_asked_about_the_folder_in_a_hook_of_another_repository_too(
 ) -> None:
     commit = git(repository, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
-    assert look_at_code(repository).state() == {"commit": commit, "changed_files": []}
+    assert code_state(repository) == {"commit": commit, "changed_files": []}
 
 
 def test_without_a_repository_nothing_is_said(tmp_path: Path) -> None:
-    assert look_at_code(tmp_path).state() is None
+    assert code_state(tmp_path) is None
