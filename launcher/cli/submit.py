@@ -98,19 +98,6 @@ def _job(file: Path | None, command: list[str] | None, cluster: str, sets: list[
     return file
 
 
-def _ask_ahead(cluster: str) -> None:
-    """Query Slurm while Python imports the rest."""
-    from contextlib import suppress
-
-    from launcher.render.shipped import clusters_dir
-    from launcher.schedulers.slurm.prefetch import begin
-    from launcher.spec.errors import SpecError
-    from launcher.spec.find import cluster_folders, find_cluster
-
-    with suppress(SpecError):  # reported when the profile is loaded
-        begin(find_cluster(cluster, cluster_folders(clusters_dir())))
-
-
 def submit(
     ctx: typer.Context,
     job: JobOrCommand = None,
@@ -159,8 +146,6 @@ def submit(
     json: AsJson = False,
 ) -> None:
     """Start a job detached, with the plan that `launcher plan` made, and show the plan."""
-    if not dry_run:
-        _ask_ahead(cluster)
     from launcher.api.prepare import Limits, prepared, queue_sets
     from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_plan, show_prepared

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
 from launcher.schedulers.login import Answer, Here, Login, ask
+from launcher.schedulers.slurm.accounting_cache import keep, kept, stamp
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
@@ -21,7 +22,6 @@ from launcher.schedulers.slurm.jobs import (
     patiently,
     unanswered,
 )
-from launcher.schedulers.slurm.prefetch import begun, keep, kept, stamp
 from launcher.schedulers.slurm.site import OF_ACCOUNTING, questions, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -55,12 +55,7 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
 
     def once() -> dict[str, Answer]:
         nonlocal known
-        early = begun(login)
-        if (config := early.get("config")) is not None and config.code:
-            if unanswered(config.err):
-                raise NotYetError(_last(config), unclear=False)
-            early = {}
-        before = early | (known.answers if known is not None else {})
+        before = known.answers if known is not None else {}
         asked = {name: command for name, command in questions().items() if name not in before}
         answers = before | ask(login, asked | own)
         test = answers["test"]

@@ -1,48 +1,20 @@
-"""What a site answers before a submission: when it is asked early, and what is kept of it."""
+"""What is kept of what a site's accounting answers before a submission."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from launcher.rundir.files import read_json, replace_json
 from launcher.schedulers.login import Answer, Here
-from launcher.schedulers.slurm.prefetch import KEPT_SECONDS, begin, begun, keep, kept, stamp
+from launcher.schedulers.slurm.accounting_cache import KEPT_SECONDS, keep, kept, stamp
 from launcher.schedulers.slurm.site import NOT_ENFORCED, OF_ACCOUNTING
-
-COMMANDS = ("sbatch", "scontrol", "sinfo", "sacctmgr")
 
 
 @pytest.fixture(autouse=True)
-def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that say where they were called."""
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in COMMANDS:
-        (tmp_path / name).write_text("#!/bin/sh\necho 'ClusterName = c'\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-
-@pytest.mark.parametrize(
-    ("profile", "asked"),
-    [
-        ("name: c\nscheduler: slurm\n", True),
-        ('{"name": "c", "scheduler": "slurm"}', True),
-        ("scheduler: 'slurm' # here\nslurm:\n  partition: main\n", True),
-        ("scheduler: slurm\nlogin: me@host\n", False),
-        ("scheduler: local\n# scheduler: slurm\n", False),
-        ("name: c\n", False),
-    ],
-)
-def test_the_slurm_of_this_host_is_asked_early_for_a_profile_of_it_alone(
-    tmp_path: Path, profile: str, asked: bool
-) -> None:
-    (tmp_path / "c.yaml").write_text(profile)
-    begin(tmp_path / "c.yaml")
-    assert ("ClusterName = c" in begun(Here()).get("config", Answer(1, "", "")).out) is asked
-    assert begun(Here()) == {}, "an answer is used once"
 
 
 def answers(code: int = 0, cluster: str = "c") -> dict[str, Answer]:
