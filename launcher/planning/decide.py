@@ -328,7 +328,25 @@ class Decider:
             problems.append(Problem("the job", "recipe", f"fits: {change}"))
         else:
             other = "no other recipe fits: use more or larger GPUs"
+            if self.capacity.host is not None:
+                other += ", or nodes with more host memory"
             if self.job.task is None:
                 other = "launcher does not change sharding, offload or optimizer of a command: set others"
+            elif (halved := self._in_bf16()) is not None:
+                change = changes_line(halved, self.plan.recipe)
+                other = f"fits only with parameters in bf16, which learn worse: {change}"
             problems.append(Problem("the job", "recipe", other))
         return problems
+
+    def _in_bf16(self) -> Recipe | None:
+        """Return a recipe that fits with bf16 parameters, if the job leaves the precision open."""
+        job, cluster, source, ledger = self._given
+        if "precision" in self.fixed or self.plan.recipe.precision == "bf16":
+            return None
+        open_recipe = type(job.recipe).model_validate({"precision": "bf16"})
+        try:
+            decider = Decider(job.model_copy(update={"recipe": open_recipe}), cluster, source, ledger)
+            chosen = decider.choose(decider.space(), nearest=False).chosen
+        except LauncherError:
+            return None
+        return chosen.recipe if chosen is not None else None

@@ -6,10 +6,13 @@ import pytest
 
 from launcher.memory.formulas import formula_trace
 from launcher.memory.states import Ranks, states_of
+from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
-from launcher.planning.plan import NotEstimatedError
+from launcher.planning.plan import NotEstimatedError, PlanRefusedError
 from launcher.planning.source import About, NoTraceError
 from launcher.planning.traces import Traces
+from launcher.spec.cluster import Cluster
+from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 
 COUNT = 8_499_653_234
@@ -65,3 +68,14 @@ def test_formulas_that_do_not_know_the_model_estimate_nothing() -> None:
     traces = Traces(Unknown(COUNT), RANKS, "fsdp")
     with pytest.raises(NotEstimatedError, match=r"not estimated.*only linear layers"):
         traces.profile(recipe())
+
+
+def test_what_fits_in_bf16_alone_is_said_unless_the_job_sets_the_precision() -> None:
+    gpu = {"type": "RTX 3070", "count": 1, "memory": "7.7GiB"}
+    node = {"gpu": gpu, "memory": "32GiB"}
+    cluster = Cluster.model_validate({"name": "c", "scheduler": "local", "node": node})
+    task = {"name": "t", "task": "a:B", "steps": 1, "batch": {"global": 1}}
+    for given, said in (({}, "fits only with parameters in bf16"), ({"precision": "fp32"}, "more host")):
+        job = Job.model_validate({**task, "recipe": given})
+        with pytest.raises(PlanRefusedError, match=said):
+            Decider(job, cluster, DeclaredParams(2 * 10**9)).decide()
