@@ -266,7 +266,7 @@ class Collector:
                     own=self._is_own(result[0], start.strip()), label=line.label,
                 )  # fmt: skip
                 self._keep(reader, clue)
-            above = reader.growing
+            above = reader.growing if start.strip(" +|") == "Original" else None
             self._open_traceback(reader, before)
             reader.wrapper = above if above is not None and _RAISED_AGAIN.search(above.text) else None
         elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may take its indentation
@@ -287,6 +287,8 @@ class Collector:
                     own=self._is_own(result[0], line.text.strip()),
                     label=line.label, before=context,
                 )  # fmt: skip
+                if open_before and not reader.frames and reader.wrapper is not None:
+                    clue = self._unwrapped(clue, reader.wrapper)
                 self._keep(reader, clue)
             elif reader.growing is not None:
                 self._grow(reader, line)
@@ -373,9 +375,6 @@ class Collector:
             self._harmless.add(shape)
 
     def _keep(self, reader: _Reader, clue: Clue) -> None:
-        if reader.wrapper is not None:
-            clue = self._unwrapped(clue, reader.wrapper)
-            reader.wrapper = None
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
             self._outlived(reader, clue)
         end = self._own_ends.get(clue.label)
