@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from launcher.doctor.examine import spans
@@ -116,7 +116,8 @@ def _wrapped(text: str, width: int, **more: Any) -> list[str]:
 
 
 def _subjects(subjects: Sequence[str]) -> str:
-    """Join subjects: `GPU 0-7` for consecutive GPUs, `8 ways to node 3` for ways with a node in common."""
+    """Join subjects: `GPU 0-7` for consecutive GPUs, `8 ways to node 3` for ways with a node or a few
+    in common."""
     gpus = [one.removeprefix("GPU ") for one in subjects]
     if all(one.isdecimal() for one in gpus) and all(one.startswith("GPU ") for one in subjects):
         return f"GPU {spans(map(int, gpus))}"
@@ -128,6 +129,15 @@ def _subjects(subjects: Sequence[str]) -> str:
     for word, nodes in (("from", {way[0] for way in ends}), ("to", {way[1] for way in ends})):
         if len(nodes) == 1:
             return f"{len(ends)} ways {word} node {nodes.pop()}{rest}"
-    if common := set.intersection(*(set(way) for way in ends)):
-        return f"{len(ends)} ways of node {common.pop()}{rest}"
+    if len(common := _common(ends)) <= len(ends) // FEW:
+        return f"{len(ends)} ways of {' or '.join(f'node {one}' for one in common)}{rest}"
     return f"{', '.join(subjects[:FEW])} and {len(ends) - FEW} other ways"
+
+
+def _common(ways: Sequence[tuple[str, str]]) -> list[str]:
+    """Return nodes of which every way has one at an end, beginning with the node that has most."""
+    found: list[str] = []
+    while left := [way for way in ways if not {*way} & {*found}]:
+        counts = Counter(chain.from_iterable(left))
+        found.append(max(counts, key=counts.__getitem__))
+    return found

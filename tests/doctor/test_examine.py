@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -130,6 +131,22 @@ def test_the_page_fits_80_columns_and_has_every_cause_and_cure() -> None:
     text = " ".join(" ".join(lines).split())
     assert all(" ".join(one.cause.split()) in text for one in found)
     assert lines[-1] == "3 broken"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ([(4, other) for other in range(4)], "4 to 1, 4 to 2, 4 to 3"),
+        ([(4, other) for other in range(4)] + [(5, 4)], "5 ways of node 4"),
+        ([(other, sick) for other in range(4) for sick in (4, 5)], "8 ways of node 4 or node 5"),
+        ([(one, one + 1) for one in range(0, 12, 2)], "2 to 3, 4 to 5, 6 to 7 and 2 other ways"),
+    ],
+)
+def test_nodes_that_faulty_ways_have_in_common_are_named(pairs: list[tuple[int, int]], told: str) -> None:
+    values = [Measured("loss", one, 0.2, f"{one} to {other}") for one, other in pairs]
+    lines = page("x", examine(values, Expected(nodes=12)), 12, {node: f"n{node}" for node in range(12)})
+    text = " ".join(" ".join(lines).split())
+    assert told in text and all(f"node {node}: n{node}" in text for node in re.findall(r"node (\d+)", told))
 
 
 def test_the_worst_verdict_decides() -> None:
