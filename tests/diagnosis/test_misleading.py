@@ -195,9 +195,7 @@ def test_no_space_for_a_semaphore_is_a_full_dev_shm() -> None:
     )
     assert judged(stamped) == ("host-oom", "likely")
     boxed = "│ /py/multiprocessing/{}.py:57 in __init__ │"
-    rich = (
-        f"╭─── Traceback (most recent call last) ───╮\n│ /work/t.py:3 in <module> │\n{boxed}\n╰───╯\n{full}"
-    )
+    rich = f"╭─── Traceback (most recent call last) ───╮\n│ /src/t.py:3 in <module> │\n{boxed}\n╰───╯\n{full}"
     assert judged(rich.format("synchronize")) == ("host-oom", "likely")
     for other in (
         rich.format("util"),
