@@ -270,7 +270,7 @@ class Collector:
             self._open_traceback(reader, before)
             reader.wrapper = above if above is not None and _RAISED_AGAIN.search(above.text) else None
         elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may take its indentation
-            reader.innermost = frame[1] or frame[3]
+            reader.innermost = frame[1] or frame[3] or ""
             reader.outermost = reader.outermost or frame[2] or frame[4] or "?"
             reader.frames = (reader.frames + 1) % MAX_FRAMES
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):

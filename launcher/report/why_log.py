@@ -72,7 +72,7 @@ def advice_of(failure: FailureClass, clue: Clue) -> str:
     """Return what to do, without advice that applies only to launcher's own runs."""
     if clue.kind == "shared-memory":
         return SHARED_MEMORY
-    if remedy := remedy_of([clue.text]):
+    if remedy := remedy_of(failure, [clue.text]):
         return remedy
     advice = FAILURES[failure].advice.partition(THEN)[0].partition(": `launcher")[0]
     return "" if "`launcher" in advice else advice

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     Optimizer = str
 else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
-ZERO = {"zero2": "fsdp-keep", "zero3": "fsdp"}
+ZERO = {"zero1": "zero1", "zero2": "fsdp-keep", "zero3": "fsdp"}
 "Names of the ZeRO paper (arXiv 1910.02054) that a recipe may use -> the values they stand for."
 
 
 def _by_zero_name(name: Any) -> Any:
     if not isinstance(name, str):
         return name
-    plain = name.lower().replace("-", "").replace("_", "")  # ZeRO-3
-    return ZERO.get(plain, plain if plain == "zero1" else name)
+    return ZERO.get(name.lower().replace("-", "").replace("_", ""), name)  # also ZeRO-3
 
 
 _Sharding = Literal["none", "ddp", "zero1", "fsdp", "fsdp-keep", "hybrid"]

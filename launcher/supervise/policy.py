@@ -64,7 +64,7 @@ def advice(verdict: Verdict, *, command: bool) -> str:
     if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, told)):
         return PORT_ADVICE
     usual, then, rest = FAILURES[verdict.failure].advice.partition(THEN)
-    return f"{remedy_of(told) or usual}{then}{rest}"
+    return f"{remedy_of(verdict.failure, told) or usual}{then}{rest}"
 
 
 @dataclass(frozen=True)

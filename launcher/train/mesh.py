@@ -45,7 +45,7 @@ def meshes(rank: Rank) -> Meshes:
     # A dimension of one rank would only cost a process group. The data-parallel ones are always there.
     used = {name: size for name, size in sizes.items() if name in over_data or size > 1}
     whole = init_device_mesh(rank.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
-    if rank.world > 1 and dist.get_backend() != "fake":  # a plan's ranks wait for nothing
+    if rank.world > 1 and dist.get_backend() != "fake":  # a plan's ranks, and one alone, wait for nothing
         timeout = timedelta(seconds=rank.job.train.collective_timeout)
         for group in whole.get_all_groups():  # torch's default is 10 minutes (NCCL) or 30 (gloo)
             _set_pg_timeout(timeout, group)

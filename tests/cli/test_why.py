@@ -222,3 +222,9 @@ def test_what_to_do_about_a_known_message_is_said_of_a_log_and_of_a_run(
     judged(run, 0, failure=failure, reason="r", exception=line)
     (told,) = (one for one in why(run, "failed", "") if one.startswith("do        "))
     assert remedy in told and ("`launcher resume demo-1`" in told) == (failure == "user-error")
+
+
+def test_a_message_that_follows_from_another_failure_brings_no_advice_of_its_own(run: RunDir) -> None:
+    line = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error"
+    judged(run, 0, failure="host-oom", reason="r", exception=line)
+    assert "NCCL_SHM_DISABLE" not in "\n".join(why(run, "failed", ""))

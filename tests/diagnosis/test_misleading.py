@@ -199,6 +199,7 @@ def test_no_space_for_a_semaphore_is_a_full_dev_shm() -> None:
     assert judged(rich.format("synchronize")) == ("host-oom", "likely")
     for other in (
         rich.format("util"),
+        f'{HEAD}  File "", line 3, in <module>\n{full}',  # compile(code, "", "exec")
         made.format("util", full),
         f"{made.format('synchronize', KEY)}\n{HEAD}{full}",
         f"{HEAD}{full}",
