@@ -69,8 +69,10 @@ GPU_TYPES: tuple[GpuType, ...] = (
     # H200 data sheet: 1,671 and 1,979 with sparsity; NVLink 900 GB/s in both directions
     GpuType(r"NVIDIA H200 NVL", "H200 NVL", "Hopper", 835.5, 417.7, 60, 1671, 4800, 139.8, 450, PCIE_5),
     GpuType(r"NVIDIA H200", "H200", "Hopper", 989.5, 494.7, 67, 1979, 4800, 139.8, 450, PCIE_5),
-    # GH200 data sheet, 96 GB HBM3; its link to the host is NVLink-C2C, 450 GB/s in each direction
-    GpuType(r"NVIDIA GH200.*", "GH200", "Hopper", 989.5, 494.7, 67, 1979, 4000, 94.5, NO_NVLINK, 450),
+    # GH200 data sheet, 96 GB HBM3; its link to the host is NVLink-C2C, 450 GB/s in each direction.
+    # The size in the device's name is the host's.
+    GpuType(r"NVIDIA GH200 (120|480)GB", "GH200", "Hopper", 989.5, 494.7, 67, 1979, 4000, 94.5,
+         NO_NVLINK, 450),
     # H100 data sheet: SXM 1,979, PCIe 1,513 with sparsity; H100 NVL data sheet: 1,671, bridges in pairs
     GpuType(r"NVIDIA H100 80GB HBM3", "H100", "Hopper", 989.5, 494.7, 67, 1979, 3350, 79.1, 450, PCIE_5),
     GpuType(r"NVIDIA H100 NVL", "H100 NVL", "Hopper", 835.5, 417.7, 60, 1671, 3900, 93.1, NO_NVLINK, PCIE_5),
@@ -78,7 +80,8 @@ GPU_TYPES: tuple[GpuType, ...] = (
     # A100 data sheet: SXM has NVLink of 600 GB/s in both directions, PCIe a bridge in pairs
     GpuType(r"(NVIDIA )?A100-SXM.*80GB", "A100 80GB", "Ampere", 312, 156, 19.5, None, 2039, 79.1,
          300, PCIE_4),
-    GpuType(r"(NVIDIA )?A100-SXM.*", "A100 40GB", "Ampere", 312, 156, 19.5, None, 1555, 39.4, 300, PCIE_4),
+    GpuType(r"(NVIDIA )?A100-SXM.*40GB", "A100 40GB", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
+         300, PCIE_4),
     GpuType(r"(NVIDIA )?A100 80GB PCIe", "A100 80GB PCIe", "Ampere", 312, 156, 19.5, None, 1935, 79.1,
          NO_NVLINK, PCIE_4),
     GpuType(r"(NVIDIA )?A100-PCIE-40GB", "A100 40GB PCIe", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
@@ -124,10 +127,11 @@ GPU_TYPES: tuple[GpuType, ...] = (
     # V100 data sheet; fp16 only, bf16 is emulated; NVLink 300 GB/s in both directions
     GpuType(r"Tesla V100-SXM[23]-32GB.*", "V100 32GB", "Volta", 125, None, 15.7, None, 900, 31.7,
          150, PCIE_3),
-    GpuType(r"Tesla V100-SXM[23]-.*", "V100 16GB", "Volta", 125, None, 15.7, None, 900, 15.7, 150, PCIE_3),
+    GpuType(r"Tesla V100-SXM[23]-16GB.*", "V100 16GB", "Volta", 125, None, 15.7, None, 900, 15.7,
+         150, PCIE_3),
     GpuType(r"Tesla V100-PCIE-32GB.*", "V100 32GB PCIe", "Volta", 112, None, 14, None, 900, 31.7,
          NO_NVLINK, PCIE_3),
-    GpuType(r"Tesla V100-PCIE-.*", "V100 16GB PCIe", "Volta", 112, None, 14, None, 900, 15.7,
+    GpuType(r"Tesla V100-PCIE-16GB.*", "V100 16GB PCIe", "Volta", 112, None, 14, None, 900, 15.7,
          NO_NVLINK, PCIE_3),
 )
 # fmt: on

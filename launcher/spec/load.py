@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -170,8 +171,11 @@ def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) 
         near = _near(details["input"], known)
         hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
+    elif details["type"] == "string_pattern_mismatch" and (about := _description(model, path)):
+        message = f"{_short(details['input'])} does not have the form of this field: {about}"
     elif details["type"] != "value_error":
-        wanted = _WANTED.get(details["type"], f"{message[0].lower()}{message[1:]}")
+        must = re.sub(r"^\w+ should ", "must ", message)
+        wanted = _WANTED.get(details["type"], f"{must[0].lower()}{must[1:]}")
         message = f"{wanted}, not {_short(details['input'])}"
     return Problem(document.place(path), ".".join(map(str, path)), message)
 
@@ -201,6 +205,13 @@ _WANTED = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
 }
+
+
+def _description(model: type[BaseModel], path: KeyPath) -> str | None:
+    from launcher.spec.schema import descriptions
+
+    holder = _model_at(model, path[:-1])
+    return None if holder is None else descriptions(holder).get(str(path[-1]))
 
 
 def _short(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,8 @@ GPU = Expected(gpus_per_node=8, gpu_type="H100", gpu_memory=79 * GIB)
         ("gpus", 8, GPU, "good"),
         ("gpu-name", "NVIDIA H100 80GB HBM3", GPU, "good"),
         ("gpu-name", "NVIDIA A100-SXM4-80GB", GPU, "poor"),
+        ("gpu-name", "NVIDIA A100-SXM4-80GB", replace(GPU, gpu_type="A100 SXM"), "good"),
+        ("gpu-name", "NVIDIA A100-SXM4-80GB", replace(GPU, gpu_type="A100 PCIe"), "poor"),
         ("gpu-memory", 40 * GIB, GPU, "broken"),
         ("gpu-used", {"bytes": 30 * GIB, "pids": [4242]}, GPU, "broken"),
         ("gpu-ecc", 2, GPU, "broken"),

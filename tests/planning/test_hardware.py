@@ -74,6 +74,8 @@ def test_the_memory_of_the_profile_tells_gpus_of_one_name_apart():
 def test_parts_of_a_gpu_and_other_gpus_are_not_guessed():
     for name in (
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA GH200 144G HBM3e",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "AMD Instinct MI300X",
         "A100 MIG 3g.20gb",

@@ -100,10 +100,14 @@ def test_text_that_is_no_yaml_mapping_gets_one_message_with_its_line(write, text
         ("env: {TRAIN_MEMORY_FAIL: blub}", "env.TRAIN_MEMORY_FAIL: 'blub' is not a key"),
         ("resources: {time: soon}", "'soon' is not a duration; write for example 90m"),
         ("resources: {memory_per_node: 64Gi}", "'64Gi' is not a size; write for example 48GiB"),
-        ("resources: {time: 0}", "should be greater than 0"),
-        ("resources: {memory_per_node: -5}", "should be greater than 0"),
+        ("resources: {time: 0}", "must be greater than 0"),
+        ("resources: {memory_per_node: -5}", "must be greater than 0"),
         ("tags: gpu", "tags: must be a list, not 'gpu'"),
         ("model: 8", "model: must be a mapping of fields, not 8"),
+        (
+            "plan: {model: llama}",
+            "'llama' does not have the form of this field: Model that a `command:` trains",
+        ),
         ("recipe: full", "write `recipe: auto` or the fields to fix"),
     ],
 )
@@ -120,7 +124,7 @@ def test_set_overrides_any_field_and_its_errors_name_the_option(write):
         ("x", "y"),
     )
     found = problems(lambda: load_job(write(GOOD), ["batch.global=0", "recipe.optimiser=adamw"]))
-    assert found[0].startswith("--set batch.global=0: batch.global: input should be greater than 0")
+    assert found[0].startswith("--set batch.global=0: batch.global: must be greater than 0")
     assert "--set recipe.optimiser=adamw: recipe.optimiser: unknown field; did you mean 'optimizer'?" in found
 
 

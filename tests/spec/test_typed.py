@@ -238,7 +238,7 @@ def test_set_reads_other_fields_as_yaml(tmp_path: Path) -> None:
         ("train: {lr: 1e999}", "f.yaml:4: train.lr: 1e999 is too large for a number"),
         ("train: {lr: .nan}", "f.yaml:4: train.lr: .nan is not a number"),
         ("train: {lr: -.inf}", "f.yaml:4: train.lr: -.inf is too large for a number"),
-        ("train: {lr: 'inf'}", "f.yaml:4: train.lr: input should be a finite number"),
+        ("train: {lr: 'inf'}", "f.yaml:4: train.lr: must be a finite number"),
         ("train: {lr: !!float abc}", "f.yaml:4: train.lr: "),
         ("steps: 1e30", "f.yaml:4: steps: 1e30 is too large for a number"),
         (f"steps: {'9' * 400}", f"f.yaml:4: steps: {'9' * 57}... is too large for a number"),
@@ -246,7 +246,7 @@ def test_set_reads_other_fields_as_yaml(tmp_path: Path) -> None:
         (f"resources: {{time: {'9' * 5000}h}}", "is too large"),
         (f"resources: {{time: '{'9' * 5000}:00:00'}}", "is too large"),
         (f"resources: {{memory_per_node: {'9' * 400}GB}}", "is too large"),
-        ("train: {collective_timeout: 99999999999h}", "should be less than"),
+        ("train: {collective_timeout: 99999999999h}", "must be less than"),
     ],
 )
 def test_a_number_of_no_use_is_one_line_with_its_place(text: str, message: str) -> None:

@@ -58,7 +58,7 @@ def compute(measured: Measured, expected: Expected) -> Opinion:
         return Opinion("broken", "equal bits", cause, "Leave the node out, and have it checked.")
     if value["kind"] != "ok":
         return _failed(value, expected, "equal bits")
-    gpu = gpu_type_of(expected.gpu_type or "") if expected.gpus_per_node else None
+    gpu = gpu_type_of(expected.gpu_type or "", expected.gpu_memory) if expected.gpus_per_node else None
     flops = {int(rank): one["flops"] for rank, one in value["each"].items()}
     moved = {int(rank): one["bytes_per_second"] for rank, one in value["each"].items()}
     least_flops = SHEET_SHARE * gpu.half * TERA if gpu else MEDIAN_SHARE * median(flops.values())
@@ -81,7 +81,7 @@ def least_bandwidth(expected: Expected) -> float | None:
         return GLOO_LEAST
     if expected.nodes > 1:
         return NCCL_SHARE * expected.inter_node if expected.inter_node else None
-    gpu = gpu_type_of(expected.gpu_type or "")
+    gpu = gpu_type_of(expected.gpu_type or "", expected.gpu_memory)
     return NCCL_SHARE * (gpu.nvlink or gpu.pcie) * GIGA if gpu else None
 
 
