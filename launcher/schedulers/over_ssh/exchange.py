@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 
 from launcher.rundir.contents import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
+from launcher.schedulers.over_ssh.rsh import unpack
 from launcher.schedulers.wanted import Wanted
 
 PART = 4 * 2**20
@@ -129,7 +130,7 @@ def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
     """
     lines = [
         f'mkdir -p {quote(root)} && cd {quote(root)} && mkdir ".in-$m" || refuse',
-        f'head -c {parcel} | tar -xf - -C ".in-$m" || refuse',
+        unpack(parcel, '".in-$m"') + " || refuse",
         f"seen() {{ find \"$1\" -maxdepth 0 -printf '{_SEEN}' 2>/dev/null; }}",
         'place() { mv ".in-$m/$1" "$1" || refuse; }',
         f'append() {{ LC_ALL=C awk \'{_NOT_THERE}\' part=1 "./$1" part=2 ".in-$m/$1" >>"./$1" || refuse; }}',

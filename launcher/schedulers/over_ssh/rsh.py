@@ -37,6 +37,19 @@ def through_any_shell(script: str) -> str:
     return f'sh -c \'eval "$(printf "{octal}")"\''
 
 
+def unpack(size: int, folder: str, mode: str = "-xf") -> str:
+    """Shell that unpacks a tar, the next `size` bytes of stdin, into `folder`. Fails if fewer bytes come.
+
+    tar alone would take the end of a broken connection between two files for the end of the archive.
+    `folder` is quoted for the shell.
+    """
+    tar = f"{folder}/.parcel.tar"
+    return (
+        f'( head -c {size} >{tar} && [ "$(wc -c <{tar})" -eq {size} ] && tar -C {folder} {mode} {tar}; '
+        f"code=$?; rm -f {tar}; exit $code )"
+    )
+
+
 def main() -> int:
     """Take rsync's arguments: options and a host, which LAUNCHER_SSH already holds, then its remote
     command."""

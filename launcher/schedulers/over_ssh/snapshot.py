@@ -174,7 +174,7 @@ def relay(digest: str, source: Login, to: Login, runs: str) -> None:
         raise SnapshotError(f"the job's code was not brought from {source.name}: {_said(packed, runs)}")
     partial = rsh.quote(place(runs, f".{digest}.{secrets.token_hex(4)}"))
     script = (
-        f"umask 077; mkdir -p {partial} && tar -C {partial} -xpf - && "
+        f"umask 077; mkdir -p {partial} && {rsh.unpack(len(packed.stdout), partial, '-xpf')} && "
         f"{{ mv -T {partial} {there} || [ -d {there} ]; }}; code=$?; rm -rf {partial}; exit $code"
     )
     done = to.run(script, stdin=packed.stdout, timeout=SEND_SECONDS)

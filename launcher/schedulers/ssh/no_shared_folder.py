@@ -11,7 +11,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed
 from launcher.schedulers.over_ssh.remote_store import NotSentError
-from launcher.schedulers.over_ssh.rsh import quote
+from launcher.schedulers.over_ssh.rsh import quote, unpack
 from launcher.schedulers.ssh.hosts import HostError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def _bring(run: RunDir, there: str, rank: int, store: RemoteStore) -> subprocess
     script = _MARK.format(folder=quote(f"{there}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
     if rank == 0:
         return store.run(script)
-    script += "rm -rf plans scripts && tar -xf -"
     parcel = packed(run.path, SUBMITTED)
+    script += f"rm -rf plans scripts && {unpack(len(parcel), '.')}"
     return store.deliver([run], (), lambda: store.run(script, stdin=parcel), copied=False)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,29 @@ def test_where_the_run_cannot_be_written_the_script_does_not_run(tmp_path: Path)
     ):
         both.sync(f"touch '{tmp_path}/ran'")
     assert not (tmp_path / "ran").exists()
+
+
+class Breaking(Here):
+    """A connection that breaks after `whole` files of what is sent."""
+
+    def __init__(self, whole: int) -> None:
+        self.whole = whole
+
+    def run(
+        self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[bytes]:
+        with tarfile.open(fileobj=io.BytesIO(stdin)) as tar:
+            end = tar.getmembers()[self.whole].offset
+        return super().run(script, stdin=stdin[:end], timeout=timeout)
+
+
+@pytest.mark.parametrize("whole", [1, 3])
+def test_a_parcel_that_arrives_in_part_is_not_taken_for_a_whole_one(tmp_path: Path, whole: int) -> None:
+    both = Both(tmp_path, Breaking(whole))
+    both.mirror.strict = True
+    with pytest.raises(RefusedError):
+        both.sync(f"touch '{tmp_path}/ran'")
+    assert list(both.there.path.parent.iterdir()) == [] and not (tmp_path / "ran").exists()
 
 
 def test_when_what_comes_first_fails_nothing_is_written(tmp_path: Path) -> None:
