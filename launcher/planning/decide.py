@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -100,6 +101,7 @@ class Decider:
             setting=self.layout.setting(self.job),
             chunks=self.about.loss_chunks,
             blocks=self.about.blocks,
+            closed=self.job.task is None,
             stages=self.about.stages,
         )
 
@@ -322,17 +324,16 @@ class Decider:
         smallest = self.space().sizes(self.plan.recipe)[:1] or [self.plan.recipe]
         if (failure := self.evaluate.failure(smallest[0])) is not None:
             problems.append(Problem("the job", "recipe", str(failure)))
-        free = self.choose(self.space(self.fixed & {"precision"}))
+        free = self.choose(dataclasses.replace(self.space(self.fixed & {"precision"}), closed=False))
         if free.chosen is not None:
             change = changes_line(free.chosen.recipe, self.plan.recipe)
-            problems.append(Problem("the job", "recipe", f"fits: {change}"))
+            if_so = "fits" if self.job.task is not None else "would fit if the command trained with"
+            problems.append(Problem("the job", "recipe", f"{if_so}: {change}"))
         else:
             other = "no other recipe fits: use more or larger GPUs"
             if self.capacity.host is not None:
                 other += ", or nodes with more host memory"
-            if self.job.task is None:
-                other = "launcher does not change sharding, offload or optimizer of a command: set others"
-            elif (halved := self._in_bf16()) is not None:
+            if (halved := self._in_bf16()) is not None:
                 change = changes_line(halved, self.plan.recipe)
                 other = f"fits only with parameters in bf16, which learn worse: {change}"
             problems.append(Problem("the job", "recipe", other))

@@ -44,6 +44,8 @@ class Space:
     "The task can compute its loss in parts."
     blocks: bool = True
     "The task names blocks, which are the units of recomputation and of activation offload."
+    closed: bool = False
+    "Only the micro-batch is free: the planner does not know which fields of a recipe a user's command reads."
     stages: int = 0
     "Largest number of stages into which a pipeline can cut the model."
 
@@ -55,8 +57,7 @@ class Space:
             given.add("loss_chunks")
         if not self.blocks:
             given.add("activations")
-        if not self.setting.entrypoint:
-            # The planner does not know which fields of a recipe the user's command reads.
+        if self.closed:
             given.update(AXES)
         if {"checkpoint_ratio", "activation_budget"} & given:
             given.add("activations")

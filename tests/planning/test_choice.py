@@ -231,7 +231,7 @@ def test_budgets_for_activations_are_searched_only_if_a_job_asks_for_one():
 
 def test_of_a_foreign_command_only_the_micro_batch_is_chosen():
     base = Recipe(precision="bf16-mixed", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
-    space = Space(base, frozenset(), Setting(8, 1, 8, entrypoint=False))
+    space = Space(base, frozenset(), Setting(8, 1, 8), closed=True)
     assert space.rests == (base,)
     assert [one.micro_batch_size for one in space.sizes(base)] == [1, 2, 4, 8]
 

@@ -79,3 +79,14 @@ def test_what_fits_in_bf16_alone_is_said_unless_the_job_sets_the_precision() -> 
         job = Job.model_validate({**task, "recipe": given})
         with pytest.raises(PlanRefusedError, match=said):
             Decider(job, cluster, DeclaredParams(2 * 10**9)).decide()
+
+
+def test_of_a_command_that_does_not_fit_a_recipe_is_named_that_would() -> None:
+    gpu = {"type": "NVIDIA RTX A5000", "count": 2, "memory": "23.6GiB"}
+    node = {"gpu": gpu, "memory": "400GiB"}
+    cluster = Cluster.model_validate({"name": "c", "scheduler": "local", "node": node})
+    job = Job.model_validate({"name": "c", "command": "train", "batch": {"global": 2}})
+    with pytest.raises(PlanRefusedError, match="would fit if the command trained with: offload: cpu"):
+        Decider(job, cluster, DeclaredParams(13 * 10**9)).decide()
+    with pytest.raises(PlanRefusedError, match="no other recipe fits: use more or larger GPUs"):
+        Decider(job, cluster, DeclaredParams(400 * 10**9)).decide()
