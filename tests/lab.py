@@ -66,7 +66,7 @@ class Lab:
     def cli(self, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         return verb(*arguments, folder=self.folder, environ=self.environ, timeout=timeout, fresh=self.fresh)
 
-    def told(self, *arguments: str, code: int = 0) -> Any:
+    def json(self, *arguments: str, code: int = 0) -> Any:
         """The JSON that a command prints; what it says beside it is on stderr."""
         done = self.cli(*arguments, "--json")
         assert done.returncode == code, done.stdout + done.stderr

@@ -136,7 +136,7 @@ def test_a_failure_class_is_told_by_a_pattern_judged_and_explained(lab: Lab) -> 
     judged = run.attempt(0).verdict.read_text()
     assert json.loads(judged)["failure"] == "too-hot"
     assert "cool the room" in lab.cli("why", run.id).stdout
-    assert lab.told("status", run.id, code=24)["failure"] == "too-hot"
+    assert lab.json("status", run.id, code=24)["failure"] == "too-hot"
 
 
 def test_a_variable_reaches_the_command_and_its_ranks(lab: Lab) -> None:

@@ -42,5 +42,5 @@ def cancel_sweep(sweep: SweepRuns) -> Cancelled:
 
 def submitted_one_by_one(sweep: SweepRuns) -> int | None:
     """How many runs the sweep has if they are submitted one by one."""
-    told = (run.read_about().sweep for run in sweep.runs)  # None if the record is damaged
-    return next((one.runs for one in told if one is not None), None)
+    sweeps = (run.read_about().sweep for run in sweep.runs)  # None if the record is damaged
+    return next((one.runs for one in sweeps if one is not None), None)

@@ -168,8 +168,8 @@ class Run:
             found = [(entry.name.partition("-")[2], str(entry)) for entry in folder.glob("step-*")]
             return [Checkpoint(int(step), path) for step, path in sorted(found) if step.isdecimal()]
         events = self.directory.read_events()
-        told = {one.step: str(one.path) for one in events if isinstance(one, CheckpointSaved)}
-        return [Checkpoint(step, path) for step, path in sorted(told.items())]
+        saved = {one.step: str(one.path) for one in events if isinstance(one, CheckpointSaved)}
+        return [Checkpoint(step, path) for step, path in sorted(saved.items())]
 
     def wait(self, timeout: float | None = None) -> Status:
         """Wait until the run has ended, successfully or not.

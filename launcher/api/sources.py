@@ -126,7 +126,7 @@ def users_code(name: str, workdir: Path) -> Iterator[None]:
         except (LauncherError, NotAffineError, NoTraceError):  # our own
             raise
         except Exception as error:
-            raise UserCodeError(_told(name, workdir, error)) from error
+            raise UserCodeError(_message(name, workdir, error)) from error
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def inside(workdir: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _told(name: str, workdir: Path, error: Exception) -> str:
+def _message(name: str, workdir: Path, error: Exception) -> str:
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__

@@ -93,12 +93,12 @@ def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
     return (*ready.warnings, *scheduler.check(ready))
 
 
-def _warn(said: Iterable[str]) -> None:
+def _warn(lines: Iterable[str]) -> None:
     """Warn at the line outside of launcher that called it."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("launcher."):
         level, frame = level + 1, frame.f_back
-    for warning in said:
+    for warning in lines:
         warnings.warn(warning, stacklevel=level)
 
 

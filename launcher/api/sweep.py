@@ -57,10 +57,10 @@ def prepared_sweep(
         _check_differs(by_job.setdefault(_meaning(ready), values), values)
         runs.append((ready, values))
     first, values = runs[0]
-    said = [
+    notes = [
         note for value in values if (note := _unread(first.request.job, value.partition("=")[0])) is not None
     ]
-    runs[0] = replace(first, warnings=(*first.warnings, *said)), values
+    runs[0] = replace(first, warnings=(*first.warnings, *notes)), values
     return scheduler, scheduler.prepare_sweep(sweep_id, runs, at_once)
 
 

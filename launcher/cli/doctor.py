@@ -99,8 +99,8 @@ def doctor(
     else:
         print("\n".join(results.page()))
         if before is not None:
-            told = lines(before.run.id, changed, complete=not results.unfinished)
-            print("", *told, sep="\n")
+            comparison = lines(before.run.id, changed, complete=not results.unfinished)
+            print("", *comparison, sep="\n")
         elif compare:
             print(f"\nno earlier run of the doctor found {results.cluster} healthy")
     if write:

@@ -41,7 +41,7 @@ class LongWork:
         """`plain`: say it also where stderr is no terminal."""
         self._plain = plain
         self._works: list[_Work] = []
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._status: Status | None = None
         self._lock = threading.RLock()
 
@@ -73,8 +73,8 @@ class LongWork:
                 return
             if not sys.stderr.isatty():
                 line = harmless_text(str(work))
-                if self._plain and line not in self._said:
-                    self._said.add(line)
+                if self._plain and line not in self._printed:
+                    self._printed.add(line)
                     print(f"launcher: {line}", file=sys.stderr, flush=True)
                 return
             if self._status is None:

@@ -54,11 +54,12 @@ def cancel_all(sweep: SweepRuns, json: bool) -> None:
         return
     task = sweep.runs[0].read_about().job.task
     asked = "asked to write a checkpoint and stop" if task else "whose script is asked to stop by SIGTERM"
-    said = [
+    counts = [
         f"{done.waiting} taken out of the queue" if done.waiting else "",
         f"{done.asked} {asked}" if done.asked else "",
         f"ranks being ended of {done.ended}" if done.ended else "",
     ]
     print(
-        f"{sweep.id}: {', '.join(filter(None, said))}; `launcher status {sweep.id}` shows when all have ended"
+        f"{sweep.id}: {', '.join(filter(None, counts))}; "
+        f"`launcher status {sweep.id}` shows when all have ended"
     )

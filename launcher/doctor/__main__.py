@@ -92,10 +92,10 @@ def _checked(place: Place, leftovers: Leftovers, orders: Orders | None) -> int:
     if orders is not None:
         with suppress(OSError):  # an unwritable folder is itself one of the values
             orders.answer(NODE, {"values": [value.as_json() for value in values]})
-    return _told(values, place)
+    return _print_values(values, place)
 
 
-def _told(values: Sequence[Measured], place: Place) -> int:
+def _print_values(values: Sequence[Measured], place: Place) -> int:
     """Print findings that are not good to stderr, and faults as one line to stdout. Return the exit code."""
     needless = SOFTWARE if place.expected.command else frozenset()
     findings = examine([one for one in values if one.check not in needless], place.expected)

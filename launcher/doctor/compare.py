@@ -48,8 +48,8 @@ def _worst(findings: Iterable[Finding]) -> dict[Key, Finding]:
     return found
 
 
-def lines(name: str, told: Sequence[str], *, complete: bool = True) -> list[str]:
+def lines(name: str, changes: Sequence[str], *, complete: bool = True) -> list[str]:
     """Format the changes. `name` is the earlier run; `complete` says whether everything was examined now."""
-    if told:
-        return [f"changed since {name}:", *(f"  {plain(line)}" for line in told)]
+    if changes:
+        return [f"changed since {name}:", *(f"  {plain(line)}" for line in changes)]
     return [f"as in {name}" + ", as far as it was examined" * (not complete)]

@@ -94,8 +94,8 @@ class Coordinator:
             if self.options.level != "quick" and not self._gone:
                 self._tests(first)
         if died := sorted(self._gone.keys() - (silent - set(self.on_node.lost()))):
-            said = {node: f"It was asked for {self._gone[node]} and did not answer." for node in died}
-            self._note(*(Measured("alive", node, None, error=text) for node, text in said.items()))
+            errors = {node: f"It was asked for {self._gone[node]} and did not answer." for node in died}
+            self._note(*(Measured("alive", node, None, error=text) for node, text in errors.items()))
         self.orders.give(self._number + 1, {"do": END})
 
     def _reach(self, words: str = "") -> None:

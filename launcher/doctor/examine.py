@@ -106,8 +106,8 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
             by_text.setdefault(check.show(value.value), []).append(value.node)
     if len(by_text) < 2:
         return []
-    told = "; ".join(f"{text} on node {spans(nodes)}" for text, nodes in by_text.items())
-    cause = f"The nodes differ: {told}."
+    differences = "; ".join(f"{text} on node {spans(nodes)}" for text, nodes in by_text.items())
+    cause = f"The nodes differ: {differences}."
     few = min(by_text.values(), key=len)
     return [
         Finding(

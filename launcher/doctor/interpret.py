@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.doctor.outcome import Outcome, outcome, pairs_of
-from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.values import Measured
 
 Order = Mapping[str, Any]
@@ -72,8 +72,8 @@ def _trained(order: Order, answers: Answers) -> list[Measured]:
     found = []
     all_steps: Sequence[Steps] = answers.get(0, {}).get("steps") or [[] for _ in TRAININGS]
     for number, (check, one) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
-        steps, said = all_steps[number], [answer.get("exceptions", ()) for answer in answers.values()]
-        exception = next((texts[number] for texts in said if texts and texts[number]), "")
+        steps, exceptions = all_steps[number], [answer.get("exceptions", ()) for answer in answers.values()]
+        exception = next((texts[number] for texts in exceptions if texts and texts[number]), "")
         difference = _difference(steps, all_steps[0]) if number and all_steps[0] else None
         value = {**plain(one), "steps": steps, "exception": exception, "difference": difference}
         found.append(Measured(check, 0, value))
@@ -95,8 +95,8 @@ def outcomes(order: Order, answers: Answers) -> list[Outcome]:
     failed = next((answer["error"] for answer in answers.values() if answer.get("error")), "")
     found = []
     for number, test in enumerate(tests_of(order)):
-        told = [Told(**one) for answer in answers.values() for one in _told(answer, number)]
-        one = outcome(test, told)
+        reports = [RankReport(**one) for answer in answers.values() for one in _reports(answer, number)]
+        one = outcome(test, reports)
         found.append(replace(one, error=failed) if one.kind == "hang" and failed else one)
     return found
 
@@ -106,9 +106,9 @@ def tests_of(order: Order) -> list[RankTest]:
     return [RankTest(**{**test, "ranks": tuple(test["ranks"])}) for test in order["tests"]]
 
 
-def _told(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, Any]]:
-    told: Sequence[Sequence[Mapping[str, Any]]] = answer.get("told", ())
-    return told[number] if number < len(told) else ()
+def _reports(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, Any]]:
+    reports: Sequence[Sequence[Mapping[str, Any]]] = answer.get("told", ())
+    return reports[number] if number < len(reports) else ()
 
 
 def plain(one: Outcome) -> dict[str, Any]:

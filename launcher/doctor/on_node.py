@@ -50,9 +50,9 @@ def measure_node(place: Place, leftovers: Leftovers) -> list[Measured]:
     """Measure this node by itself."""
     values = list(measure_host(place.node, place.run.path))
     if place.expected.gpus_per_node:
-        told = in_child(lambda: measure_gpus(place.node), DRIVER_SECONDS)
-        values += told.values
-        values += [Measured("gpus", place.node, None, error=told.error)] if told.error else []
+        result = in_child(lambda: measure_gpus(place.node), DRIVER_SECONDS)
+        values += result.values
+        values += [Measured("gpus", place.node, None, error=result.error)] if result.error else []
         values += measure_gdr(place.node)
     values += measure_adapters(place.node)
     size = QUICK_BYTES
@@ -111,12 +111,12 @@ class OnNode:
                 raise
             unwritable = Measured("run-folder", self.place.node, None, error=reason_of(error))
             more = {"values": [*answer.get("values", ()), *([] if number else [unwritable.as_json()])]}
-            told = {"number": number, "node": self.place.node, **answer, **more}
-            send_answer(self.place.host, self.place.port, told)
+            message = {"number": number, "node": self.place.node, **answer, **more}
+            send_answer(self.place.host, self.place.port, message)
 
     def _tests(self, order: Mapping[str, Any]) -> Answer:
-        told = self.group.run(tests_of(order), self.place.local_ranks, self.lost)
-        return {"told": [[asdict(one) for one in ranks] for ranks in told]}
+        reports = self.group.run(tests_of(order), self.place.local_ranks, self.lost)
+        return {"told": [[asdict(one) for one in ranks] for ranks in reports]}
 
     def _reach(self, order: Mapping[str, Any]) -> Answer:
         node, peers = self.place.node, {int(other): peer for other, peer in order["peers"].items()}
@@ -133,7 +133,7 @@ class OnNode:
         return {"marks": self._mark.content}
 
     def _look(self, order: Mapping[str, Any]) -> Answer:
-        node, marks = self.place.node, {int(other): told for other, told in order["marks"].items()}
+        node, marks = self.place.node, {int(other): mark for other, mark in order["marks"].items()}
         others = [other for other in partners(node, self.place.expected.nodes) if other in marks]
         until = time.monotonic() + SEEN_SECONDS
         values = [one for other in others for one in look(node, other, marks[other], until)]
@@ -151,6 +151,6 @@ class OnNode:
                 self.leftovers.add(run.path.parent)
                 runs.append(run)
                 tests.append(replace(test, options={**test.options, "run_dir": str(run.path)}))
-            told = self.group.run(tests, self.place.local_ranks, self.lost)
-            answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in told]}
+            reports = self.group.run(tests, self.place.local_ranks, self.lost)
+            answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in reports]}
             return {**answer, "steps": [*map(steps_of, runs)], "exceptions": [*map(error_of, runs)]}

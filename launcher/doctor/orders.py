@@ -53,11 +53,13 @@ class Orders:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_json(self._answer(number, self.node), answer)
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, answer: Mapping[str, Any]) -> None:
         """Write the answer of a node that cannot write it. Only node 0 calls this. Raises OSError."""
-        node, number = int(told["node"]), int(told["number"])
+        node, number = int(answer["node"]), int(answer["number"])
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_json(self._answer(number, node), {key: told[key] for key in told.keys() - {"node", "number"}})
+        replace_json(
+            self._answer(number, node), {key: answer[key] for key in answer.keys() - {"node", "number"}}
+        )
 
     def wait_for_answers(
         self, number: int, seconds: float, lost: Callable[[], Collection[int]]

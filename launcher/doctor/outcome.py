@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.rank_test import RankReport, RankTest
 
 Kind = Literal["ok", "wrong", "error", "hang"]
 
@@ -52,9 +52,9 @@ class Outcome:
         return self.kind == "ok"
 
 
-def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
+def outcome(test: RankTest, reports: Iterable[RankReport]) -> Outcome:
     """Judge the reports of all ranks of a test. A rank without a report was not started."""
-    by_rank = {one.rank: one for one in told}
+    by_rank = {one.rank: one for one in reports}
     silent = tuple(rank for rank in test.ranks if rank not in by_rank)
     if silent:
         return Outcome("hang", "start", silent, tuple(by_rank), error="the rank was not started")
@@ -84,7 +84,9 @@ def outcome(test: RankTest, told: Iterable[Told]) -> Outcome:
     return Outcome("ok", sizes=sizes)
 
 
-def _hang(everyone: Sequence[Told], late: Sequence[Told], failed: Sequence[Told]) -> Outcome:
+def _hang(
+    everyone: Sequence[RankReport], late: Sequence[RankReport], failed: Sequence[RankReport]
+) -> Outcome:
     """Blame the ranks that are stopped, or else those that failed, or else those furthest behind."""
     stopped = [one for one in late if one.state in STOPPED]
     least = min(one.done for one in everyone)
@@ -97,7 +99,7 @@ def _hang(everyone: Sequence[Told], late: Sequence[Told], failed: Sequence[Told]
     return Outcome("hang", furthest.at, ranks, waiting, state, blamed[0].error if blamed else "")
 
 
-def _sizes(test: RankTest, by_rank: Mapping[int, Told]) -> tuple[Mapping[str, Any], ...]:
+def _sizes(test: RankTest, by_rank: Mapping[int, RankReport]) -> tuple[Mapping[str, Any], ...]:
     """Return the times for each size. The slowest rank's time counts, as in nccl-tests."""
     found = []
     for results in zip(*(one.results for one in by_rank.values()), strict=False):

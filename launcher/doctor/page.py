@@ -42,8 +42,10 @@ def page(
     """
     lines = _wrapped(title, WIDTH)
     if nodes > 1:
-        told = {node: name for node, name in (hosts or {}).items() if nodes <= FEW or node in _sick(findings)}
-        lines += _wrapped(", ".join(f"node {node}: {name}" for node, name in told.items()), WIDTH)
+        named = {
+            node: name for node, name in (hosts or {}).items() if nodes <= FEW or node in _sick(findings)
+        }
+        lines += _wrapped(", ".join(f"node {node}: {name}" for node, name in named.items()), WIDTH)
     for part, heading in PARTS.items():
         chosen = [one for one in findings if one.part == part]
         if chosen:

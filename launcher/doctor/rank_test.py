@@ -26,7 +26,7 @@ class RankTest:
 
 
 @dataclass(frozen=True)
-class Told:
+class RankReport:
     """The report of one rank."""
 
     rank: int

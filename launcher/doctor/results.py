@@ -158,20 +158,20 @@ def _why_unfinished(end: _End, over: bool, all_answered: bool) -> str:
     return ""
 
 
-def _of_run(orders: Orders, expected: Expected, said: str, complete: bool) -> Sequence[Measured]:
+def _of_run(orders: Orders, expected: Expected, ending: str, complete: bool) -> Sequence[Measured]:
     """Return values of the run as a whole: which nodes answered, and how its ranks connected.
 
-    Missing values are findings only if the run is complete. `said` is why it ended without success.
+    Missing values are findings only if the run is complete. `ending` is why it ended without success.
     """
     answers = orders.answers(0)
     found = [
-        Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=said)
+        Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=ending)
         for node in range(expected.nodes)
         if complete or node in answers
     ]
-    told = [read_record(file) for file in sorted(orders.folder.glob("rank-*.json"))]
+    started = [read_record(file) for file in sorted(orders.folder.glob("rank-*.json"))]
     if complete:
-        error = said if len(told) < expected.ranks else ""
-        found.append(Measured("ranks", 0, len(told), error=error))
-    slowest = max((one.get("connect_seconds", 0.0) for one in told), default=None)
+        error = ending if len(started) < expected.ranks else ""
+        found.append(Measured("ranks", 0, len(started), error=error))
+    slowest = max((one.get("connect_seconds", 0.0) for one in started), default=None)
     return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]

@@ -35,8 +35,8 @@ def main() -> None:
     met = time.monotonic()
     dist.destroy_process_group()
     attempt = RunDir(Path(os.environ[variables.RUN_DIR])).started(os.environ)
-    told = {"ranks": world, "import_seconds": imported - began, "connect_seconds": met - imported}
-    replace_json(attempt.path / "doctor" / f"rank-{rank:03d}.json", told)
+    times = {"ranks": world, "import_seconds": imported - began, "connect_seconds": met - imported}
+    replace_json(attempt.path / "doctor" / f"rank-{rank:03d}.json", times)
     print(f"connected to {world - 1} other ranks in {met - imported:.2f} s", flush=True)
 
 

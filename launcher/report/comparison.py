@@ -147,7 +147,7 @@ def _metrics(totals: Totals) -> dict[str, float | None]:
 def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
     about = run.read_about()
     asked = about.job.get("resources")
-    told = {
+    settings = {
         **{name: value for name, value in about.job.items() if name not in _NOT_COMPARED},
         "resources": {
             **(asked if isinstance(asked, Mapping) else {}),
@@ -160,9 +160,9 @@ def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
         "code": about.get("code"),
         "versions": about.get("versions"),
     }
-    if isinstance(command := told.get("command"), list):
-        told["command"] = shlex.join(map(str, command))
-    return {name: value for name, value in _flat(told).items() if value is not None}
+    if isinstance(command := settings.get("command"), list):
+        settings["command"] = shlex.join(map(str, command))
+    return {name: value for name, value in _flat(settings).items() if value is not None}
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:

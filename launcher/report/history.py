@@ -77,10 +77,10 @@ def history(run: RunDir) -> list[str]:
     events = run.read_events()
     if not any(isinstance(event, RecipeChange | Retry) for event in events):
         return []
-    return told_history(run, events, turns_of(events, run.metric_lines()))
+    return history_lines(run, events, turns_of(events, run.metric_lines()))
 
 
-def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -> list[str]:
+def history_lines(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -> list[str]:
     """Return the same as `history`, from events and turns that were already read."""
     if not turns:
         return []
@@ -96,8 +96,8 @@ def told_history(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) ->
                 turns[number], _what_failed(run, turns[number]), _ratio(planned, recipe, next_recipe)
             )
             number, recipe = number + 1, next_recipe
-        elif (told := _told(event, attempt)) is not None:
-            later.append(told)
+        elif (sentence := _line_of(event, attempt)) is not None:
+            later.append(sentence)
         # A handover is recorded before the turn it belongs to.
         if isinstance(event, RecipeChange | Retry | Probed | Resumed | DataChanged):
             lines, later = lines + later, []
@@ -190,8 +190,8 @@ def _what_failed(run: RunDir, turn: Turn) -> str:
         what += f" in {event.phase}" if event.phase else ""
         what += f" of step {event.step}" if event.step is not None else ""
         what += f" on rank {event.rank}" if event.rank is not None else ""
-        told = out_of_memory(f"OutOfMemoryError: {event.because}")
-        requested = told.requested if told is not None else None
+        oom = out_of_memory(f"OutOfMemoryError: {event.because}")
+        requested = oom.requested if oom is not None else None
     else:
         what, requested = "failed", None
     return what + (f", {format_bytes(requested)} requested" if requested is not None else "")
@@ -239,7 +239,7 @@ def _ratio(plan: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     return float(speeds[rungs.index(after)] / speeds[rungs.index(before)])
 
 
-def _told(event: Event, attempt: int) -> str | None:
+def _line_of(event: Event, attempt: int) -> str | None:
     """Return the line for an event that is not a turn, or None if it needs none."""
     match event:
         case Probed():

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launcher.memory.estimate import Estimate
 from launcher.memory.ledger import capacity_of
 from launcher.memory.measured import Parts, entry_of_run, parts_of_run
-from launcher.report.history import told_history, turns_of
+from launcher.report.history import history_lines, turns_of
 from launcher.report.memory_bars import Bar, bars
 from launcher.report.metric_curves import Curves, Totals, curves_of, totals_of
 from launcher.report.rank_memory import RankMemory, read_rank_memory
 from launcher.report.spent import paid_for
 from launcher.report.steps import Steps
 from launcher.report.timeline import Timeline, timeline_of
-from launcher.report.why import told_memory, verdicts, why
+from launcher.report.why import memory_text, verdicts, why
 from launcher.rundir.downgrades import changed
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import RunDir
@@ -161,7 +161,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         timeline=timeline,
         rungs=_rungs(plan, events),
         why=tuple(why(run, status.state, status.reason)),
-        history=tuple(told_history(run, events, turns)),
+        history=tuple(history_lines(run, events, turns)),
         failures=_failures(run),
         environment=_environment(run, events),
         recipe=_recipe_rows(about, recipe_now(run, events)),
@@ -301,7 +301,7 @@ def _failures(run: RunDir) -> tuple[Failure, ...]:
             lines = tuple(verdict.last_lines[-6:])
         if verdict.exception and not any(verdict.exception[:60] in line for line in lines):
             lines = (*lines, verdict.exception)
-        memory = told_memory(verdict.memory)
+        memory = memory_text(verdict.memory)
         done = "" if then == verdict.reason else then
         found.append(Failure(attempt, verdict.failure, verdict.reason, memory, lines, done))
     return tuple(found)
@@ -358,14 +358,14 @@ def _texts(run: RunDir) -> Rows:
 
 def _record(value: Any) -> str:
     """Format a record as JSON, without empty fields."""
-    return json.dumps(_said(dict(value)), indent=2, ensure_ascii=False)[:MAX_TEXT]
+    return json.dumps(_without_empty(dict(value)), indent=2, ensure_ascii=False)[:MAX_TEXT]
 
 
-def _said(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    said = {name: _said(one) for name, one in value.items()}
-    return {name: one for name, one in said.items() if one not in (None, {}, [], "")}
+    fields = {name: _without_empty(one) for name, one in value.items()}
+    return {name: one for name, one in fields.items() if one not in (None, {}, [], "")}
 
 
 def _text(value: object) -> str:

@@ -95,8 +95,8 @@ def _price_at(end: float, prices: Sequence[tuple[float, float]], planned: Any) -
 
 def is_seen_after_its_end(event: Event) -> bool:
     """Return whether an event shows that a supervisor had ended before, perhaps without recording its end."""
-    told = isinstance(event, Finished) and event.by is not None
-    return told or isinstance(event, Submitted | Requeued | Waiting | SupervisorStarted)
+    seen = isinstance(event, Finished) and event.by is not None
+    return seen or isinstance(event, Submitted | Requeued | Waiting | SupervisorStarted)
 
 
 def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> float:

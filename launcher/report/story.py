@@ -36,8 +36,8 @@ class Story:
     def news(self) -> list[str]:
         """Return lines for the events since the last call. Most events need none."""
         events = filter(None, map(read_event, self._lines.read()))
-        told = (_sentence(event) for event in events if event.time >= self._since)
-        return [f"[launcher] {line}" for line in told if line]
+        sentences = (_sentence(event) for event in events if event.time >= self._since)
+        return [f"[launcher] {line}" for line in sentences if line]
 
 
 def _sentence(event: Event) -> str | None:

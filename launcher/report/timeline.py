@@ -50,7 +50,7 @@ class Span(NamedTuple):
     "Index of the event that it belongs to."
 
 
-class Told(NamedTuple):
+class EventRow(NamedTuple):
     """An event as a row of a table, with lines of the log around it."""
 
     number: int
@@ -67,7 +67,7 @@ class Timeline:
     begin: float
     end: float
     spans: tuple[Span, ...]
-    events: tuple[Told, ...]
+    events: tuple[EventRow, ...]
     left_out: int = 0
     "Number of events that are only in events.jsonl."
 
@@ -100,7 +100,7 @@ def timeline_of(
         begin=min(times),
         end=end,
         spans=tuple(span for span in spans if span.event in numbers),
-        events=tuple(_told(run, events, number) for number in sorted(numbers)),
+        events=tuple(_event_row(run, events, number) for number in sorted(numbers)),
         left_out=len(events) - len(numbers),
     )
 
@@ -194,9 +194,9 @@ def _marks(events: Sequence[Event], times: Sequence[float]) -> list[Span]:
     return spans
 
 
-def _told(run: RunDir, events: Sequence[Event], number: int) -> Told:
+def _event_row(run: RunDir, events: Sequence[Event], number: int) -> EventRow:
     event = events[number]
-    return Told(number, event.time, event.kind, text_of(event), _lines_around(run, events, number))
+    return EventRow(number, event.time, event.kind, text_of(event), _lines_around(run, events, number))
 
 
 def text_of(event: Event) -> str:

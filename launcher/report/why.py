@@ -105,7 +105,7 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
         lines.append(f"where     {', '.join(known)}")
     if verdict.exception:
         lines.append(f"exception {cut(verdict.exception, _MESSAGE)}")
-    memory = told_memory(verdict.memory)
+    memory = memory_text(verdict.memory)
     if memory:
         lines.append(f"memory    {cut(memory, _MESSAGE)}")
     kept = None if state in _FINE else _kept(run)
@@ -157,9 +157,9 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
     others = [one for one in verdict.seen if one.why]
     room = most - len(shown)
     shown += [
-        f"{label_of(one.why):<10}{cut(f'{said}: {one.place}  {one.text}'.strip())}"
+        f"{label_of(one.why):<10}{cut(f'{label}: {one.place}  {one.text}'.strip())}"
         for one in others[: max(room, 1)]
-        for said in [told_other(one.failure, one.why)]
+        for label in [told_other(one.failure, one.why)]
     ]
     return shown
 
@@ -194,7 +194,7 @@ def _kept(run: RunDir) -> str | None:
     return f"kept      {outcome.words()}; `launcher resume {run.id}` continues from it"
 
 
-def told_memory(memory: OutOfMemory | None) -> str:
+def memory_text(memory: OutOfMemory | None) -> str:
     """Describe how much memory was requested, free and in use; return "" if nothing is known."""
     if memory is None:
         return ""

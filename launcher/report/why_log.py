@@ -9,7 +9,7 @@ from launcher.diagnosis.cause import Candidate, Cause, cause_of, clues_of_text, 
 from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue
 from launcher.diagnosis.memory import sizes
 from launcher.diagnosis.remedies import remedy_of
-from launcher.report.why import cut, told_memory
+from launcher.report.why import cut, memory_text
 from launcher.spec.failures import FAILURES, OF_THE_CLUSTER
 from launcher.spec.verdict import FailureClass, OutOfMemory
 from launcher.supervise.policy import SHARED_MEMORY, THEN
@@ -27,12 +27,12 @@ def why_log(name: str, cause: Cause | None) -> list[str]:
     if cause is None:
         return [f"{name}: unknown: no line shows a failure"]
     clue = cause.found.clue
-    told = f", of {clue.label.rstrip(':')}" if clue.label else ""
-    lines = [f"{name}: {cause.failure} ({cause.confidence}){told}"]
+    label = f", of {clue.label.rstrip(':')}" if clue.label else ""
+    lines = [f"{name}: {cause.failure} ({cause.confidence}){label}"]
     lines += [f"  | {cut(line)}" for line in clue.before if line.strip()]
     lines += [f"line      {cut(f'{name}:{clue.line}  {clue.text}')}"]
     lines += [f"  | {cut(line)}" for line in clue.after[:3] if line.strip()]
-    if memory := told_memory(memory_of(clue)):
+    if memory := memory_text(memory_of(clue)):
         lines.append(f"memory    {memory}")
     for other, why in _distinct(cause):
         text = f"{told_other(CLASS_OF[other.kind], why)}: {name}:{other.line}  {other.text}"

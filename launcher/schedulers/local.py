@@ -226,8 +226,10 @@ class LocalScheduler(OneByOne):
         if process.poll() is not None and run.read_state().get("state") != "submitted":
             return  # the whole run ended before we looked
         process.kill()  # if it came up later, it would keep running after we reported failure
-        said = self.logs(run, start).decode(errors="replace").strip()
-        raise SchedulerError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
+        output = self.logs(run, start).decode(errors="replace").strip()
+        raise SchedulerError(
+            f"the supervisor did not start: {output or f'no answer in {START_SECONDS:.0f} s'}"
+        )
 
 
 class _InterruptedStartError(SchedulerError):

@@ -102,8 +102,8 @@ def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 6
         parts.append(rest[:size].decode(errors="replace"))
         rest = rest[size:]
     if len(parts) != len(files) or rest or not all(code.strip().isdigit() for code in parts[::3]):
-        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise LoginError(f"{login.name}: the answer is incomplete: {said}")
+        message = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise LoginError(f"{login.name}: the answer is incomplete: {message}")
     answers = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     return {
         name: Answer(int(code), out, err) for (name, _), (code, out, err) in zip(asked, answers, strict=True)

@@ -33,8 +33,8 @@ def check_there(request: Request) -> None:
     runs_here, sees = _runs_here(request), _sees_these_files(request)
     found = missing(request.job, workdir, cluster.setup, python=runs_here, files=sees)
     problems = [Problem(where, field, message) for field, message in found]
-    if said := _syntax_error(request.cluster.setup):
-        problems.append(Problem(f"profile {request.cluster.name}", "setup", said))
+    if error := _syntax_error(request.cluster.setup):
+        problems.append(Problem(f"profile {request.cluster.name}", "setup", error))
     if problems:
         raise SpecError(problems)
 

@@ -128,7 +128,7 @@ def code_state(workdir: Path) -> dict[str, Any] | None:
 
 
 def _ask_git(workdir: Path) -> dict[str, Any] | None:
-    said = []
+    outputs = []
     for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", ".")):
         command = ["git", "-C", str(workdir), *arguments]
         try:
@@ -144,5 +144,5 @@ def _ask_git(workdir: Path) -> dict[str, Any] | None:
             return None
         if done.returncode:
             return None
-        said.append(done.stdout)
-    return {"commit": said[0].strip(), "changed_files": [line[3:] for line in said[1].splitlines()]}
+        outputs.append(done.stdout)
+    return {"commit": outputs[0].strip(), "changed_files": [line[3:] for line in outputs[1].splitlines()]}

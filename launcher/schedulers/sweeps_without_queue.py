@@ -118,7 +118,7 @@ def _end_if_cancelled(scheduler: Scheduler, sweep: PreparedSweep, started: Seque
     found = next((seen for folder in folders if (seen := read_record(folder / CANCELLED))), None)
     if found is None:
         return
-    told = (
+    message = (
         f"{sweep.id} was cancelled while it was submitted: {len(started)} of {len(sweep.runs)} runs were "
         "submitted, and are cancelled"
     )
@@ -126,8 +126,8 @@ def _end_if_cancelled(scheduler: Scheduler, sweep: PreparedSweep, started: Seque
     try:
         scheduler.cancel_all(rest, sweep.id)
     except SchedulerError as error:
-        raise SchedulerError(f"{told}, except: {error}") from None
-    raise SchedulerError(told)
+        raise SchedulerError(f"{message}, except: {error}") from None
+    raise SchedulerError(message)
 
 
 def runs_of(folder: Path) -> list[RunDir]:

@@ -96,7 +96,7 @@ class RunScreen(Screen[None]):
             with TabPane("Memory", id="memory"), VerticalScroll():
                 yield Static(id="ranks", markup=False)
             with TabPane("Events", id="events"):
-                yield RichLog(id="told", max_lines=LINES, markup=False, highlight=False, wrap=True)
+                yield RichLog(id="story", max_lines=LINES, markup=False, highlight=False, wrap=True)
             with TabPane("Why", id="why"), VerticalScroll():
                 yield Static(id="explained", markup=False)
         yield Footer(show_command_palette=False)
@@ -163,7 +163,7 @@ class RunScreen(Screen[None]):
     # The other parts
 
     def _show_events(self) -> None:
-        log = self.query_one("#told", RichLog)
+        log = self.query_one("#story", RichLog)
         for line in self._events.read():
             if (event := read_event(line)) is not None:
                 text = Text(f"{event.time[11:19]}  {plain(event.kind):<12}  {plain(text_of(event))}")

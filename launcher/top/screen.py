@@ -224,8 +224,8 @@ class Top(App[None]):
         lines = [f"{plain(run.id)}  {plain(place)}"]
         if row.reason:
             lines.append(plain(row.reason))
-        if told := progress_text(live.progress.last):
-            lines.append(told)
+        if progress := progress_text(live.progress.last):
+            lines.append(progress)
         cells = [rank_text(number, rank, live.capacity) for number, rank in live.all_ranks().items()]
         wide = max(map(len, cells), default=1) + 3
         per_line = max(1, (width + 3) // wide)
@@ -301,6 +301,6 @@ class Top(App[None]):
 
 def _update(widget: Static, text: Text) -> None:
     """Update a widget if its text has changed."""
-    if widget.visual is None or getattr(widget, "told", None) != text:
-        widget.told = text  # type: ignore[attr-defined]
+    if widget.visual is None or getattr(widget, "shown_text", None) != text:
+        widget.shown_text = text  # type: ignore[attr-defined]
         widget.update(text)

@@ -51,7 +51,7 @@ def test_a_file_a_mapping_and_a_job_are_the_same_job(lab: Lab) -> None:
         for job in (file, str(file), {**TASK, "recipe": {"sharding": "ddp"}}, load_job(file))
     ]
     assert len({one.recipe.model_dump_json() for one in plans}) == 1
-    told = lab.told("plan", str(file))
+    told = lab.json("plan", str(file))
     assert plans[0].as_dict()["chosen"]["recipe"] == told["chosen"]["recipe"]
     assert plans[0].needed == told["chosen"]["estimate"]["needed"] > 0 and plans[0].fits
     assert plans[0].seconds_per_step is None and plans[0].capacity is None
@@ -84,7 +84,7 @@ def test_a_run_is_waited_for_cancelled_resumed_and_told_of_as_the_command_line_d
         run.logs(rank="01")  # type: ignore[arg-type]
     assert run.logs(rank=numpy.int64(1)) == run.logs(rank=1)  # type: ignore[arg-type]
     assert lab.cli("why", run.id).stdout.startswith(run.why())
-    assert run.status().as_json().items() <= lab.told("status", run.id).items()
+    assert run.status().as_json().items() <= lab.json("status", run.id).items()
     assert repr(run).startswith(f"<Run {run.id}: succeeded") and run.id in run._repr_html_()
     assert launcher.runs(name="waits", cluster="local").statuses()[0].state == "succeeded"
     assert len(launcher.runs(name="other")) == 0 and repr(launcher.runs(name="other")) == "no runs"

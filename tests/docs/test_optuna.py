@@ -62,7 +62,7 @@ def test_the_search_finds_the_best_of_its_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     study = optuna.load_study(storage=f"sqlite:///{tmp_path}/study.db", study_name="lr")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2, done.stderr
-    by_run = {row["run_id"]: row for row in lab.told("list")}
+    by_run = {row["run_id"]: row for row in lab.json("list")}
     for trial in study.trials:
         assert by_run[trial.user_attrs["run"]]["state"] == "succeeded"
     assert study.best_trial.user_attrs["run"] in done.stdout

@@ -23,7 +23,7 @@ from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.options import Options
 from launcher.doctor.orders import Orders
-from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.results import results_of
 from launcher.doctor.values import Expected, Measured
 from launcher.rundir.files import replace_json
@@ -134,7 +134,7 @@ def test_an_examination_that_was_killed_is_not_complete(lab: Lab) -> None:
     assert process.returncode == 1 and f"{run.id}, which was lost" in words, said
     assert "ranks that connected" not in words and "a node has died" not in said
     assert "What this page does not show was not examined" in words and f"launcher resume {run.id}" in words
-    told = lab.told("doctor", "--show", run.id, "--compare", code=1)
+    told = lab.json("doctor", "--show", run.id, "--compare", code=1)
     assert (told["complete"], told["unfinished"]) == (False, "was lost") and told["verdict"] != "good"
     # A busy machine may be slow, which is poor.
     found = {one["verdict"] for one in told["findings"] if one["part"] in ("run", "collectives")}
@@ -155,7 +155,7 @@ def examined(folder: Path, failure: str | None, *, over: bool) -> RunDir:
     orders = Orders(run.attempt(0).path / "doctor", 0, 1)
     orders.answer(0, ALL_GOOD)
     orders.give(1, FAILED)
-    orders.answer(1, {"told": [[asdict(Told(0, True, error="ended by SIGKILL"))]]})
+    orders.answer(1, {"told": [[asdict(RankReport(0, True, error="ended by SIGKILL"))]]})
     if over:
         orders.give(2, {"do": END})
     if failure is not None:
@@ -216,7 +216,7 @@ def test_ctrl_c_cancels_the_examination(lab: Lab) -> None:
     command = [sys.executable, "-m", "launcher", "doctor"]
     process = subprocess.Popen(command, cwd=lab.folder, env=environ, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list(scratch.glob("launcher-doctor-*/tiny/run.json")), "tiny model")
-    so_far = lab.told("doctor", "--show", lab.newest().id, code=0)
+    so_far = lab.json("doctor", "--show", lab.newest().id, code=0)
     assert so_far["complete"] is False and so_far["verdict"] != "broken"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)

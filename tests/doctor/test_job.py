@@ -150,6 +150,6 @@ def test_the_doctor_answers_for_a_job(lab: Lab) -> None:
 
 @pytest.mark.e2e
 def test_a_run_that_does_not_start_tells_why(lab: Lab) -> None:
-    told = lab.told("doctor", "--quick", "-s", "cluster.setup=[module-that-is-not-there]", code=1)
+    told = lab.json("doctor", "--quick", "-s", "cluster.setup=[module-that-is-not-there]", code=1)
     [silent] = [one for one in told["findings"] if one["check"] == "answers"]
     assert silent["verdict"] == "broken" and "line 1 of setup" in silent["cause"]

@@ -9,13 +9,13 @@ import pytest
 
 from launcher.doctor.interpret import NOTE, TESTS, values_of
 from launcher.doctor.outcome import BUS, Outcome, common, culprits, outcome, pairs_of, rounds
-from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.values import Measured
 
 
-def told(rank: int, **more: Any) -> Told:
+def told(rank: int, **more: Any) -> RankReport:
     result = {"name": "all-reduce", "bytes": 2**20, "seconds": 0.1, "wrong": []}
-    return Told(**{"rank": rank, "ended": True, "at": "x", "done": 2, "results": (result,), **more})
+    return RankReport(**{"rank": rank, "ended": True, "at": "x", "done": 2, "results": (result,), **more})
 
 
 def test_of(*ranks: int) -> RankTest:
@@ -91,7 +91,7 @@ def test_many_nodes_meet_few_others() -> None:
 def test_a_test_that_not_all_nodes_have_answered_is_judged_once_it_is_over() -> None:
     """Until then it goes on, or the run has been cut off, for example since Slurm ended its step."""
     order = {"do": TESTS, "check": "joined", "tests": [asdict(test_of(0, 1))]}
-    answers = {0: {"told": [[asdict(Told(0, True))]]}}
+    answers = {0: {"told": [[asdict(RankReport(0, True))]]}}
     assert values_of([(order, answers)], nodes=2) == []
     note = ({"do": NOTE, "values": [asdict(Measured("alive", 1, None))]}, {0: {}})
     found = {one.check: one.value for one in values_of([(order, answers), note], nodes=2)}

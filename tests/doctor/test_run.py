@@ -25,7 +25,7 @@ def test_the_quick_check_of_this_machine(lab: Lab) -> None:
     assert again.stdout.startswith(done.stdout)
     compared = again.stdout.removeprefix(done.stdout)
     assert compared == "\nno earlier run of the doctor found local healthy\n" and not again.stderr
-    told = lab.told("doctor", "--show", run.id, "--compare", code=done.returncode)
+    told = lab.json("doctor", "--show", run.id, "--compare", code=done.returncode)
     assert (told["healthy"], told["changes"]) == (None, [])
     assert (told["backend"], told["ranks"], told["level"]) == ("gloo", 2, "quick")
     assert (told["verdict"] == "broken") is bool(done.returncode)

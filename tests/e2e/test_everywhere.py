@@ -119,7 +119,7 @@ def _told(place: Place) -> Told:
     assert done.returncode == 0, done.stdout + done.stderr
     ended = _ended(place, run)
     logs, why = lab.cli("logs", run.id), lab.cli("why", run.id)
-    (compared,) = lab.told("compare", run.id)["runs"]
+    (compared,) = lab.json("compare", run.id)["runs"]
     page = lab.folder / "run.html"
     assert lab.cli("report", run.id, "-o", str(page)).returncode == 0
     (newest,) = list(complete_checkpoints(place.there(run).checkpoints).values())[-1:]

@@ -206,7 +206,7 @@ def test_the_verb_prints_a_table_csv_and_json_and_writes_a_page(lab: Lab, runs: 
     assert "What differs" in page and page.count("<script") == 3
     rows = list(csv.DictReader(io.StringIO(lab.cli("compare", "*", "--csv").stdout)))
     assert {row["run"]: float(row["train.lr"]) for row in rows} == {"gpt-1": 1, "gpt-2": 0.1, "other-1": 0.01}
-    told = lab.told("compare", "gpt", "--by", "loss")
+    told = lab.json("compare", "gpt", "--by", "loss")
     assert told["differing"] == ["train.lr"] and told["runs"][0]["results"]["loss"] == 1
     assert lab.cli("compare", "nothing").returncode == 3
     assert lab.cli("compare", "gpt", "--csv", "--json").returncode == 2

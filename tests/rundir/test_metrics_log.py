@@ -136,5 +136,5 @@ def test_status_report_and_compare_work_for_a_command(lab: Lab) -> None:
     assert lab.cli("report", run.id, "-o", "page.html").returncode == 0
     page = (lab.folder / "page.html").read_text()
     assert "<dt>tokens/s</dt>" in page and "<dd>5 of 5</dd>" in page
-    told = lab.told("compare", run.id)
+    told = lab.json("compare", run.id)
     assert told["runs"][0]["results"]["tokens"] == 320

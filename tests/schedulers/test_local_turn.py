@@ -90,7 +90,7 @@ def test_the_runs_of_a_sweep_take_turns_and_are_resumed_after_their_supervisors_
     done = lab.cli("submit", file, "--sweep", "env.N=1,2,3", "--at-once", "2")
     assert done.returncode == 0, done.stderr
     sweep_id = done.stdout.rstrip().rpartition(" ")[2]
-    runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
+    runs = [RunDir(Path(row["path"])) for row in lab.json("sweep", "status", sweep_id)["runs"]]
     wait_for(lambda: sum(sees(run) is not None for run in runs) == 2, "such a state")
     (waiting,) = [run for run in runs if sees(run) is None]
     wait_for(lambda: "its turn in the sweep (--at-once 2)" in lab.status(waiting)["reason"], "such a state")
@@ -120,7 +120,7 @@ def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> N
     done = lab.cli("submit", job(lab, 2), "--sweep", "env.N=1,2", "--at-once", "2")
     assert done.returncode == 0, done.stderr
     sweep_id = done.stdout.rstrip().rpartition(" ")[2]
-    runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
+    runs = [RunDir(Path(row["path"])) for row in lab.json("sweep", "status", sweep_id)["runs"]]
     wait_for(lambda: sees(runs[0]) == "0,1", "such a state")
     wait_for(lambda: "waits for GPUs" in lab.status(runs[1])["reason"], "such a state")
     queue = SweepQueue(runs[0].path.parent / "sweeps" / sweep_id / "queue", 9, 2)
@@ -128,7 +128,7 @@ def test_cancelling_a_sweep_ends_the_running_and_the_waiting_runs(lab: Lab) -> N
     wait_for(queue.take_place, "free place")
     queue.close()
     alone = lab.submit(job(lab, 2))
-    assert lab.told("sweep", "status")["sweep_id"] == sweep_id, "the newest sweep, not the newest run"
+    assert lab.json("sweep", "status")["sweep_id"] == sweep_id, "the newest sweep, not the newest run"
     said = lab.cli("sweep", "cancel").stdout
     assert lab.cli("cancel", alone.id).returncode == 0 and lab.wait(alone)["state"] == "cancelled"
     assert said.startswith(
@@ -227,7 +227,7 @@ def test_a_run_that_ends_while_its_sweep_is_cancelled_keeps_no_other_from_it(
 ) -> None:
     done = lab.cli("submit", job(lab, 0), "--sweep", "env.N=1,2")
     sweep_id = done.stdout.rstrip().rpartition(" ")[2]
-    runs = [RunDir(Path(row["path"])) for row in lab.told("sweep", "status", sweep_id)["runs"]]
+    runs = [RunDir(Path(row["path"])) for row in lab.json("sweep", "status", sweep_id)["runs"]]
     wait_for(lambda: all(sees(run) is not None for run in runs), "such a state")
     cancel = LocalScheduler.cancel
 

@@ -49,7 +49,7 @@ def spool(lab: Lab) -> Iterator[Lab]:
 
 
 def submit(lab: Lab, *more: str) -> RunDir:
-    return RunDir(Path(lab.told("submit", "job.yaml", "-c", "workstation.yaml", *more)["directory"]))
+    return RunDir(Path(lab.json("submit", "job.yaml", "-c", "workstation.yaml", *more)["directory"]))
 
 
 @pytest.mark.e2e
@@ -62,7 +62,7 @@ def test_every_verb_works_with_a_scheduler_of_another_package(spool: Lab) -> Non
     second = submit(spool)
     third = submit(spool)
     assert spool.status(second)["state"] == "submitted", "the first one has the queue"
-    assert [one["state"] for one in spool.told("list")] == ["submitted", "submitted", "running"]
+    assert [one["state"] for one in spool.json("list")] == ["submitted", "submitted", "running"]
     assert spool.cli("cancel", third.id).returncode == 0
     assert spool.status(third)["reason"] == "taken out of the queue"
     (first.path / "go").touch()
@@ -74,11 +74,11 @@ def test_every_verb_works_with_a_scheduler_of_another_package(spool: Lab) -> Non
     (second.path / "go").touch()
     cancelled = spool.wait(second)
     assert cancelled["state"] == "cancelled"
-    again = spool.told("resume", second.id, "--set", f"steps={cancelled['checkpoint_step'] + 1}")
+    again = spool.json("resume", second.id, "--set", f"steps={cancelled['checkpoint_step'] + 1}")
     assert again["handle"] == f"spool:{second.id}"
     assert spool.wait(second)["state"] == "succeeded"
     assert "taken out of the queue" in spool.cli("why", third.id).stdout
-    deleted = spool.told("clean", first.id, third.id, "--yes")["deleted"]
+    deleted = spool.json("clean", first.id, third.id, "--yes")["deleted"]
     assert sorted(deleted) == sorted([first.id, third.id]) and not first.path.exists()
 
 
@@ -90,7 +90,7 @@ def test_its_runs_are_shown_when_a_supervisor_or_the_package_itself_is_gone(spoo
     os.kill(json.loads(run.supervisor_lock.read_text())["pid"], signal.SIGKILL)
     assert spool.wait(run, "lost")["reason"] == "the supervisor was killed"
     del spool.environ["PYTHONPATH"]
-    [shown] = spool.told("list")
+    [shown] = spool.json("list")
     assert shown["state"] == "damaged" and "there is no scheduler 'spool' here" in shown["reason"]
     said = spool.cli("submit", "job.yaml", "-c", "workstation.yaml")
     assert said.returncode == 2 and "workstation.yaml:2" in said.stderr and "spool" in said.stderr

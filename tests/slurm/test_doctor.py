@@ -37,7 +37,7 @@ def tiny_shm(cluster: Cluster, node: str) -> Iterator[None]:
 def test_the_sick_node_of_two_is_named(slurm_lab: SlurmLab, cluster: Cluster) -> None:
     partition = f"cluster.slurm.partition={PARTITION}"
     with tiny_shm(cluster, "n11"):
-        told = slurm_lab.told("doctor", "-c", "lab.yaml", "-N", "2", "--quick", "-s", partition, code=1)
+        told = slurm_lab.json("doctor", "-c", "lab.yaml", "-N", "2", "--quick", "-s", partition, code=1)
     hosts = {one["node"]: one["value"] for one in told["measured"] if one["check"] == "host"}
     assert sorted(hosts.values()) == ["n10", "n11"]
     [shm] = [one for one in told["findings"] if one["check"] == "shm" and one["verdict"] == "broken"]
@@ -98,7 +98,7 @@ def test_a_run_on_two_nodes_leaves_the_sick_one(slurm_lab: SlurmLab, cluster: Cl
 def test_the_doctor_answers_for_a_job(slurm_lab: SlurmLab) -> None:
     slurm_lab.script("import nosuchmodule\n")
     job = slurm_lab.job(command="python train.py", resources={"nodes": 2, "ranks_per_node": 1})
-    told = slurm_lab.told("doctor", "-c", "lab.yaml", "--quick", "--job", str(job), code=1)
+    told = slurm_lab.json("doctor", "-c", "lab.yaml", "--quick", "--job", str(job), code=1)
     assert (told["nodes"], told["ranks"]) == (2, 2)
     lacks = [one for one in told["findings"] if one["part"] == "job" and one["verdict"] == "broken"]
     assert [(one["check"], one["nodes"]) for one in lacks] == [("job-imports", [0, 1])]
@@ -124,7 +124,7 @@ def test_the_image_of_a_job_is_there_or_not(pyxis: None, slurm_lab: SlurmLab, tm
         "-s",
         "cluster.container.runtime=pyxis",
     )
-    told = slurm_lab.told(*command, code=1)
+    told = slurm_lab.json(*command, code=1)
     assert not told["complete"] and f"there is no {slurm_lab.folder}/my.sqsh" in told["unfinished"]
     (slurm_lab.folder / "my.sqsh").touch()
     slurm_lab.cli(*command)

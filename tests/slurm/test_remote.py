@@ -67,10 +67,10 @@ def cancelled_and_resumed(lab: Laptop) -> Told:
     run = lab.submit(str(lab.job(**fields, env=env, resources=ONE_RANK)))
     there = lab.on_disk(run)
     wait_for(lambda: len(metrics(there)) > 2, "some steps")
-    asked = lab.told("snapshot", run.id)
+    asked = lab.json("snapshot", run.id)
     host, _, folder = asked["folder"].partition(":")
     wait_for(lambda: list(Path(folder).glob("*-step-*.json")), f"snapshot in {asked}")
-    listed = lab.told("list")[0]["state"]
+    listed = lab.json("list")[0]["state"]
     before = lab.sshd.sessions
     lab.said("cancel", run.id)
     trips = [lab.sshd.sessions - before]
@@ -150,7 +150,7 @@ def array(lab: Laptop) -> Told:
     before = lab.sshd.sessions
     lab.said("submit", str(job), "-c", "lab.yaml", "--sweep", "env.WHO=a,b")
     trips = lab.sshd.sessions - before
-    runs = [RunDir(Path(one["path"])) for one in lab.told("list")]
+    runs = [RunDir(Path(one["path"])) for one in lab.json("list")]
     ended = [(run, lab.wait(run)) for run in runs]
     return Told(lab, runs[0], {}, {"ended": ended, "trips": trips})
 
@@ -174,7 +174,7 @@ def cancelled_sweep(lab: Laptop) -> Told:
     asked = ["--sweep", "seed=0,1,2,3,4,5", "--at-once", "1"]
     out = lab.said("submit", str(job), "-c", "lab.yaml", *asked)
     (sweep,) = (line.split()[-1] for line in out.splitlines() if line.startswith("all of them: "))
-    runs = [RunDir(Path(one["path"])) for one in lab.told("status", sweep)["runs"]]
+    runs = [RunDir(Path(one["path"])) for one in lab.json("status", sweep)["runs"]]
     wait_for(lambda: len(metrics(lab.on_disk(runs[0]))) > 2, "some steps")
     said, trips = {}, {}
     for name, command in (("status", ["status", sweep]), ("cancel", ["cancel", sweep])):
@@ -210,7 +210,7 @@ def refused(lab: Laptop) -> dict[str, Any]:
     said["sweep"] = lab.said("submit", job, "-c", "lab.yaml", *secret_in_a_sweep, code=4)
     said["runs"] = " ".join(path.name for path in (lab.there / "runs").glob("[!.]*"))
     said["queue"] = lab.slurm("squeue", "-h", "-t", "all", "-o", "%Z")
-    said["listed"] = lab.told("list")
+    said["listed"] = lab.json("list")
     said["detected"] = lab.said("clusters", "detect", "--login", lab.sshd.host, "--partition", "short")
     said["folder"] = str(lab.folder)
     return said

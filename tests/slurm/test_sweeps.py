@@ -74,7 +74,7 @@ def test_a_sweep_is_looked_at_cancelled_and_deleted_as_a_whole(lab: SlurmLab) ->
     assert f"{sweep}: 2 taken out of the queue, 2 asked to write a checkpoint and stop" in out
     assert [lab.wait(run)["state"] for run in runs] == ["cancelled"] * 4
     assert [lab.status(run)["checkpoint_step"] is not None for run in runs] == [True, True, False, False]
-    found = lab.told("status", sweep, code=EXIT_CODES["cancelled"])
+    found = lab.json("status", sweep, code=EXIT_CODES["cancelled"])
     assert found["states"] == {"cancelled": 4} and [run["run_id"] for run in found["runs"]] == [
         run.id for run in runs
     ]

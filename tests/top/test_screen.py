@@ -188,7 +188,7 @@ def test_enter_shows_logs_memory_events_and_the_cause(runs: Path) -> None:
         )
         await pilot.press("e")
         await pilot.pause()
-        told = "".join(line.text for line in screen.query_one("#told", RichLog).lines)
+        told = "".join(line.text for line in screen.query_one("#story", RichLog).lines)
         assert "downgrade" in told and "micro-batch 16 -> 8" in told
         await pilot.press("m")
         await pilot.pause()

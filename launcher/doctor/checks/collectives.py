@@ -36,14 +36,14 @@ def collective(measured: Measured, expected: Expected) -> Opinion:
     least = least_bandwidth(expected)
     if largest["bytes"] < LARGE or least is None:
         return Opinion("good")
-    told = f"at least {rate(least)}"
+    wanted = f"at least {rate(least)}"
     if largest["bus"] >= least:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     see = "the network" if expected.nodes > 1 else "the load of the node"
     pairs = " and the pairs of ranks below" if expected.ranks > 2 else ""
     return Opinion(
         "poor",
-        told,
+        wanted,
         "The ranks exchange large messages slowly, so that gradients take long.",
         f"See {see} above{pairs}; --tune looks for faster settings.",
     )
@@ -67,12 +67,12 @@ def compute(measured: Measured, expected: Expected) -> Opinion:
         {rank for rank, one in flops.items() if one < least_flops}
         | {rank for rank, one in moved.items() if one < least_moved}
     )
-    told = "half the data sheet" if gpu else "half the median"
+    wanted = "half the data sheet" if gpu else "half the median"
     if not slow:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = f"{ranks(slow, expected)} computes or copies slowly. All others wait for it in every step."
     cure = "Look for other processes, heat and power limits there, or leave the node out."
-    return Opinion("poor", told, cause, cure)
+    return Opinion("poor", wanted, cause, cure)
 
 
 def least_bandwidth(expected: Expected) -> float | None:
@@ -105,7 +105,7 @@ def pairs(measured: Measured, expected: Expected) -> Opinion:
     return Opinion(verdict, "all", cause, cure)
 
 
-def _failed(value: Mapping[str, Any], expected: Expected, told: str) -> Opinion:
+def _failed(value: Mapping[str, Any], expected: Expected, wanted: str) -> Opinion:
     """Return the opinion on a hang, an error or wrong values, with the ranks to blame."""
     who = ranks(value["ranks"], expected)
     if value["kind"] == "wrong":
@@ -129,7 +129,7 @@ def _failed(value: Mapping[str, Any], expected: Expected, told: str) -> Opinion:
         cause = f"{who} does not get as far as the others, who wait in {value['at']}."
     else:
         cause = f"All ranks wait in {value['at']} until the time is over: messages do not arrive."
-    return Opinion("broken", told, cause, _cure(value["ranks"], expected))
+    return Opinion("broken", wanted, cause, _cure(value["ranks"], expected))
 
 
 def _cure(blamed: Sequence[int], expected: Expected) -> str:

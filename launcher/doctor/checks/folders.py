@@ -13,31 +13,31 @@ SPEED = 50e6
 
 
 def space(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at least {format_bytes(SPACE)}"
+    wanted = f"at least {format_bytes(SPACE)}"
     if measured.value >= SPACE:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     full = measured.value < SPACE_LEAST
     cause = "The disk or quota is full." if full else "Little space is left for checkpoints and logs."
     cure = "Delete old runs with `launcher clean`, raise the quota, or set paths.runs to another folder."
-    return Opinion("broken" if full else "poor", told, cause, cure)
+    return Opinion("broken" if full else "poor", wanted, cause, cure)
 
 
 def inodes(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at least {INODES}"
+    wanted = f"at least {INODES}"
     if measured.value >= INODES:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = 'The file system has few inodes left: "No space left on device" with space left.'
     cure = "Delete many small files (caches, environments), or set paths.runs to another folder."
-    return Opinion("broken" if measured.value < INODES_LEAST else "poor", told, cause, cure)
+    return Opinion("broken" if measured.value < INODES_LEAST else "poor", wanted, cause, cure)
 
 
 def write(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at least {SPEED / 1e6:.0f} MB/s"
+    wanted = f"at least {SPEED / 1e6:.0f} MB/s"
     if measured.value >= SPEED:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     return Opinion(
         "poor",
-        told,
+        wanted,
         "Checkpoints take long to write.",
         "Use a parallel file system for paths.runs, or a higher train.checkpoint_every.",
     )

@@ -18,12 +18,12 @@ SLOWDOWNS = ("hardware slowdown", "hardware thermal slowdown", "power brake", "s
 
 
 def count(measured: Measured, expected: Expected) -> Opinion:
-    told = str(expected.gpus_per_node)
+    wanted = str(expected.gpus_per_node)
     if measured.value >= expected.gpus_per_node:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     return Opinion(
         "broken",
-        told,
+        wanted,
         "GPUs are missing: one fell off the bus, or the job was not given it.",
         "Look at `dmesg | grep -i xid`; reset or drain the node. If it has fewer, correct node.gpu.count.",
     )
@@ -43,19 +43,19 @@ def name(measured: Measured, expected: Expected) -> Opinion:
 def memory(measured: Measured, expected: Expected) -> Opinion:
     if expected.gpu_memory is None:
         return Opinion("good")
-    told = f"at least {format_bytes(expected.gpu_memory)}"
+    wanted = f"at least {format_bytes(expected.gpu_memory)}"
     if measured.value >= MEMORY_SHARE * expected.gpu_memory:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "The GPU has less memory than the profile says: a plan that fits there runs out of memory here."
-    return Opinion("broken", told, cause, "Correct node.gpu.memory of the profile.")
+    return Opinion("broken", wanted, cause, "Correct node.gpu.memory of the profile.")
 
 
 def used(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at most {format_bytes(USED_BYTES)}"
+    wanted = f"at most {format_bytes(USED_BYTES)}"
     if measured.value["bytes"] <= USED_BYTES:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "Another process holds memory of this GPU: a plan that fits may run out of memory."
-    return Opinion("broken", told, cause, "End the process; `nvidia-smi` shows its pid.")
+    return Opinion("broken", wanted, cause, "End the process; `nvidia-smi` shows its pid.")
 
 
 def none_expected(cause: str, cure: str, verdict: Any = "broken") -> Any:

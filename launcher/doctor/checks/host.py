@@ -35,22 +35,22 @@ SOFTWARE = frozenset({"torch", "bitsandbytes"})
 
 
 def load(measured: Measured, expected: Expected) -> Opinion:
-    told = f"below {LOAD:g} for each CPU"
+    wanted = f"below {LOAD:g} for each CPU"
     if measured.value["load"] < LOAD * measured.value["cpus"]:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "Other processes keep the CPUs busy: what is measured below is slow for that reason."
-    return Opinion("poor", told, cause, "End them (`top`), or ask the scheduler for the node alone.")
+    return Opinion("poor", wanted, cause, "End them (`top`), or ask the scheduler for the node alone.")
 
 
 def memory(measured: Measured, expected: Expected) -> Opinion:
     if expected.memory is None:
         return Opinion("good")
-    told = f"at least {format_bytes(expected.memory)}"
+    wanted = f"at least {format_bytes(expected.memory)}"
     if measured.value >= MEMORY_SHARE * expected.memory:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     return Opinion(
         "broken",
-        told,
+        wanted,
         "This process may use less host memory than the profile promises, because of its cgroup or the "
         "machine. A plan that counts on the rest ends as host-oom.",
         "Ask for more memory (resources.memory_per_node), or correct node.memory in the profile.",
@@ -71,18 +71,18 @@ def free_memory(measured: Measured, expected: Expected) -> Opinion:
 
 def shm(measured: Measured, expected: Expected) -> Opinion:
     promised = expected.shm or SHM_BYTES
-    told = f"at least {format_bytes(promised)}"
+    wanted = f"at least {format_bytes(promised)}"
     cure = (
         "In a container: container.shm of the profile, or --shm-size and --ipc=host for docker. On a host: "
         "mount -o remount,size=50% /dev/shm. Until then NCCL_SHM_DISABLE=1 and train.workers: 0 avoid it."
     )
     if measured.value < min(SHM_LEAST, promised):
         return Opinion(
-            "broken", told, "/dev/shm is too small for NCCL and for DataLoader workers: bus errors.", cure
+            "broken", wanted, "/dev/shm is too small for NCCL and for DataLoader workers: bus errors.", cure
         )
     if measured.value < promised:
-        return Opinion("poor", told, "DataLoader workers may end with a bus error (SIGBUS).", cure)
-    return Opinion("good", told)
+        return Opinion("poor", wanted, "DataLoader workers may end with a bus error (SIGBUS).", cure)
+    return Opinion("good", wanted)
 
 
 def memlock(measured: Measured, expected: Expected) -> Opinion:
@@ -101,33 +101,33 @@ def memlock(measured: Measured, expected: Expected) -> Opinion:
 
 
 def nofile(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at least {FILES}"
+    wanted = f"at least {FILES}"
     if measured.value == UNLIMITED or measured.value >= FILES:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     return Opinion(
         "broken" if measured.value < FILES_LEAST else "poor",
-        told,
+        wanted,
         'Sockets and DataLoader workers run out of file descriptors: "Too many open files".',
         "Raise the hard limit: LimitNOFILE of slurmd or sshd, nofile in limits.conf.",
     )
 
 
 def stack(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at least {format_bytes(STACK)}"
+    wanted = f"at least {format_bytes(STACK)}"
     if measured.value == UNLIMITED or measured.value >= STACK:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "Threads of numerical libraries may overflow their stack: a segmentation fault."
-    return Opinion("poor", told, cause, "Raise the limit: ulimit -s 8192 in `setup:` of the profile.")
+    return Opinion("poor", wanted, cause, "Raise the limit: ulimit -s 8192 in `setup:` of the profile.")
 
 
 def clock(measured: Measured, expected: Expected) -> Opinion:
     off = abs(measured.value)
-    told = f"within {CLOCK_POOR:g} s"
+    wanted = f"within {CLOCK_POOR:g} s"
     if off <= CLOCK_POOR:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     return Opinion(
         "broken" if off > CLOCK_BROKEN else "poor",
-        told,
+        wanted,
         "The clock of this node is wrong. Log lines appear in the wrong order; certificates and Slurm's "
         "credentials are refused if the difference grows.",
         "Start chronyd or systemd-timesyncd on the node: `chronyc tracking` shows the offset.",
@@ -142,10 +142,10 @@ def encoding(measured: Measured, expected: Expected) -> Opinion:
 
 
 def python(measured: Measured, expected: Expected) -> Opinion:
-    told = f"at least {PYTHON[0]}.{PYTHON[1]}"
+    wanted = f"at least {PYTHON[0]}.{PYTHON[1]}"
     if version(measured.value) >= PYTHON:
-        return Opinion("good", told)
-    return Opinion("broken", told, "launcher does not run with it.", "Set paths.python of the profile.")
+        return Opinion("good", wanted)
+    return Opinion("broken", wanted, "launcher does not run with it.", "Set paths.python of the profile.")
 
 
 def torch(measured: Measured, expected: Expected) -> Opinion:

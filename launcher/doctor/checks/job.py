@@ -27,8 +27,8 @@ def _room(cause: str, cure: str, need: str) -> Any:
 
     def judge(measured: Measured, expected: Expected) -> Opinion:
         least = getattr(expected.job, need)
-        told = f"at least {format_bytes(least)}"
-        return Opinion("good", told) if measured.value >= least else Opinion("broken", told, cause, cure)
+        wanted = f"at least {format_bytes(least)}"
+        return Opinion("good", wanted) if measured.value >= least else Opinion("broken", wanted, cause, cure)
 
     return judge
 

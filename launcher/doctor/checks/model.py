@@ -16,18 +16,18 @@ DIFFERENCE = 1e-3
 
 def trained(measured: Measured, expected: Expected) -> Opinion:
     value = measured.value
-    told = "trains" if measured.check == "model-alone" else f"differs below {DIFFERENCE:g}"
+    wanted = "trains" if measured.check == "model-alone" else f"differs below {DIFFERENCE:g}"
     if value["kind"] != "ok":
         why = value["exception"] or value["error"]
         who = ranks(value["ranks"], expected)
         cause = f"The tiny model {WORDS[value['kind']]}{f': {why}' if why else ''}".rstrip(".") + "."
         cause += f" The first to blame is {who}." if who else ""
-        return Opinion("broken", told, cause, "It is the cluster and not your job: see the checks above.")
+        return Opinion("broken", wanted, cause, "It is the cluster and not your job: see the checks above.")
     if measured.check == "model-alone" or ((value["difference"] or 0) <= DIFFERENCE and value["steps"]):
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     return Opinion(
         "broken",
-        told,
+        wanted,
         "Loss or gradients differ from those of one process with the same batch: values get lost or changed.",
         "See the collectives above. If they are good, have the GPUs' memory checked.",
     )

@@ -72,22 +72,22 @@ def interfaces(measured: Measured, expected: Expected) -> Opinion:
 
 def adapters(measured: Measured, expected: Expected) -> Opinion:
     states = {port: one["state"] for port, one in measured.value.items()}
-    told = "active"
+    wanted = "active"
     if waiting := [port for port, state in states.items() if state in ("INIT", "ARMED")]:
         cause = f"No subnet manager has configured {', '.join(waiting)}, so that NCCL does not use them."
-        return Opinion("poor", told, cause, "Start the subnet manager (opensm, or that of the switch).")
+        return Opinion("poor", wanted, cause, "Start the subnet manager (opensm, or that of the switch).")
     if "ACTIVE" in states.values():
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "No port of an InfiniBand or RoCE adapter is active: NCCL uses TCP instead."
-    return Opinion("poor", told, cause, "Look at `ibstat` and the cables; for RoCE, set the interface up.")
+    return Opinion("poor", wanted, cause, "Look at `ibstat` and the cables; for RoCE, set the interface up.")
 
 
 def latency(measured: Measured, expected: Expected) -> Opinion:
-    told = f"below {LATENCY * 1e3:g} ms"
+    wanted = f"below {LATENCY * 1e3:g} ms"
     if measured.value < LATENCY:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "A round trip takes long: the nodes are far apart, busy, or packets get lost."
-    return Opinion("poor", told, cause, "Ask for nodes of one switch or placement group.")
+    return Opinion("poor", wanted, cause, "Ask for nodes of one switch or placement group.")
 
 
 def clocks(measured: Measured, expected: Expected) -> Opinion:
@@ -111,22 +111,22 @@ def mtu(measured: Measured, expected: Expected) -> Opinion:
 
 
 def loss(measured: Measured, expected: Expected) -> Opinion:
-    told = f"below {LOSS_POOR:.0%}"
+    wanted = f"below {LOSS_POOR:.0%}"
     if measured.value < LOSS_POOR:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     verdict: Verdict = "broken" if measured.value >= LOSS_BROKEN else "poor"
     cause = "Packets get lost. Each one delays a message by 0.2 s and more."
-    return Opinion(verdict, told, cause, "Have cables, transceivers and the switch's ports checked.")
+    return Opinion(verdict, wanted, cause, "Have cables, transceivers and the switch's ports checked.")
 
 
 def bandwidth(measured: Measured, expected: Expected) -> Opinion:
     least = BANDWIDTH_SHARE * (expected.inter_node or BANDWIDTH)
-    told = f"at least {rate(least)}"
+    wanted = f"at least {rate(least)}"
     if measured.value >= least:
-        return Opinion("good", told)
+        return Opinion("good", wanted)
     cause = "The connection between these nodes is slow."
     cure = "Check the speed of the links (ethtool), and whether network.interface is the fast network."
-    return Opinion("poor", told, cause, cure)
+    return Opinion("poor", wanted, cause, cure)
 
 
 def _states(value: Any) -> str:

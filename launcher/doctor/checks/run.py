@@ -34,10 +34,10 @@ def connected(measured: Measured, expected: Expected) -> Opinion:
 
 
 def seconds(measured: Measured, expected: Expected) -> Opinion:
-    told = f"below {CONNECT_SECONDS:g} s"
+    wanted = f"below {CONNECT_SECONDS:g} s"
     if measured.value < CONNECT_SECONDS:
-        return Opinion("good", told)
-    return Opinion("poor", told, "The ranks take long to connect.", "See the checks of the network below.")
+        return Opinion("good", wanted)
+    return Opinion("poor", wanted, "The ranks take long to connect.", "See the checks of the network below.")
 
 
 ROWS = (

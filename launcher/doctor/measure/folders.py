@@ -45,13 +45,13 @@ def measure_folders(
     """
     left = dict(folders)
     while left:
-        told = in_child(partial(_each, node, left, most, leave), ANSWER_SECONDS + 2 * most / LEAST)
-        yield from told.values
-        if not told.error:
+        result = in_child(partial(_each, node, left, most, leave), ANSWER_SECONDS + 2 * most / LEAST)
+        yield from result.values
+        if not result.error:
             return
-        yield Measured("folder", node, str(left[told.subject]), told.subject, told.error)
+        yield Measured("folder", node, str(left[result.subject]), result.subject, result.error)
         names = list(left)
-        left = {name: left[name] for name in names[names.index(told.subject) + 1 :]}
+        left = {name: left[name] for name in names[names.index(result.subject) + 1 :]}
 
 
 def _each(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.doctor.measure.guarded import reason_of
-from launcher.doctor.rank_test import RankTest, Told
+from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.supervise.process import dying_with
 
 IMPORT_SECONDS = 60.0
@@ -74,7 +74,7 @@ class Group:
         tests: Sequence[RankTest],
         local: Mapping[int, int],
         pointless: Callable[[], object] = lambda: False,
-    ) -> list[list[Told]]:
+    ) -> list[list[RankReport]]:
         """Run this node's ranks of several tests at the same time. Return their reports for each test.
 
         `local` maps this node's global ranks to local ranks. `pointless` is called twice a second and ends
@@ -86,7 +86,7 @@ class Group:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._answer(max(test.seconds for test in tests) + IMPORT_SECONDS, pointless)
-        return [[Told(**one) for one in told] for told in json.loads(answer)]
+        return [[RankReport(**one) for one in of_test] for of_test in json.loads(answer)]
 
     def _answer(self, seconds: float, pointless: Callable[[], object]) -> bytes:
         """Return the process's next line. If none comes within `seconds`, kill it and raise OSError."""
@@ -124,7 +124,7 @@ class _Rank:
         self.lines += [json.loads(line) for line in lines if line]
         return bool(part)
 
-    def told(self, ended: bool, state: str, status: int) -> Told:
+    def report(self, ended: bool, state: str, status: int) -> RankReport:
         at = [line["at"] for line in self.lines if "at" in line]
         error = next((line["error"] for line in self.lines if "error" in line), "")
         if ended and not error and os.WIFSIGNALED(status):
@@ -133,7 +133,7 @@ class _Rank:
             error = f"exit code {os.WEXITSTATUS(status)}"
         results = tuple(line["result"] for line in self.lines if "result" in line)
         done = sum("done" in line for line in self.lines)
-        return Told(self.rank, ended, at[-1] if at else "", done, results, error, state)
+        return RankReport(self.rank, ended, at[-1] if at else "", done, results, error, state)
 
 
 def serve() -> None:
@@ -145,15 +145,15 @@ def serve() -> None:
     gc.freeze()
     for line in sys.stdin:
         asked = json.loads(line)
-        told = _run([RankTest(**test) for test in asked["tests"]], dict(asked["local"]))
-        print(json.dumps([[asdict(one) for one in ranks_told] for ranks_told in told]), flush=True)
+        reports = _run([RankTest(**test) for test in asked["tests"]], dict(asked["local"]))
+        print(json.dumps([[asdict(one) for one in of_test] for of_test in reports]), flush=True)
 
 
-def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[Told]]:
+def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[RankReport]]:
     """Start all ranks, and end each at the time limit of its test."""
     found = [[_fork(test, rank, local[rank]) for rank in test.ranks if rank in local] for test in tests]
     began = time.monotonic()
-    told: dict[int, Told] = {}
+    reports: dict[int, RankReport] = {}
     with selectors.DefaultSelector() as selector:
         for number, forked in enumerate(found):
             for one in forked:
@@ -165,19 +165,19 @@ def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[Told]
                 if not one.read():
                     selector.unregister(key.fd)
                     _, status = os.waitpid(one.pid, 0)
-                    told[one.pid] = one.told(True, "", status)
+                    reports[one.pid] = one.report(True, "", status)
             now = time.monotonic()
             for key in [key for key in selector.get_map().values() if key.data[1] <= now]:
                 one = key.data[0]
                 selector.unregister(key.fd)
-                told[one.pid] = one.told(False, _state(one.pid), 0)
+                reports[one.pid] = one.report(False, _state(one.pid), 0)
                 os.kill(one.pid, signal.SIGKILL)
                 _wait_for_end(one.pid)
     for one in (one for forked in found for one in forked):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)  # processes that the rank left behind
         os.close(one.pipe)
-    return [[told[one.pid] for one in forked] for forked in found]
+    return [[reports[one.pid] for one in forked] for forked in found]
 
 
 def _wait_for_end(pid: int) -> None:

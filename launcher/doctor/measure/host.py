@@ -99,7 +99,7 @@ def torch_version() -> dict[str, Any]:
     installed version differs from the one torch was built with.
     """
     version = importlib.metadata.version("torch")
-    told = re.search(r"^cuda: .*= '([\d.]+)'", (_folder("torch") / "version.py").read_text(), re.M)
+    cuda = re.search(r"^cuda: .*= '([\d.]+)'", (_folder("torch") / "version.py").read_text(), re.M)
     required = "\n".join(importlib.metadata.requires("torch") or ())
     pinned = dict(re.findall(r"^(nvidia-[\w-]+)\s*==\s*([\w.]+)", required, re.M))
     # A library that is not installed may be part of another build, or of another platform.
@@ -107,7 +107,7 @@ def torch_version() -> dict[str, Any]:
     other = {name: found for name, found in installed.items() if found != pinned[name]}
     return {
         "torch": version,
-        "cuda": told[1] if told else "",
+        "cuda": cuda[1] if cuda else "",
         "nccl": next((found for name, found in installed.items() if name.startswith("nvidia-nccl-")), ""),
         "misfits": [f"{name} {found} instead of {pinned[name]}" for name, found in other.items()],
     }

@@ -15,7 +15,7 @@ from launcher.doctor.values import Measured
 from launcher.supervise.process import dying_with
 
 
-class Told(NamedTuple):
+class ChildResult(NamedTuple):
     """What a child has measured."""
 
     values: list[Measured]
@@ -25,7 +25,7 @@ class Told(NamedTuple):
     "Why that measurement did not finish; empty if it did."
 
 
-def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) -> Told:
+def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) -> ChildResult:
     """Run `measure` in a child and return what it yields: values, and as text the subject of the next ones.
 
     A child that yields nothing for `silence` seconds is killed and abandoned.
@@ -55,20 +55,20 @@ def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) ->
         os.waitpid(pid, os.WNOHANG)  # do not wait, because a child may hang in the kernel
 
 
-def _read(out: int, silence: float) -> Told:
+def _read(out: int, silence: float) -> ChildResult:
     values: list[Measured] = []
     subject, rest = "", b""
     while select.select([out], [], [], silence)[0]:
         part = os.read(out, 2**16)
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if isinstance(told, str):
-                subject = told
-            elif "check" in told:
-                values.append(Measured(**told))
+            record = json.loads(line)
+            if isinstance(record, str):
+                subject = record
+            elif "check" in record:
+                values.append(Measured(**record))
             else:
-                return Told(values, subject, told["error"])
+                return ChildResult(values, subject, record["error"])
         if not part:
-            return Told(values, subject)
-    return Told(values, subject, f"It does not answer within {silence:.0f} s.")
+            return ChildResult(values, subject)
+    return ChildResult(values, subject, f"It does not answer within {silence:.0f} s.")

@@ -62,8 +62,8 @@ def _imports(job: Job, environ: Mapping[str, str]) -> list[str]:
     """Return what cannot be started or imported: a task's module, or the modules that a script imports."""
     if job.task is not None:
         module, _, name = job.task.partition(":")
-        said = _run([sys.executable, "-c", IMPORT, module, name], environ)
-        return [f"{job.task}: {said.stderr.strip().splitlines()[-1]}"] if said.returncode else []
+        done = _run([sys.executable, "-c", IMPORT, module, name], environ)
+        return [f"{job.task}: {done.stderr.strip().splitlines()[-1]}"] if done.returncode else []
     command = job.command or ()
     if (program := shutil.which(command[0], path=environ["PATH"])) is None:
         return [f"{command[0]}: no such program"]
@@ -71,10 +71,10 @@ def _imports(job: Job, environ: Mapping[str, str]) -> list[str]:
     if script is None or not script.endswith(".py") or not Path(script).exists():
         return []
     python = program if "python" in Path(program).name else sys.executable
-    said = _run([python, "-c", FIND, str(Path(script).parent), *sorted(_named(Path(script)))], environ)
-    if said.returncode:
-        return [f"{command[0]}: {(said.stderr.strip().splitlines() or ['it fails'])[-1]}"]
-    return [f"no module {name}" for name in json.loads(said.stdout)]
+    done = _run([python, "-c", FIND, str(Path(script).parent), *sorted(_named(Path(script)))], environ)
+    if done.returncode:
+        return [f"{command[0]}: {(done.stderr.strip().splitlines() or ['it fails'])[-1]}"]
+    return [f"no module {name}" for name in json.loads(done.stdout)]
 
 
 def _named(script: Path) -> set[str]:

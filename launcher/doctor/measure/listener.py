@@ -105,8 +105,8 @@ class Listener:
                     while part := file.read1(2**20):
                         received += len(part)
                 seconds = time.monotonic() - began
-                told = {"time": time.time(), "bytes": received, "seconds": seconds, "ports": self.ports}
-                file.write(json.dumps(told).encode() + b"\n")
+                answer = {"time": time.time(), "bytes": received, "seconds": seconds, "ports": self.ports}
+                file.write(json.dumps(answer).encode() + b"\n")
 
     def _echo(self, datagrams: socket.socket) -> None:
         while True:

@@ -165,8 +165,13 @@ def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
     thread.start()
     thread.join(NAME_SECONDS)
     known = {peer["address"], *(address for _, address in peer["addresses"])}
-    told = found[0] if found else []
-    return {"name": peer["name"], "addresses": told, "right": bool(known & set(told)), "late": not found}
+    addresses = found[0] if found else []
+    return {
+        "name": peer["name"],
+        "addresses": addresses,
+        "right": bool(known & set(addresses)),
+        "late": not found,
+    }
 
 
 def _ask(host: str, port: int, request: Mapping[str, Any], stream: bytes) -> tuple[dict[str, Any], float]:
@@ -190,8 +195,8 @@ def _ask(host: str, port: int, request: Mapping[str, Any], stream: bytes) -> tup
 
 def _echo(address: str, port: int) -> tuple[float, float]:
     """Return the time of a round trip, and how far the other node's clock is ahead, in seconds."""
-    told, seconds = _ask(address, port, {}, b"")
-    return seconds, told["time"] - (time.time() - seconds / 2)  # excludes the time to connect
+    answer, seconds = _ask(address, port, {}, b"")
+    return seconds, answer["time"] - (time.time() - seconds / 2)  # excludes the time to connect
 
 
 def _certain(seconds: float, ahead: float) -> float:
@@ -201,8 +206,8 @@ def _certain(seconds: float, ahead: float) -> float:
 
 def _stream(address: str, port: int) -> float:
     """Return the bytes/s of one TCP connection."""
-    told, _ = _ask(address, port, {"stream": True}, os.urandom(2**17))
-    return float(told["bytes"] / told["seconds"])
+    answer, _ = _ask(address, port, {"stream": True}, os.urandom(2**17))
+    return float(answer["bytes"] / answer["seconds"])
 
 
 def _interfaces(peer: Mapping[str, Any], port: int) -> list[str]:

@@ -175,10 +175,10 @@ def _listed_by_git(folder: Path) -> list[str] | None:
         return None
     if done.returncode == 0:
         return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
-    said = done.stderr.decode(errors="replace").strip()
-    if "not a git repository" in said:
+    message = done.stderr.decode(errors="replace").strip()
+    if "not a git repository" in message:
         return None
-    raise SnapshotError(f"{folder}: git cannot list its files: {said}")
+    raise SnapshotError(f"{folder}: git cannot list its files: {message}")
 
 
 def _walked(root: Path) -> Iterator[str]:

@@ -285,5 +285,5 @@ def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> Exchanged:
 
 def _last_line(data: bytes) -> str:
     lines = data.decode(errors="replace").strip().splitlines()
-    told = [line for line in lines if not line.startswith("tar: Exiting with failure status")]
-    return told[-1] if told else "the answer is cut short"
+    errors = [line for line in lines if not line.startswith("tar: Exiting with failure status")]
+    return errors[-1] if errors else "the answer is cut short"

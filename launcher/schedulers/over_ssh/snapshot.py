@@ -152,7 +152,7 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
             f"{SEND_SECONDS:.0f} s; what has arrived is kept: submit again"
         ) from None
     if done.returncode:
-        raise SnapshotError(f"the job's code was not sent to {login.name}: {_said(done, runs)}")
+        raise SnapshotError(f"the job's code was not sent to {login.name}: {_message(done, runs)}")
     changed = [entry.path for entry in snapshot.entries if _entry(snapshot.root, entry.path) != entry]
     if changed:
         raise SnapshotError(
@@ -171,7 +171,7 @@ def relay(digest: str, source: Login, to: Login, runs: str) -> None:
         return
     packed = source.run(f"tar -C {there} -cf - .", timeout=SEND_SECONDS)
     if packed.returncode:
-        raise SnapshotError(f"the job's code was not brought from {source.name}: {_said(packed, runs)}")
+        raise SnapshotError(f"the job's code was not brought from {source.name}: {_message(packed, runs)}")
     partial = rsh.quote(place(runs, f".{digest}.{secrets.token_hex(4)}"))
     script = (
         f"umask 077; mkdir -p {partial} && {rsh.unpack(len(packed.stdout), partial, '-xpf')} && "
@@ -179,7 +179,7 @@ def relay(digest: str, source: Login, to: Login, runs: str) -> None:
     )
     done = to.run(script, stdin=packed.stdout, timeout=SEND_SECONDS)
     if done.returncode:
-        raise SnapshotError(f"the job's code was not brought to {to.name}: {_said(done, runs)}")
+        raise SnapshotError(f"the job's code was not brought to {to.name}: {_message(done, runs)}")
 
 
 def _output() -> set[tuple[int, int]]:
@@ -242,9 +242,9 @@ def _sha256(path: Path) -> str:
     return total.hexdigest()
 
 
-def _said(done: subprocess.CompletedProcess[bytes], runs: str) -> str:
+def _message(done: subprocess.CompletedProcess[bytes], runs: str) -> str:
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    said = lines[0] if lines else f"exit code {done.returncode}"
+    message = lines[0] if lines else f"exit code {done.returncode}"
     if "not found" in done.stderr.decode(errors="replace"):
-        return f"there is no `rsync` there ({said})"
-    return f"{said} (paths.runs is {runs})" if runs in said else said
+        return f"there is no `rsync` there ({message})"
+    return f"{message} (paths.runs is {runs})" if runs in message else message

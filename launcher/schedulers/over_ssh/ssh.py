@@ -103,7 +103,7 @@ class Over:
         terminal = self.may_ask and _has_terminal()
         never_ask = [] if self.may_ask else ["-o", "BatchMode=yes"]
         patience = None if terminal else CONNECT_SECONDS + 40
-        said: list[bytes] = []
+        stderr_lines: list[bytes] = []
         process = subprocess.Popen(
             # Goes to the background after login. ssh itself asks on the terminal.
             [*self._ssh(), *never_ask, "-M", "-N", "-f", self.name],
@@ -111,7 +111,7 @@ class Over:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        reader = threading.Thread(target=_pass_on, args=(process, said, terminal), daemon=True)
+        reader = threading.Thread(target=_pass_on, args=(process, stderr_lines, terminal), daemon=True)
         reader.start()
         try:
             code = process.wait(patience)
@@ -123,7 +123,7 @@ class Over:
             raise
         reader.join(1.0)  # the background process may keep the pipe open
         if code != 0 or not self._open():
-            why = _last_line(b"".join(said)) or f"ssh ended with exit code {code}"
+            why = _last_line(b"".join(stderr_lines)) or f"ssh ended with exit code {code}"
             alone = "" if terminal else " (there is no terminal on which ssh could ask for a password)"
             raise LoginError(f"cannot log in to {self.name}: {why}{alone}; try `ssh {self.name}` by hand")
 
@@ -185,23 +185,23 @@ def _has_terminal() -> bool:
     return True
 
 
-def _pass_on(process: subprocess.Popen[bytes], said: list[bytes], show: bool) -> None:
+def _pass_on(process: subprocess.Popen[bytes], lines: list[bytes], show: bool) -> None:
     """Pass on what ssh prints while it logs in, immediately: it may be part of a dialogue."""
     assert process.stderr is not None
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if show:
             sys.stderr.write(line.decode(errors="replace"))
             sys.stderr.flush()
 
 
 def _broken(host: str, done: subprocess.CompletedProcess[bytes], began: bool) -> LoginError:
-    said = _last_line(done.stderr)
+    message = _last_line(done.stderr)
     if began or done.returncode == 255:
-        why = f" ({said})" if said else ""
+        why = f" ({message})" if message else ""
         return CutError(f"the connection to {host} was lost before the answer came{why}")
-    said = said or _last_line(done.stdout) or f"exit code {done.returncode}"
-    return LoginError(f"{host} accepts the login but runs no commands: {said}")
+    message = message or _last_line(done.stdout) or f"exit code {done.returncode}"
+    return LoginError(f"{host} accepts the login but runs no commands: {message}")
 
 
 def _last_line(data: bytes) -> str:

@@ -125,7 +125,7 @@ class Client:
         except httpx.HTTPError as error:
             if opened and isinstance(error, httpx.ReadTimeout):
                 raise SilentError(f"RunPod: GET {path}: silent for {SILENCE:.0f} s") from None
-            raise ApiError(f"RunPod: GET {path}: {self._said(error)}", fate=Fate.RETRY) from None
+            raise ApiError(f"RunPod: GET {path}: {self._message(error)}", fate=Fate.RETRY) from None
 
     def graphql(self, query: str, variables: Mapping[str, Any]) -> Any:
         """Send a GraphQL query and return the answer's `data`. Raises ApiError, LostAnswerError.
@@ -146,11 +146,11 @@ class Client:
         first = errors[0] if isinstance(errors, list) and isinstance(errors[0], dict) else {}
         extensions = first.get("extensions")
         code = extensions.get("code") if isinstance(extensions, dict) else ""
-        told = self._shown(str(first.get("message", errors)).encode())
+        message = self._shown(str(first.get("message", errors)).encode())
         final = code in ("GRAPHQL_VALIDATION_FAILED", "BAD_USER_INPUT", "UNAUTHENTICATED")
-        if "balance" in told.lower() or "credit" in told.lower():
-            return ApiError(f"RunPod: GraphQL: {told}: {fate_of(402)[1]}", 402, Fate.STOP)
-        return ApiError(f"RunPod: GraphQL: {told}", 200, Fate.STOP if final else Fate.SKIP)
+        if "balance" in message.lower() or "credit" in message.lower():
+            return ApiError(f"RunPod: GraphQL: {message}: {fate_of(402)[1]}", 402, Fate.STOP)
+        return ApiError(f"RunPod: GraphQL: {message}", 200, Fate.STOP if final else Fate.SKIP)
 
     def _again(
         self,
@@ -196,9 +196,9 @@ class Client:
                     raise self._refusal(answer, what)
                 data = self._read(answer, what)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotReachedError(f"cannot reach RunPod ({what}): {self._said(error)}") from None
+            raise NotReachedError(f"cannot reach RunPod ({what}): {self._message(error)}") from None
         except httpx.HTTPError as error:
-            raise LostAnswerError(f"RunPod: {what}: {self._said(error)}", fate=Fate.RETRY) from None
+            raise LostAnswerError(f"RunPod: {what}: {self._message(error)}", fate=Fate.RETRY) from None
         if not data:
             return None
         try:
@@ -214,12 +214,12 @@ class Client:
     def _refusal(self, answer: httpx.Response, what: str) -> ApiError:
         status = answer.status_code
         fate, meaning = fate_of(status)
-        told, wait, too_long = self._problem(answer, what), _retry_after(answer), ""
+        problem, wait, too_long = self._problem(answer, what), _retry_after(answer), ""
         if fate in (Fate.RETRY, Fate.WAIT) and wait is not None and wait > LONGEST_WAIT:
             fate, too_long = Fate.STOP, f"RunPod asks for a pause of {wait:.0f} s: try again after that"
-        if meaning.casefold() in told.casefold():
+        if meaning.casefold() in problem.casefold():
             meaning = ""
-        message = "; ".join(part for part in (told, meaning, too_long) if part)
+        message = "; ".join(part for part in (problem, meaning, too_long) if part)
         kind = LostAnswerError if status >= 500 else ApiError
         return kind(f"RunPod: {what}: {status}: {message}", status, fate, wait)
 
@@ -238,8 +238,8 @@ class Client:
             return self._shown(data)
         errors = problem.get("errors")
         more = [str(one) for one in errors[:5]] if isinstance(errors, list) else []
-        said = [str(problem.get("detail") or problem.get("title") or ""), *more]
-        return self._shown("; ".join(part for part in said if part).encode()) or phrase
+        parts = [str(problem.get("detail") or problem.get("title") or ""), *more]
+        return self._shown("; ".join(part for part in parts if part).encode()) or phrase
 
     def _read(self, answer: httpx.Response, what: str) -> bytes:
         deadline, data = time.monotonic() + SLOWEST, bytearray()
@@ -262,7 +262,7 @@ class Client:
         secrets = (one.encode(errors="surrogateescape") for one in self._secrets)
         return clean(Masker(secrets).whole(data).decode(errors="replace"))
 
-    def _said(self, error: Exception) -> str:
+    def _message(self, error: Exception) -> str:
         return self._shown(str(error).encode()) or type(error).__name__
 
 

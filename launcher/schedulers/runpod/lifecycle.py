@@ -297,8 +297,8 @@ def too_expensive(usd_per_hour: float, limit: float | None) -> str | None:
     """Return why the price is too high, or None. An unknown price (0) exceeds any limit."""
     if limit is None or 0 < usd_per_hour <= limit + ROUNDING:
         return None
-    said = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "an unknown price"
-    return f"it was billed at {said}, the limit is {limit:.3f}"
+    price = f"{usd_per_hour:.3f} USD/h" if usd_per_hour else "an unknown price"
+    return f"it was billed at {price}, the limit is {limit:.3f}"
 
 
 def is_past(e: Evidence, grace: float) -> bool:

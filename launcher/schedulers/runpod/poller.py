@@ -82,8 +82,8 @@ class Poller:
             evidence = self._evidence(run, answers, purpose)
             action = life.decide(evidence)
             if isinstance(action, life.Wait):
-                told = {} if action.reason is None else {"reason": action.reason}
-                return status_of(run, str(handle_of(run)), {**evidence.state, **told})
+                changed = {} if action.reason is None else {"reason": action.reason}
+                return status_of(run, str(handle_of(run)), {**evidence.state, **changed})
             if isinstance(action, life.Rent):
                 self._renew(run)
                 answers, purpose = _Answers(), "look"

@@ -59,8 +59,8 @@ def record(run: RunDir, state: str, failure: str, reason: str) -> None:
 def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, limit: float | None) -> None:
     """Record a pod that must end and could not be ended yet, and ask it to stop."""
     asked = next(event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting")
-    told = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # billed from then on
-    copy.run.append(Rejected(handle=str(handle), reason=reason, **told))
+    billed = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # billed from then on
+    copy.run.append(Rejected(handle=str(handle), reason=reason, **billed))
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
     with suppress(SchedulerError):
         ask_to_stop(copy)

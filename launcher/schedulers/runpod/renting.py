@@ -287,10 +287,10 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     spent = spent_of(run.read_events(), time.time())
     market = look(client, section, needs, section.max_seconds(job), spent)
     if not market.offers or section.budget is None:
-        return market, request.told(market, None) if market.offers else ()
+        return market, request.offer_lines(market, None) if market.offers else ()
     left = section.budget - spent
     rest = f"{left:.2f} of {section.budget:.2f} USD of the budget are left"
-    return market, (*request.told(market, left), rest)
+    return market, (*request.offer_lines(market, left), rest)
 
 
 def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:

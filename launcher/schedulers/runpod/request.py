@@ -146,8 +146,8 @@ def prepare(request: Request) -> PodPrepared:
     digest, packed = (code.digest, pack(code)) if code is not None else (None, None)
     found = [_one(each, digest, packed) for each in (request, *request.others)]
     _refuse(found[0])
-    told = code.notes if code is not None else ()
-    return replace(found[0], others=tuple(found[1:]), warnings=(*found[0].warnings, *told))
+    notes = code.notes if code is not None else ()
+    return replace(found[0], others=tuple(found[1:]), warnings=(*found[0].warnings, *notes))
 
 
 def market_for(client: Client, prepared: PodPrepared) -> Market:
@@ -170,7 +170,7 @@ def first(prepared: PodPrepared, found: Market) -> PodPrepared:
     return replace(ordered[0], others=tuple(replace(one, others=()) for one in ordered[1:]))
 
 
-def told(found: Market, budget: float | None) -> tuple[str, ...]:
+def offer_lines(found: Market, budget: float | None) -> tuple[str, ...]:
     """Describe the offers to the user, before anything is rented."""
     lines = [f"{'rents' if not at else 'else'} {offer}" for at, offer in enumerate(found.offers[:SHOWN])]
     if found.offers and (why := found.offers[0].unfinished(budget)) is not None:

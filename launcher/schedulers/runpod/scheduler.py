@@ -101,7 +101,7 @@ class RunPodScheduler(OneByOne):
             if isinstance(error, ApiError) and error.wait is not None:
                 self._pauses[request.run_id] = error
             return requests.with_prices(ready, [f"prices and stock are unknown: {error}"])
-        lines = requests.told(found, ready.section.budget)
+        lines = requests.offer_lines(found, ready.section.budget)
         return replace(requests.with_prices(requests.first(ready, found), lines), offered=found.offered)
 
     @classmethod
@@ -119,7 +119,7 @@ class RunPodScheduler(OneByOne):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Check the volume, the secrets and the offers. Return lines for the user. Raises SchedulerError."""
         from launcher.schedulers.runpod.offers import s3_refusal
-        from launcher.schedulers.runpod.request import PodPrepared, secret_values, told
+        from launcher.schedulers.runpod.request import PodPrepared, offer_lines, secret_values
         from launcher.schedulers.runpod.scripts import CHANGE_ME, NO_VOLUME_YET
         from launcher.schedulers.runpod.volume import named_endpoint
 
@@ -146,7 +146,7 @@ class RunPodScheduler(OneByOne):
         self._volume(str(section.volume_id), market.data_center).walk(prefix)
         if not market.offers:
             raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
-        return () if known else told(market, section.budget)
+        return () if known else offer_lines(market, section.budget)
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Rent a pod for the run. Raises SchedulerError. If certainly no pod exists, nothing is left over."""
@@ -304,11 +304,11 @@ class RunPodScheduler(OneByOne):
         """Yield the log of the run's first pod, including the image pull, until the run ends."""
         from launcher.schedulers.runpod.stream import follow
 
-        told: str | None = None
+        followed: str | None = None
         while True:
             pod = self._first_pod(handle_of(run))
-            if pod is not None and pod != told:
-                told = pod
+            if pod is not None and pod != followed:
+                followed = pod
                 for line in follow(self.client, pod, lambda: self.status(run).ended):
                     yield f"{line.ts} {line.source}: {line.line}\n".encode()
             if self.status(run).ended:

@@ -123,13 +123,13 @@ class Volume:
             answer: dict[str, Any] = getattr(self._client, what)(Bucket=self.id, **fields)
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            told = error.response.get("Error", {})
-            if status == 404 and told.get("Code") != "NoSuchBucket":
+            details = error.response.get("Error", {})
+            if status == 404 and details.get("Code") != "NoSuchBucket":
                 raise GoneError(f"{where}: there is no such object") from None
             if status == 416:  # `start` is at or beyond the end
                 return {"Body": _Empty()}
-            said = clean(told.get("Message") or told.get("Code") or status)
-            raise VolumeError(f"{where}: {said}") from None
+            message = clean(details.get("Message") or details.get("Code") or status)
+            raise VolumeError(f"{where}: {message}") from None
         except (ConnectionClosedError, ReadTimeoutError, ResponseStreamingError) as error:
             raise NoAnswerError(f"{where}: {clean(error)}") from None
         except (BotoCoreError, OSError, ValueError, KeyError) as error:

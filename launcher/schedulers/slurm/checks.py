@@ -141,8 +141,8 @@ def _words(answer: Answer) -> str:
     lines = (
         re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line) for line in answer.err.splitlines()
     )
-    said = "; ".join(line for line in lines if line.strip() and not line.startswith('Try "sbatch --help"'))
-    return said or f"exit {answer.code}"
+    message = "; ".join(line for line in lines if line.strip() and not line.startswith('Try "sbatch --help"'))
+    return message or f"exit {answer.code}"
 
 
 def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:

@@ -65,19 +65,21 @@ def detect(login: Login, host: str | None = None) -> Found:
     answers = ask(login, {**questions(), **_questions()})
     controller = answers["partitions"]
     if controller.code != 0:
-        said = (controller.err or controller.out).strip().splitlines()
-        raise LoginError(_no_slurm(login.name, host, controller.code, said[-1] if said else ""))
+        lines = (controller.err or controller.out).strip().splitlines()
+        raise LoginError(_no_slurm(login.name, host, controller.code, lines[-1] if lines else ""))
     return found(answers, host)
 
 
-def _no_slurm(name: str, host: str | None, code: int, said: str) -> str:
+def _no_slurm(name: str, host: str | None, code: int, error: str) -> str:
     if code == NOT_FOUND:
         what = "Slurm is not installed (there is no `scontrol`)"
     else:
         what = "Slurm's controller does not answer, or this is no host of a Slurm cluster"
     there = f"--host {host}" if host is not None else "--host HOST"
     login = "" if host is not None else "name a login node (--login HOST), or "
-    return f"{name}: {what}; {login}ask a host without a batch system ({there}){f' [{said}]' if said else ''}"
+    return (
+        f"{name}: {what}; {login}ask a host without a batch system ({there}){f' [{error}]' if error else ''}"
+    )
 
 
 def _questions() -> dict[str, list[str]]:
@@ -221,17 +223,17 @@ def _node(choice: Choice) -> Iterator[str]:
 
 
 def _gpu(choice: Choice) -> Iterator[str]:
-    said = f"`{choice.gres_type}`" if choice.gres_type else "no type"
+    gres = f"`{choice.gres_type}`" if choice.gres_type else "no type"
     if choice.device:
         yield f"    type: {_text(choice.device)}   # by nvidia-smi on the login node"
         yield f"    memory: {_size(choice.device_memory)}"
     elif choice.gpu is not None:
         also = ", ".join(f"{gpu.label} ({gpu.memory} GiB)" for gpu in choice.others)
         check = f"; CHECK, it may also be {also}" if also else ""
-        yield f"    type: {_text(choice.gpu.label)}   # Slurm calls it {said}{check}"
+        yield f"    type: {_text(choice.gpu.label)}   # Slurm calls it {gres}{check}"
         yield f"    memory: {_size(memory_of(choice.gpu))}   # what a process can use"
     else:
-        yield f"    # CHECK both: Slurm says {said}; `nvidia-smi --query-gpu=name,memory.total --format=csv`"
+        yield f"    # CHECK both: Slurm says {gres}; `nvidia-smi --query-gpu=name,memory.total --format=csv`"
         yield f"    type: {_text(choice.gres_type or 'GPU')}"
         yield f"    memory: {_slice(choice.gres_type)}"
 

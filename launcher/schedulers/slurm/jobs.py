@@ -164,29 +164,29 @@ def _once(login: Login, script: str) -> str:
         done = login.run(script)
     except LoginError as error:
         raise NotYetError(str(error), unclear=True) from None
-    said = done.stderr.decode(errors="replace").strip()
+    message = done.stderr.decode(errors="replace").strip()
     if done.returncode == 0:
         return job_id(done.stdout.decode(errors="replace"))
-    if unanswered(said):
+    if unanswered(message):
         # With two controllers, the first may have accepted the job before the second could not be reached.
-        unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in said.splitlines())
-        raise NotYetError(_last(said), unclear=unclear)
-    if absent(done.returncode, said):
+        unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in message.splitlines())
+        raise NotYetError(_last(message), unclear=unclear)
+    if absent(done.returncode, message):
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
-    raise NotSubmittedError(f"sbatch: {_words(said) or f'exit code {done.returncode}'}")
+    raise NotSubmittedError(f"sbatch: {_words(message) or f'exit code {done.returncode}'}")
 
 
-def unanswered(said: str) -> bool:
+def unanswered(message: str) -> bool:
     """Whether these error messages of a Slurm command mean that the controller did not answer."""
-    return bool(_NOT_TAKEN.search(said) or _UNCLEAR.search(said))
+    return bool(_NOT_TAKEN.search(message) or _UNCLEAR.search(message))
 
 
-def absent(code: int, said: str) -> bool:
+def absent(code: int, message: str) -> bool:
     """Whether there is no Slurm here: no command, or one without a cluster configuration.
 
     Ask `unanswered` first: a controller that is down may provide no configuration either.
     """
-    return code == NOT_FOUND or "configuration source" in said
+    return code == NOT_FOUND or "configuration source" in message
 
 
 def job_id(out: str) -> str:
@@ -259,11 +259,11 @@ def jobs_of(run: RunDir) -> set[str]:
     return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
 
 
-def _last(said: str) -> str:
-    return said.splitlines()[-1] if said else "no answer"
+def _last(message: str) -> str:
+    return message.splitlines()[-1] if message else "no answer"
 
 
-def _words(said: str) -> str:
+def _words(message: str) -> str:
     """sbatch's error message without its prefix on each line."""
-    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines())
+    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in message.splitlines())
     return "; ".join(line for line in lines if line)

@@ -55,8 +55,8 @@ def needs_site(record: JobRecord) -> bool:
 
 
 def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
-    said = record.reason.replace("_", " ").strip()
-    word, _, detail = said.partition(",")
+    reason = record.reason.replace("_", " ").strip()
+    word, _, detail = reason.partition(",")
     if word in REASONS:
         words, advice = REASONS[word]
         words += _partition_limit(word, record, site)
@@ -65,9 +65,9 @@ def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
     elif (limit := _LIMIT.fullmatch(word)) is not None:
         words, advice = _limit(limit, record, site)
     else:
-        begins = (found for start, found in SENTENCES if said.lower().startswith(start.lower()))
-        who = re.search(r"\((\S+ (?:allows|denies) .*)\)$", said)
-        words, advice = next(begins, (f"Slurm says {said!r}", UNKNOWN) if said else REASONS["None"])
+        begins = (found for start, found in SENTENCES if reason.lower().startswith(start.lower()))
+        who = re.search(r"\((\S+ (?:allows|denies) .*)\)$", reason)
+        words, advice = next(begins, (f"Slurm says {reason!r}", UNKNOWN) if reason else REASONS["None"])
         words += f" (Slurm says: {who[1]})" if who is not None else ""
     known = {
         "id": record.id,

@@ -121,8 +121,8 @@ class Site:
     @property
     def enforces(self) -> frozenset[str]:
         """What slurmctld refuses jobs for: some of `associations`, `limits`, `qos`, `safe`."""
-        said = self.config.get("AccountingStorageEnforce", "").lower()
-        return frozenset(word for word in said.split(",") if word not in ("", "none", "(null)"))
+        enforced = self.config.get("AccountingStorageEnforce", "").lower()
+        return frozenset(word for word in enforced.split(",") if word not in ("", "none", "(null)"))
 
     @property
     def rewrites(self) -> bool:
@@ -207,7 +207,9 @@ def site(answers: Mapping[str, Answer]) -> Site:
         associations=None if own is None else (*own, *(row for row in accounts or () if not row.get("User"))),
         default_account=given or _default_account(_table(answers.get("user", NOT_ASKED))),
         given_account=given,
-        silent=next((said for name in OF_ACCOUNTING if (said := _silence(answers.get(name, NOT_ASKED)))), ""),
+        silent=next(
+            (silence for name in OF_ACCOUNTING if (silence := _silence(answers.get(name, NOT_ASKED)))), ""
+        ),
     )
 
 
@@ -217,8 +219,8 @@ OF_ACCOUNTING = ("qos", "associations", "accounts", "user")
 def _silence(answer: Answer) -> str:
     if answer.code in (0, NOT_ENFORCED):
         return ""
-    said = accounting_trouble(answer)
-    return "" if said == NO_ACCOUNTING else said
+    trouble = accounting_trouble(answer)
+    return "" if trouble == NO_ACCOUNTING else trouble
 
 
 def _default_account(rows: list[Row] | None) -> str | None:

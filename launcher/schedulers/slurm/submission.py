@@ -86,8 +86,8 @@ class Submission:
             return str(RunExecutor(self.runs[0], store.login).submit(started[0]).job_id)
         made = store.login.run(folder_text(sweep, self.runs))
         if made.returncode:
-            said = made.stderr.decode(errors="replace").strip()
-            raise NotSubmittedError(f"cannot write {sweep.folder}: {said}")
+            message = made.stderr.decode(errors="replace").strip()
+            raise NotSubmittedError(f"cannot write {sweep.folder}: {message}")
         assert sweep.script is not None
         self._ask()
         executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)

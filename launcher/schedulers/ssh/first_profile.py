@@ -32,19 +32,19 @@ def first_profile(hosts: Sequence[str]) -> str:
     name is invalid.
     """
     answers = all_of(side_by_side(lambda host: ask(Over(host), QUESTIONS), hosts))
-    said = [{name: answer.out.strip() for name, answer in one.items()} for one in answers]
-    for host, one in zip(hosts, said, strict=True):
+    hardware = [{name: answer.out.strip() for name, answer in one.items()} for one in answers]
+    for host, one in zip(hosts, hardware, strict=True):
         if not one["python"]:
             raise HostError(f"{host}: there is no python3 for non-interactive logins, so it cannot be asked")
     fields = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", hosts[0].rpartition("@")[2]).strip("-."),
         "scheduler": "ssh",
         "ssh": {"hosts": list(hosts)},
-        "paths": {"runs": f"{said[0]['home']}/launcher-runs", "python": said[0]["python"]},
+        "paths": {"runs": f"{hardware[0]['home']}/launcher-runs", "python": hardware[0]["python"]},
     }
     gpu = with_gpus_of_hosts(Cluster.model_validate(fields)).node.gpu
-    node: dict[str, Any] = {"cpus": min(int(one["cpus"]) for one in said)}
-    node["memory"] = _size(min(int(float(one["memory"])) for one in said))
+    node: dict[str, Any] = {"cpus": min(int(one["cpus"]) for one in hardware)}
+    node["memory"] = _size(min(int(float(one["memory"])) for one in hardware))
     if gpu is not None:
         node = {"gpu": {"type": gpu.type, "count": gpu.count, "memory": _size(gpu.memory)}, **node}
     return _as_yaml({**fields, "node": node})

@@ -55,8 +55,8 @@ def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: flo
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else f"exit code {done.returncode}"
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        why = lines[-1] if lines else f"exit code {done.returncode}"
         raise HostError(f"{login.name}: {python} gave no answer: {why}") from None
     if not isinstance(answer, dict):
         raise HostError(f"{login.name}: {python} gave no answer")

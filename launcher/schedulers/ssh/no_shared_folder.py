@@ -45,8 +45,8 @@ def bring(run: RunDir, there: str, hosts: Sequence[RemoteStore]) -> None:
                 "hosts must share that folder, or none"
             )
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            why = said[-1] if said else f"exit code {done.returncode}"
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            why = lines[-1] if lines else f"exit code {done.returncode}"
             raise NotSentError(f"{store.name}: {there}/{run.id} could not be written: {why}")
 
 

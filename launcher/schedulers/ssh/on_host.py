@@ -200,8 +200,8 @@ def _supervisor(
     if process.poll() is not None and rank == 0 and _state(run) not in (None, "submitted"):
         return process  # the whole run ended before the lock was checked
     process.kill()  # a late start would keep running after we reported failure
-    said = log.read_bytes()[before:].decode(errors="replace").strip()
-    raise RefusedError(f"the supervisor did not start: {said or f'no answer in {START_SECONDS:.0f} s'}")
+    printed = log.read_bytes()[before:].decode(errors="replace").strip()
+    raise RefusedError(f"the supervisor did not start: {printed or f'no answer in {START_SECONDS:.0f} s'}")
 
 
 def stop(request: Request) -> dict[str, Any]:

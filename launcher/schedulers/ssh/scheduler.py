@@ -138,11 +138,11 @@ class SshHosts(OneByOne):
             )
         hosts = [self._on(host).ssh for host in self.hosts]
         most = max((prepared.about for prepared in sweep.runs), key=lambda about: about["gpus_per_node"])
-        shares, said = deal(hosts, most, self.there, len(sweep.runs), most["sweep"]["at_once"])
+        shares, notes = deal(hosts, most, self.there, len(sweep.runs), most["sweep"]["at_once"])
         for prepared, share in zip(sweep.runs, shares, strict=True):
             self._chosen[prepared.request.run_id] = share.chosen
             self._places[prepared.request.run_id] = share.places
-        return said
+        return notes
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         """Submit every run, and start the process that moves waiting runs.

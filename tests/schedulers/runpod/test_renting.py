@@ -19,7 +19,7 @@ from launcher.schedulers.runpod.lifecycle import NOT_LISTED_SECONDS
 from launcher.schedulers.runpod.offers import Market, Need, Offer, ordered, s3_refusal, spent_of
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.renting import NotRentedError, Order, rent
-from launcher.schedulers.runpod.request import told
+from launcher.schedulers.runpod.request import offer_lines
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
 from tests.schedulers.runpod.served import Asked, Reply, Served
@@ -322,7 +322,9 @@ def test_what_does_not_end_within_its_limit_is_said_and_hours_are_written_plainl
     short = "will not finish within the budget: 2.50 USD predicted, 2.00 USD allowed"
     assert offer(hours=2.5).unfinished(2.0) == short
     found = Market((offer(hours=2.5), offer("B", hours=2.5)), (), "EU-RO-1")
-    assert told(found, None)[1].startswith("it will not finish") and told(found, None)[2].startswith("else")
+    assert offer_lines(found, None)[1].startswith("it will not finish") and offer_lines(found, None)[
+        2
+    ].startswith("else")
 
 
 def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:

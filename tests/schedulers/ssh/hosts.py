@@ -145,7 +145,7 @@ class Laptop(Lab):
     def weights(self, run: RunDir) -> bytes:
         """Of the last checkpoint, exported where it lies."""
         to = self.folder / f"weights-{run.id}"
-        (file,) = self.told("export", str(self.on_disk(run).path), "--to", str(to))["files"]
+        (file,) = self.json("export", str(self.on_disk(run).path), "--to", str(to))["files"]
         return Path(file).read_bytes()
 
     def close(self) -> None:

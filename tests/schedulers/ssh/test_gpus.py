@@ -163,7 +163,7 @@ def test_of_two_submissions_the_second_is_told_who_has_the_gpus(laptop: Laptop) 
     assert "tensor01: 1 of 4 GPUs are free, the job needs 2" in refused
     assert f"GPU 2: taken by launcher's run {run.id} of {getpass.getuser()}" in refused
     assert len(list(laptop.runs.glob("[!.]*"))) == 1
-    assert len(laptop.told("list")) == 1
+    assert len(laptop.json("list")) == 1
     assert events(run, "submitted")[0]["gpus"] == {"tensor01": [2, 3]}
     there = laptop.on_disk(run)
     output = wait_for(lambda: list(there.path.glob("attempts/*/logs/*/rank-000.out")), "rank")[0]

@@ -141,7 +141,7 @@ def test_a_waiting_run_of_a_sweep_moves_to_a_host_that_had_none_of_it(lab: Apart
     for run in (runs[0], moved):
         (run.path / "go").touch()
     wait_for(
-        lambda: [row["state"] for row in lab.told("sweep", "status", sweep_id)["runs"]] == ["succeeded"] * 2,
+        lambda: [row["state"] for row in lab.json("sweep", "status", sweep_id)["runs"]] == ["succeeded"] * 2,
         "two ends",
     )
     lab.said("clean", sweep_id, "-y")

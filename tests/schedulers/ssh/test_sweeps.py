@@ -77,7 +77,7 @@ def sweep(laptop: Laptop, *arguments: str) -> tuple[str, list[RunDir]]:
     record = laptop.newest().read_about().sweep
     assert record is not None
     sweep_id = record.id
-    rows = laptop.told("sweep", "status", sweep_id)["runs"]
+    rows = laptop.json("sweep", "status", sweep_id)["runs"]
     return sweep_id, [laptop.on_disk(RunDir(Path(row["path"]))) for row in rows]
 
 
@@ -182,7 +182,7 @@ def test_a_run_that_cannot_be_moved_waits_where_it_was(laptop: Laptop) -> None:
     laptop.profile("gpus.yaml", ["tensor01", "tensor02"], node={"gpu": GPU})
     sweep_id, runs = sweep(laptop, "-c", "gpus.yaml", "--sweep", "env.N=1,2,3", "--at-once", "2")
     wait_for(lambda: sees(runs[0]) and sees(runs[1]), "two runs")
-    copies = [row["path"] for row in laptop.told("sweep", "status", sweep_id)["runs"]]
+    copies = [row["path"] for row in laptop.json("sweep", "status", sweep_id)["runs"]]
     os.kill(int((Path(copies[0]).parent / "sweeps" / sweep_id / "queue.lock").read_text()), signal.SIGKILL)
     (runs[1].path / "go").touch()
     command = [sys.executable, "-c", FAILS, *copies]
