@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,12 +16,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.overrides import TorchFunctionMode
 
 from launcher.spec.listed import listed
+from launcher.tasks.stored_weights import Weights, copy_part
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts
 from launcher.train.ddp import without_ddp
 from launcher.train.initialise import draw_normal
 from launcher.train.loss import chunked_cross_entropy, cross_entropy, loss_in_place_of_logits
-from launcher.train.optimizers.state import local, slices_of
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.pipeline_parts import Pipeline
@@ -47,8 +44,6 @@ TOKENIZER_FILES = (
 "A directory with one of these files has a tokenizer."
 WEIGHT_FILES = ("*.safetensors", "*.index.json", "pytorch_model*", "consolidated*", "*.gguf")
 "A directory with one of these files is a checkpoint, even if its weights cannot be read here."
-STORED = ("F64", "F32", "F16", "BF16")
-"Types that safetensors files have for weights that are not quantized."
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
@@ -121,12 +116,15 @@ class CausalLM(Task):
             # Replace the buffer instead of copying into it: recipes that store parameters in bf16 cast
             # buffers, too, and rotary frequencies in bf16 are wrong from the third digit.
             module = model.get_submodule(owner)
-            module._buffers[attribute] = buffer.to(module._buffers[attribute].device)  # type: ignore[union-attr]
+            buffer = buffer.to(module._buffers[attribute].device)  # type: ignore[union-attr]
+            if self.weights is not None:
+                self.weights.fill(buffer, [name])  # such as the bias of a router of experts
+            module._buffers[attribute] = buffer
         missing = []
         for name, parameter in model.named_parameters():
             if self.weights is None:
                 self._begin(name, parameter, seed)
-            elif not self.weights.fill(parameter, _names(name, self._prefix, self._tied)):
+            elif not self.weights.fill(parameter, self._names(name)):
                 missing.append(name)
         if missing:
             raise TaskError(f"{self.weights} has no {', '.join(missing[:5])} ({len(missing)} in all)")
@@ -279,8 +277,8 @@ class CausalLM(Task):
             names.setdefault(id(parameter), []).append(name)
         self._tied = [same for same in names.values() if len(same) > 1]
         self._buffers = dict(model.named_buffers())
-        self._prefix = getattr(model, "base_model_prefix", "")
-        self._unused = [] if self.weights is None else self._unused_by(model, self.weights)
+        if self.weights is not None:
+            self._unused = self.weights.match(model)
         self._values = {
             name: parameter.detach() for name, parameter in model.named_parameters() if not parameter.is_meta
         }
@@ -289,21 +287,15 @@ class CausalLM(Task):
                 f"{type(model).__name__}: buffer {lost[0]} comes from torch.empty, without values"
             )
 
-    def _unused_by(self, model: nn.Module, weights: Weights) -> list[str]:
-        """Return the stored tensors without a place in the model, except those that transformers ignores."""
-        placed = [*dict(model.named_parameters()), *self._buffers]
-        left = weights.names.difference(*(_names(name, self._prefix, self._tied) for name in placed))
-        ignored = [
-            *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
-            *(r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"),  # buffers of checkpoints of earlier versions
-        ]
-        return sorted(name for name in left if not any(re.search(pattern, name) for pattern in ignored))
+    def _names(self, name: str) -> list[str]:
+        """Return the names of a parameter: several if it is tied."""
+        return next((names for names in self._tied if name in names), [name])
 
     @torch.no_grad()
     def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
         """Draw matrices with the config's standard deviation; set norms to one and biases to zero."""
         if name in self._values:
-            _copy_part(self._values[name], parameter)
+            copy_part(self._values[name], parameter)
         elif parameter.ndim > 1:
             text = self.config.get_text_config()
             draw_normal(parameter, getattr(text, "initializer_range", 0.02), seed, name)
@@ -328,66 +320,6 @@ def _has_row_for_each_head(model: nn.Module, name: str, module: nn.Module) -> bo
     return bool(shapes) and all(len(s) == 2 and s[0] in heads and s[1] == head_dim for s in shapes)
 
 
-class Weights:
-    """The tensors of a checkpoint directory, in one or more safetensors files."""
-
-    def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
-        self.folder = folder
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise TaskError(
-                f"{folder} has no *.safetensors; write them with save_pretrained, or use pretrained: false "
-                "for random weights"
-            )
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            names = json.loads(index.read_text())["weight_map"].values()
-            files = [folder / name for name in sorted(set(names))]
-        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
-        self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-
-    def __str__(self) -> str:
-        return str(self.folder)
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._file)
-
-    def fill(self, parameter: nn.Parameter, names: Iterable[str]) -> bool:
-        """Copy this rank's part from the first of `names` that exists; return False if none does.
-
-        Raises TaskError for a tensor of another shape, or of a type that needs a scale beside it.
-        """
-        for name in names:
-            if name in self._file:
-                stored = self._file[name].get_slice(name)
-                if list(stored.get_shape()) != list(parameter.shape):
-                    raise TaskError(
-                        f"{self}: {name} is {stored.get_shape()}, but the config has {list(parameter.shape)}"
-                    )
-                if stored.get_dtype() not in STORED:
-                    raise TaskError(
-                        f"{self}: {name} is quantized to {stored.get_dtype()}; save the model in 16 bits or "
-                        "more"
-                    )
-                _copy_part(stored, parameter)
-                return True
-        return False
-
-    def fingerprint(self) -> int:
-        """Return a hash of the first row of each tensor. It does not change if the tensors are saved again in
-        other files or with more digits."""
-        digest = hashlib.sha256()
-        for name in sorted(self._file):
-            stored = self._file[name].get_slice(name)
-            row = stored[:1] if stored.get_shape() else self._file[name].get_tensor(name)
-            digest.update(name.encode())
-            digest.update(row.to(torch.bfloat16).flatten().view(torch.uint8).numpy())
-        return int.from_bytes(digest.digest()[:8], "little")
-
-
 class _EmptyOnMeta(TorchFunctionMode):
     """Creates uninitialised tensors, such as new weights, on the meta device; others keep their values."""
 
@@ -396,22 +328,6 @@ class _EmptyOnMeta(TorchFunctionMode):
         if func is torch.empty:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
-
-
-@torch.no_grad()
-def _copy_part(whole: Any, parameter: torch.Tensor) -> None:
-    """Copy this rank's part of `whole`. A slice of a safetensors file reads only that part."""
-    mine = local(parameter)
-    if mine.numel():
-        mine.copy_(whole[slices_of(parameter)])
-
-
-def _names(name: str, prefix: str, tied: list[list[str]]) -> Iterator[str]:
-    """Yield the names a checkpoint may use: any of the tied names, with or without the model's prefix."""
-    for same in next((names for names in tied if name in names), [name]):
-        yield same
-        yield same.removeprefix(f"{prefix}.")
-        yield f"{prefix}.{same}"
 
 
 def _config(path: str) -> Any:

@@ -81,6 +81,38 @@ def test_a_checkpoint_in_several_files_gives_transformers_own_logits(
     assert float(total.detach()) / 16 == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
+def mixtral() -> Any:
+    return transformers.MixtralConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, num_local_experts=12,
+    )  # fmt: skip
+
+
+def deepseek() -> Any:
+    return transformers.DeepseekV3Config(
+        vocab_size=256, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+        topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=16, max_position_embeddings=64,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [mixtral, deepseek])
+def test_experts_that_are_stored_one_by_one_and_the_bias_of_their_router_are_read(
+    tmp_path: Path, config: Callable[[], Any]
+) -> None:
+    theirs = checkpoint(config(), tmp_path)
+    for name, buffer in theirs.named_buffers():
+        if "correction_bias" in name:
+            buffer.copy_(torch.linspace(1, -1, len(buffer)))
+    theirs.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert any(".experts.1." in name for name in stored)
+    model = built(CausalLM(str(tmp_path), context=32))
+    tokens = torch.arange(64)[None]
+    assert torch.equal(model(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
+
+
 def test_a_config_alone_begins_at_random_with_its_buffers_right_in_bf16(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     task = CausalLM(str(tmp_path / "config.json"), context=32)
@@ -148,11 +180,27 @@ def test_weights_that_the_config_leaves_out_are_named(
     assert "layers.1." not in said and "inv_freq" not in said
 
 
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors.index.json"])
-def test_a_checkpoint_without_safetensors_does_not_begin_at_random(tmp_path: Path, file: str) -> None:
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("pytorch_model.bin", "", r"has no \*\.safetensors"),
+        (INDEX, "", "json is not the index of a checkpoint"),
+        (
+            INDEX,
+            '{"weight_map": {"a": "model-1.safetensors"}}',
+            f"has no model-1.safetensors, which its {INDEX}",
+        ),
+    ],
+)
+def test_a_checkpoint_without_safetensors_does_not_begin_at_random(
+    tmp_path: Path, file: str, content: str, message: str
+) -> None:
     llama().save_pretrained(tmp_path)
-    (tmp_path / file).touch()
-    with pytest.raises(TaskError, match=r"has no \*\.safetensors"):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(TaskError, match=message):
         CausalLM(str(tmp_path), context=32)
     assert CausalLM(str(tmp_path), context=32, pretrained=False).weights is None
 

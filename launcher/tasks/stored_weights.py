@@ -1,0 +1,187 @@
+"""Weights of a checkpoint directory of `transformers`: a rank reads only its part of most tensors."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.spec.listed import listed
+from launcher.train.optimizers.state import local, slices_of
+from launcher.train.task import TaskError
+
+STORED = ("F64", "F32", "F16", "BF16")
+"Types that safetensors files have for weights that are not quantized."
+
+
+@dataclass
+class Source:
+    """The stored tensors of a parameter or buffer: one, or all that `converter` makes it from."""
+
+    names: list[str] = field(default_factory=list)
+    converter: Any = None
+    "A WeightConverter of transformers."
+    patterns: list[str] = field(default_factory=list)
+    "For each stored tensor, the pattern of the converter that its name matches."
+
+
+class Weights:
+    """The tensors of a checkpoint directory, in one or more safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self.folder = folder
+        single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+        if single.is_file():  # as transformers chooses: an index beside it may be an older one
+            files = [single]
+        elif index.is_file():
+            try:
+                named = set(json.loads(index.read_text())["weight_map"].values())
+            except (ValueError, KeyError) as error:
+                raise TaskError(f"{index} is not the index of a checkpoint: {error}") from None
+            files = [folder / name for name in sorted(named)]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise TaskError(
+                f"{folder} has no *.safetensors; write them with save_pretrained, or use pretrained: false "
+                "for random weights"
+            )
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise TaskError(f"{folder} has no {listed(missing)}, which its {index.name} names")
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self._sources: dict[str, Source] = {}
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def match(self, model: nn.Module) -> list[str]:
+        """Find the stored tensors of each parameter and buffer of a model of `transformers`.
+
+        Return the stored tensors without a place in the model, except those that transformers ignores.
+        """
+        wanted, prefix = set(model.state_dict()), getattr(model, "base_model_prefix", "")
+        renamings, converters = _conversions(model)
+        self._model = copy.deepcopy(model).to("meta")  # converters look up shapes
+        found: defaultdict[str, Source] = defaultdict(Source)
+        left = []
+        for stored in sorted(self._file, key=_by_number):
+            name, converter, pattern = stored, None, None
+            for renaming in renamings:
+                name, _ = renaming.rename_source_key(name)
+            for one in converters:
+                name, pattern = one.rename_source_key(name)
+                if pattern is not None:
+                    converter = one
+                    break
+            targets = [name]
+            if converter is not None:
+                first = converter.target_patterns[0]
+                targets = [name.replace(first, target) for target in converter.target_patterns]
+            placed = [place for target in targets if (place := _place(target, prefix, wanted)) is not None]
+            if not placed and (place := _place(stored, prefix, wanted)) is not None:
+                placed, converter = [place], None  # saved with the model's own names
+            for place in placed:
+                source = found[place]
+                source.converter = converter
+                source.names.append(stored)
+                source.patterns.append(pattern or stored)
+            if not placed:
+                left.append(stored)
+        self._sources = dict(found)
+        ignored = [
+            *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
+            *(r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"),  # buffers of checkpoints of earlier versions
+        ]
+        return sorted(name for name in left if not any(re.search(pattern, name) for pattern in ignored))
+
+    def fill(self, tensor: torch.Tensor, names: Iterable[str]) -> bool:
+        """Fill a parameter or buffer that has these names in the model; return False if none is stored.
+
+        Raises TaskError for a tensor of another shape, or of a type that needs a scale beside it.
+        """
+        name = next((name for name in names if name in self._sources), None)
+        if name is None:
+            return False
+        source = self._sources[name]
+        for stored in source.names if tensor.is_floating_point() else ():
+            if (dtype := self._file[stored].get_slice(stored).get_dtype()) not in STORED:
+                raise TaskError(
+                    f"{self}: {stored} is quantized to {dtype}; save the model in 16 bits or more"
+                )
+        whole = self._whole(name, source)
+        shape = list(whole.shape if isinstance(whole, torch.Tensor) else whole.get_shape())
+        if shape != list(tensor.shape):
+            raise TaskError(f"{self}: {source.names[0]} is {shape}, but the config has {list(tensor.shape)}")
+        copy_part(whole, tensor)
+        return True
+
+    def _whole(self, name: str, source: Source) -> Any:
+        """Return a stored tensor as a slice that is not read yet, or as a tensor what transformers makes of
+        several tensors or of a part of one."""
+        if source.converter is None:
+            stored = source.names[0]
+            found = self._file[stored].get_slice(stored)
+            return found if found.get_shape() else self._file[stored].get_tensor(stored)
+        converter, model = copy.deepcopy(source.converter), self._model
+        for stored, pattern in zip(source.names, source.patterns, strict=True):
+            converter.add_tensor(name, stored, pattern, self._file[stored].get_tensor(stored))
+        made = converter.convert(name, model=model, config=model.config)
+        value = made.get(name, next(iter(made.values())))
+        return value[0] if isinstance(value, list) else value
+
+    def fingerprint(self) -> int:
+        """Return a hash of the first row of each tensor. It does not change if the tensors are saved again in
+        other files or with more digits."""
+        digest = hashlib.sha256()
+        for name in sorted(self._file):
+            stored = self._file[name].get_slice(name)
+            row = stored[:1] if stored.get_shape() else self._file[name].get_tensor(name)
+            digest.update(name.encode())
+            digest.update(row.to(torch.bfloat16).flatten().view(torch.uint8).numpy())
+        return int.from_bytes(digest.digest()[:8], "little")
+
+
+@torch.no_grad()
+def copy_part(whole: Any, tensor: torch.Tensor) -> None:
+    """Copy this rank's part of `whole`. A slice of a safetensors file reads only that part."""
+    mine = local(tensor)
+    if mine.numel():
+        mine.copy_(whole[slices_of(tensor)])
+
+
+def _conversions(model: Any) -> tuple[list[Any], list[Any]]:
+    """Return how transformers renames the tensors of a checkpoint, and how it makes others of them.
+
+    Its models had the names of their checkpoints before transformers 5.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+    except ImportError:
+        return [], []
+    rules = get_model_conversion_mapping(model)
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    return [rule for rule in rules if not isinstance(rule, WeightConverter)], converters
+
+
+def _place(name: str, prefix: str, wanted: set[str]) -> str | None:
+    """Return the name in the model, which may have a prefix more or less, as a model without its head has."""
+    places = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
+    return next((place for place in places if place in wanted), None)
+
+
+def _by_number(name: str) -> list[int | str]:
+    """The order in which converters expect tensors: `experts.2` before `experts.10`."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
