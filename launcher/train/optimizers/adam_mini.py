@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from launcher.train.optimizers.state import (
-    KeepsDtypes,
+    OwnOptimizer,
     column_cuts,
     local,
     rows_sharded_like,
@@ -18,7 +18,7 @@ from launcher.train.optimizers.state import (
 )
 
 
-class AdamMini(KeepsDtypes):
+class AdamMini(OwnOptimizer):
     """Adam-mini with one block per row of a parameter: an output neuron, or a token of an embedding.
 
     The paper does the same, except for query and key, which it partitions by attention head. These cannot be
@@ -28,45 +28,31 @@ class AdamMini(KeepsDtypes):
     has the parameter's type, the second is fp32.
     """
 
-    def __init__(
-        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999)
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    ones = (1,) * (p.ndim - 1)
-                    state["step"] = torch.zeros(())
-                    state["exp_avg"] = zeros_sharded_like(p, p.dtype)
-                    state["exp_avg_sq"] = (
-                        rows_sharded_like(p, ones, torch.float32)
-                        if p.ndim
-                        else zeros_sharded_like(p, torch.float32)
-                    )
-                state["step"] += 1
-                _update(p, state, group)
+    def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = zeros_sharded_like(p, p.dtype)
+        ones = (1,) * (p.ndim - 1)
+        state["exp_avg_sq"] = (
+            rows_sharded_like(p, ones, torch.float32) if p.ndim else zeros_sharded_like(p, torch.float32)
+        )
 
+    def _update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+        lr, (beta1, beta2), step = group["lr"], group["betas"], int(state["step"])
+        shard, gradient = local(p), local(p.grad)  # type: ignore[arg-type]
+        first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
 
-def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    lr, (beta1, beta2), step = group["lr"], group["betas"], int(state["step"])
-    shard, gradient = local(p), local(p.grad)  # type: ignore[arg-type]
-    first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
+        first.lerp_(gradient, 1 - beta1)
+        square = gradient.float().square()
+        if square.ndim > 1:
+            square = _row_means(square, p)
+        second.lerp_(square, 1 - beta2)
 
-    first.lerp_(gradient, 1 - beta1)
-    square = gradient.float().square()
-    if square.ndim > 1:
-        square = _row_means(square, p)
-    second.lerp_(square, 1 - beta2)
-
-    root = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
-    update = first.div(root).div_(1 - beta1**step)
-    shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)
+        root = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
+        update = first.div(root).div_(1 - beta1**step)
+        shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)
 
 
 def _row_means(square: torch.Tensor, p: torch.Tensor) -> torch.Tensor:

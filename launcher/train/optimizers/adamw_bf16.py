@@ -7,53 +7,41 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import KeepsDtypes, local, zeros_sharded_like
+from launcher.train.optimizers.state import OwnOptimizer, local, zeros_sharded_like
 
 
-class AdamWBf16(KeepsDtypes):
+class AdamWBf16(OwnOptimizer):
     """AdamW with bf16 states and fp32 arithmetic. Temporaries have the size of the largest parameter.
 
     The second moment is rounded stochastically. With beta2 = 0.999 it shrinks by a thousandth per step, which
     is less than half of bf16's last place (2^-9): with rounding to nearest it could grow but never shrink.
     """
 
-    def __init__(
-        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.999)
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
         # The numbers stay fixed: offload runs a step for one parameter at a time.
         self._numbers = {id(p): n for n, p in enumerate(p for g in self.param_groups for p in g["params"])}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["step"] = torch.zeros(())
-                    state["exp_avg"] = zeros_sharded_like(p, torch.bfloat16)
-                    state["exp_avg_sq"] = zeros_sharded_like(p, torch.bfloat16)
-                state["step"] += 1
-                seed = int(state["step"]) * len(self._numbers) + self._numbers[id(p)]
-                _update(p, state, group, seed)
+    def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = zeros_sharded_like(p, torch.bfloat16)
+        state["exp_avg_sq"] = zeros_sharded_like(p, torch.bfloat16)
 
+    def _update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+        lr, (beta1, beta2), step = group["lr"], group["betas"], int(state["step"])
+        seed = step * len(self._numbers) + self._numbers[id(p)]
+        shard, gradient = local(p), local(p.grad).float()  # type: ignore[arg-type]
+        first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
 
-def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], seed: int) -> None:
-    lr, (beta1, beta2), step = group["lr"], group["betas"], int(state["step"])
-    shard, gradient = local(p), local(p.grad).float()  # type: ignore[arg-type]
-    first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
+        mean = first.float().lerp_(gradient, 1 - beta1)
+        square = second.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        first.copy_(mean)
+        second.copy_(round_stochastically(square, seed))
 
-    mean = first.float().lerp_(gradient, 1 - beta1)
-    square = second.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    first.copy_(mean)
-    second.copy_(round_stochastically(square, seed))
-
-    root = square.sqrt_().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
-    update = mean.div_(root).div_(1 - beta1**step)
-    # Decay and update are one subtraction: in bf16 the decay alone would be rounded to nothing.
-    shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)
+        root = square.sqrt_().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
+        update = mean.div_(root).div_(1 - beta1**step)
+        # Decay and update are one subtraction: in bf16 the decay alone would be rounded to nothing.
+        shard.sub_(update.add_(shard, alpha=group["weight_decay"]), alpha=lr)
 
 
 def round_stochastically(x: torch.Tensor, seed: int) -> torch.Tensor:

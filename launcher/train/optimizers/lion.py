@@ -6,32 +6,21 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import local, zeros_sharded_like
+from launcher.train.optimizers.state import OwnOptimizer, local, zeros_sharded_like
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(OwnOptimizer):
     """Lion. Its update is a sign, so the learning rate is usually a third to a tenth of AdamW's."""
 
-    def __init__(
-        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.99)
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["exp_avg"] = zeros_sharded_like(p, p.dtype)
-                _update(p, state, group)
+    def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        state["exp_avg"] = zeros_sharded_like(p, p.dtype)
 
-
-def _update(p: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    lr, (beta1, beta2) = group["lr"], group["betas"]
-    shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])  # type: ignore[arg-type]
-    direction = average.lerp(gradient, 1 - beta1).sign_()
-    shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
-    average.lerp_(gradient, 1 - beta2)
+    def _update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        shard, gradient, average = local(p), local(p.grad), local(state["exp_avg"])  # type: ignore[arg-type]
+        direction = average.lerp(gradient, 1 - beta1).sign_()
+        shard.mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-lr)
+        average.lerp_(gradient, 1 - beta2)

@@ -14,13 +14,13 @@ import torch
 
 from launcher.spec.optimizers import LEAST_EIGHT_BIT, LEAST_PAGED
 from launcher.train.optimizers.blocks import scales_in_use, scales_sharded_like
-from launcher.train.optimizers.state import KeepsDtypes, local, sharded_like, zeros_sharded_like
+from launcher.train.optimizers.state import OwnOptimizer, local, sharded_like, zeros_sharded_like
 from launcher.train.rank import SetupError
 
 Kernel = Literal["adam", "lion"]
 
 
-class EightBit(KeepsDtypes):
+class EightBit(OwnOptimizer):
     """Optimizer with blockwise 8-bit states: 2 x (1 + 4/256) bytes per parameter for "adam", half for "lion".
 
     States of the parameters in `wide`, such as embeddings, stay in 32 bit. So do those of vectors: they are a
@@ -57,21 +57,11 @@ class EightBit(KeepsDtypes):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the parameters. `closure` is never called; torch.distributed.checkpoint passes None."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p] or self._begin(p)
-                state["step"] += 1
-                shard = local(p)
-                if shard.numel():  # with fewer rows than ranks, some shards are empty
-                    self._update(p, shard, local(p.grad).contiguous(), state, group)
+        super().step()
         if self._pages:
             torch.cuda.synchronize()  # the kernels write managed memory that the host may read next
 
-    def _begin(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self.state[p]
+    def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
         state["step"] = torch.zeros(())
         for number in (1, 2) if self._kernel == "adam" else (1,):
             if not self.in_eight_bits(p):
@@ -79,7 +69,6 @@ class EightBit(KeepsDtypes):
                 continue
             state[f"state{number}"] = self._codes(p)
             state[f"absmax{number}"] = scales_sharded_like(p)
-        return state
 
     def _codes(self, p: torch.Tensor) -> torch.Tensor:
         """Return zero codes. Together with zero scales they represent zeros."""
@@ -93,14 +82,10 @@ class EightBit(KeepsDtypes):
         self._pages.setdefault(id(p), []).append(pages)
         return sharded_like(p, torch.as_tensor(_OnGpu(pages), device=shard.device), p.shape)
 
-    def _update(
-        self,
-        p: torch.Tensor,
-        shard: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-    ) -> None:
+    def _update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+        shard, gradient = local(p), local(p.grad).contiguous()  # type: ignore[arg-type]
+        if not shard.numel():  # with fewer rows than ranks, some shards are empty
+            return
         for pages in self._pages.get(id(p), ()):
             self._functional.prefetch_tensor(pages)
         # The kernels need contiguous memory: other shards are updated in a copy.

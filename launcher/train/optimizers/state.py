@@ -171,12 +171,34 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
                     optimizer.state[p]["step"].zero_()
 
 
-class KeepsDtypes(torch.optim.Optimizer):
-    """An optimizer that loads each state in its saved dtype.
+class OwnOptimizer(torch.optim.Optimizer):
+    """An optimizer that torch does not have. A subclass says how it begins and how it updates one parameter.
 
-    torch's own `load_state_dict` casts every state to the dtype of its parameter, which turns 8-bit codes
-    into floats and bf16 states into fp32.
+    Each state is loaded in its saved dtype. torch's own `load_state_dict` casts every state to the dtype of
+    its parameter, which turns 8-bit codes into floats and bf16 states into fp32.
     """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters with a gradient. `closure` is ignored; torch.distributed.checkpoint passes
+        None by name."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    if not state:
+                        self._begin(p, state)
+                    if "step" in state:
+                        state["step"] += 1
+                    self._update(p, state, group)
+
+    def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        """Put the states of `p` into `state`. A state `step` is increased before each update."""
+        raise NotImplementedError
+
+    def _update(self, p: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+        """Update this rank's shard of `p`, which has a gradient, and its states."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
