@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -49,26 +49,9 @@ class NodePlanner(DefaultSavePlanner):
         _, metadata = super().create_global_plan(all_plans)
         plans = []
         for first in range(0, len(all_plans), self.per_node):
-            plans += _once(all_plans[first : first + self.per_node])
+            plans += dedup_save_plans(all_plans[first : first + self.per_node])
         self.global_plan = plans
         return plans, metadata
-
-
-def _once(plans: Sequence[SavePlan]) -> list[SavePlan]:
-    """Remove duplicates: a piece stays with the rank that has the fewest bytes to write."""
-    owners: dict[Any, list[int]] = defaultdict(list)
-    for number, plan in enumerate(plans):
-        for item in plan.items:
-            owners[item.index].append(number)
-    load, kept = [0] * len(plans), [list[WriteItem]() for _ in plans]
-    for number, plan in enumerate(plans):
-        for item in plan.items:
-            if owners[item.index][0] != number:
-                continue  # already assigned when its first owner was visited
-            owner = min(owners[item.index], key=load.__getitem__)
-            kept[owner].append(item)
-            load[owner] += bytes_of([SavePlan([item])])
-    return [replace(plan, items=items) for plan, items in zip(plans, kept, strict=True)]
 
 
 class NodeWriter(Writer):
