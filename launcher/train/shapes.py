@@ -10,10 +10,10 @@ from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.mesh import meshes
 from launcher.train.model import new_model, take_part
 from launcher.train.optimizers.build import embeddings
-from launcher.train.optimizers.state import local
 from launcher.train.outer_units import check_outer_units
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
+from launcher.train.shards import local
 from launcher.train.task import Task, outermost
 
 

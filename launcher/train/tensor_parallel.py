@@ -28,8 +28,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from launcher.spec.listed import listed
 from launcher.train.activations.in_place import changeable
-from launcher.train.optimizers.state import local, offset_of
 from launcher.train.rank import SetupError
+from launcher.train.shards import local, offset_of
 from launcher.train.task import Task
 from launcher.train.tensor.cut_adapter import adapted, linear_of
 from launcher.train.tensor.own_numbers import OwnNumbers, draw_own_numbers
@@ -61,7 +61,7 @@ SHOWN = 12
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return torch's `linear`, also for a weight that is cut by rows while `x` is whole on each rank."""
     if isinstance(weight, DTensor) and not isinstance(x, DTensor):
-        x = DTensor.from_local(x, weight.device_mesh, [Replicate()], run_check=False)
+        x = DTensor.from_local(x, weight.device_mesh, [Replicate()])
     return functional.linear(x, weight, bias)
 
 
@@ -69,7 +69,7 @@ def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return `whole`, which each rank has, cut as `like` is. Unchanged if `like` is not cut."""
     if not isinstance(like, DTensor):
         return whole
-    same = DTensor.from_local(whole, like.device_mesh, [Replicate()], run_check=False)
+    same = DTensor.from_local(whole, like.device_mesh, [Replicate()])
     return same.redistribute(placements=like.placements)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from launcher.rundir.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.loop import Trainer
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.shards import local
 from launcher.train.where import Where
 from runs import job, recipe
 

@@ -26,12 +26,12 @@ from launcher.train.forward import loss_of
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import selftest
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding.cleanup import clean, free_failed_pass, partial_sums
 from launcher.train.sharding.sharding import accumulate
+from launcher.train.shards import local
 from launcher.train.task import TaskError
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe

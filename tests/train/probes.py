@@ -21,8 +21,8 @@ from launcher.tasks import gpt
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.shards import local
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 

@@ -24,8 +24,9 @@ from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.optimizers.blocks import scales_sharded_like
 from launcher.train.optimizers.build import builder
 from launcher.train.optimizers.offload import HostOptimizer, ScratchFiles, in_host_memory
-from launcher.train.optimizers.state import local, sharded_like, zeros_sharded_like
+from launcher.train.optimizers.state import zeros_sharded_like
 from launcher.train.rank import SetupError
+from launcher.train.shards import local, sharded_like
 from tests.train.runs import job, measure, prepare, recipe, start
 
 # Blocks of 256 elements end elsewhere in another shard: measured 5e-6 for 8-bit states, 4e-7 for the others.

@@ -23,9 +23,9 @@ from launcher.train.budget import MemoryBudget
 from launcher.train.drill import Drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
-from launcher.train.optimizers.state import local
 from launcher.train.rank import join_ranks, this_place, this_rank
 from launcher.train.recovery import fallback
+from launcher.train.shards import local
 from launcher.train.where import Where
 from runs import HERE, job, recipe
 from saves import everywhere

@@ -17,8 +17,8 @@ from launcher.train import Task
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
+from launcher.train.shards import local
 from launcher.train.where import Where
 from optimizers import OPTIMIZERS, trainer
 from runs import HERE, job, recipe

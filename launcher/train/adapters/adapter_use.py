@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from launcher.spec.listed import listed
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
+from launcher.train.shards import local
 
 _by_weight: WeakSet[nn.Module] = WeakSet()
 "Layers whose adapter got a gradient through the attribute `weight`."

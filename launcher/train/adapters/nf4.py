@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional
 
 from launcher.train.optimizers.local_shards import bitsandbytes
-from launcher.train.optimizers.state import local, slices_of
+from launcher.train.shards import local, of_part, slices_of
 
 BLOCK = 64
 "Weights that share a scale: bitsandbytes' default."
@@ -193,20 +193,14 @@ class NF4Linear(nn.Linear):
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(x, DTensor):
-            shape, gradients = torch.Size((*x.shape[:-1], self.out_features)), x.placements
-            placements: Sequence[Placement] = x.placements
+            gradients: Sequence[Placement] = x.placements
+            placements = gradients
             if self.placement == Shard(0):  # each rank has some of the outputs
                 gradients, placements = (Partial(),), [Shard(x.ndim - 1)]
             elif self.placement == Shard(1):  # or a part of all sums
                 placements = [Partial()]
-            return DTensor.from_local(
-                self._product(x.to_local(grad_placements=gradients)),
-                x.device_mesh,
-                placements,
-                run_check=False,
-                shape=shape,
-                stride=torch.empty(shape, device="meta").stride(),
-            )
+            part = self._product(x.to_local(grad_placements=gradients))
+            return of_part(part, x.device_mesh, placements, (*x.shape[:-1], self.out_features))
         y: torch.Tensor = _Product.apply(x, self.packed, self.packing)  # type: ignore[no-untyped-call]
         return y
 

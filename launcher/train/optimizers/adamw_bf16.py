@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from launcher.train.optimizers.state import OwnOptimizer, local, zeros_sharded_like
+from launcher.train.optimizers.state import OwnOptimizer, zeros_sharded_like
+from launcher.train.shards import local
 
 
 class AdamWBf16(OwnOptimizer):

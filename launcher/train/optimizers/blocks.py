@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from launcher.spec.listed import listed
 from launcher.spec.optimizers import BLOCK
-from launcher.train.optimizers.state import local, sharded_like
+from launcher.train.shards import local, sharded_like
 
 
 def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,9 @@ from launcher.train.optimizers.host_gradients import HostGradients
 from launcher.train.optimizers.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
 from launcher.train.optimizers.proxies import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
-from launcher.train.optimizers.state import local, step_mesh_by_mesh
+from launcher.train.optimizers.state import step_mesh_by_mesh
 from launcher.train.rank import Rank, SetupError
+from launcher.train.shards import local
 
 NONE_TRAINED = "has no trainable parameter: all of them have requires_grad=False"
 

@@ -14,8 +14,9 @@ import torch
 
 from launcher.spec.optimizers import LEAST_EIGHT_BIT, LEAST_PAGED
 from launcher.train.optimizers.blocks import scales_in_use, scales_sharded_like
-from launcher.train.optimizers.state import OwnOptimizer, local, sharded_like, zeros_sharded_like
+from launcher.train.optimizers.state import OwnOptimizer, zeros_sharded_like
 from launcher.train.rank import SetupError
+from launcher.train.shards import local, sharded_like
 
 Kernel = Literal["adam", "lion"]
 

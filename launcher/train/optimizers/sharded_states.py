@@ -21,7 +21,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
-from launcher.train.optimizers.state import local, sharded_like
+from launcher.train.shards import local, sharded_like
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

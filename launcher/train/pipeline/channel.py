@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from launcher.train.optimizers.state import local, sharded_like
 from launcher.train.rank import Rank
+from launcher.train.shards import local, of_part, sharded_like
 
 MOST_DIMENSIONS = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -67,11 +67,8 @@ class Form(NamedTuple):
         assert mesh is not None
         placements = [Replicate() if self.cut == WHOLE else Shard(self.cut)]
         mine, _ = compute_local_shape_and_global_offset(self.shape, mesh, placements)
-        stride = torch.empty(self.shape, device="meta").stride()
         part = torch.empty(mine, dtype=self.dtype, device=device)
-        return DTensor.from_local(
-            part, mesh, placements, run_check=False, shape=torch.Size(self.shape), stride=stride
-        )
+        return of_part(part, mesh, placements, self.shape)
 
 
 LENGTH = 3 + MOST_DIMENSIONS

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from launcher.spec.recipe import Recipe
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.sharded_states import ShardedStates
-from launcher.train.optimizers.state import local, sharded_like, step_alone
+from launcher.train.optimizers.state import step_alone
+from launcher.train.shards import local, sharded_like
 
 
 class OptimizerDryRun:

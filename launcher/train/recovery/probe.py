@@ -23,7 +23,6 @@ from launcher.train.ddp import DDP, without_ddp
 from launcher.train.failure import classify, in_a_line
 from launcher.train.forward import loss_of
 from launcher.train.optimizers.sharded_states import ShardedStates
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
@@ -35,6 +34,7 @@ from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding.cleanup import clean, free_failed_pass
 from launcher.train.sharding.sharding import accumulate, meets
+from launcher.train.shards import local
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
 from launcher.train.undo.undo import Undo

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.train.loss import chunked_cross_entropy
-from launcher.train.optimizers.state import local
 from launcher.train.rank import Rank
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding.cleanup import clean, partial_sums
 from launcher.train.sharding.sharding import fully_sharded
+from launcher.train.shards import local
 
 
 def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:

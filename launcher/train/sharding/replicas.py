@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from launcher.train.optimizers.state import local
+from launcher.train.shards import local
 
 
 class Replicas:

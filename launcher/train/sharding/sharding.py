@@ -20,13 +20,13 @@ from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.ddp import DDP
 from launcher.train.mesh import Meshes
-from launcher.train.optimizers.state import local
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision
 from launcher.train.rank import Rank, SetupError
 from launcher.train.sharding.cleanup import groups_of
 from launcher.train.sharding.fsdp_arguments import share_arguments
 from launcher.train.sharding.gathered_weights import refuse_changes
+from launcher.train.shards import local
 from launcher.train.task import outermost
 
 Fill = Callable[[nn.Module], None]

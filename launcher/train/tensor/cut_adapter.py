@@ -25,8 +25,8 @@ from torch.nn import functional
 
 from launcher.train.adapters.adapter import NAME
 from launcher.train.adapters.nf4 import BLOCK, NF4Linear
-from launcher.train.optimizers.state import slices_of
 from launcher.train.rank import SetupError
+from launcher.train.shards import slices_of
 from launcher.train.tensor.styles import ReplicatedInCutRegion
 
 _HOOKS = (
@@ -161,7 +161,7 @@ def _cut(matrix: nn.Linear, mesh: DeviceMesh, placement: Placement) -> None:
 def _of_whole(a: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """A of a plain tensor, whole on each rank."""
     assert isinstance(a.weight, DTensor)
-    x = DTensor.from_local(x, a.weight.device_mesh, [Replicate()], run_check=False)
+    x = DTensor.from_local(x, a.weight.device_mesh, [Replicate()])
     return functional.linear(x, a.weight)
 
 
@@ -170,7 +170,7 @@ def _of_sums(b: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     assert isinstance(x, DTensor) and isinstance(b.weight, DTensor)
     part = x.to_local(grad_placements=[Replicate()])
     result = functional.linear(part, b.weight.to_local(grad_placements=[Partial()]))
-    return DTensor.from_local(result, x.device_mesh, [Partial()], run_check=False)
+    return DTensor.from_local(result, x.device_mesh, [Partial()])
 
 
 def _of_parts(drop: Forward, x: torch.Tensor) -> torch.Tensor:
@@ -182,6 +182,4 @@ def _of_parts(drop: Forward, x: torch.Tensor) -> torch.Tensor:
         gradient = (Partial(),)
         options = {"grad_placements": gradient}
     part = drop(x.to_local(grad_placements=gradient))
-    return DTensor.from_local(
-        part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride(), **options
-    )
+    return DTensor.from_local(part, x.device_mesh, x.placements, shape=x.shape, stride=x.stride(), **options)

@@ -16,9 +16,9 @@ from torch.distributed.tensor import _random as of_dtensors
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from launcher.train.optimizers.state import local
 from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
+from launcher.train.shards import local
 from launcher.train.tensor.cut_adapter import OF_ANY_MODULE, dropouts_of, drops_parts
 
 LAST = (Shard(-1),)
@@ -78,9 +78,7 @@ class OwnNumbers:
         if not isinstance(x, DTensor):
             return mark(x, None), *rest
         part = mark(x.to_local(grad_placements=x.placements), None)
-        marked = DTensor.from_local(
-            part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
-        )
+        marked = DTensor.from_local(part, x.device_mesh, x.placements, shape=x.shape, stride=x.stride())
         return marked, *rest
 
     def end(self, *_: object) -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.train.rank import SetupError
+from launcher.train.shards import of_part
 
 
 class HeadsParallel(ColwiseParallel):
@@ -57,7 +58,7 @@ class VocabularyParallel(ParallelStyle):
 
 def _rows(embedding: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
     assert isinstance(embedding.weight, DTensor)
-    everywhere = DTensor.from_local(input, embedding.weight.device_mesh, [Replicate()], run_check=False)
+    everywhere = DTensor.from_local(input, embedding.weight.device_mesh, [Replicate()])
     # A copy: FSDP warns about the view that a DTensor's values are.
     found: Any = functional.embedding(everywhere, embedding.weight)
     rows: torch.Tensor = found.full_tensor().clone()
@@ -68,7 +69,7 @@ def _rows(embedding: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
 
 def _logits(mesh: DeviceMesh, forward: Callable[..., Any], input: torch.Tensor) -> Any:
     if not isinstance(input, DTensor):
-        input = DTensor.from_local(input, mesh, [Replicate()], run_check=False)
+        input = DTensor.from_local(input, mesh, [Replicate()])
     return forward(input)
 
 
@@ -80,9 +81,7 @@ class ReplicatedInCutRegion(ParallelStyle):
         for one in module.modules():
             for name, parameter in one._parameters.items():
                 if parameter is not None and parameter.requires_grad:
-                    whole = DTensor.from_local(
-                        parameter.detach(), device_mesh, [Replicate()], run_check=False
-                    )
+                    whole = DTensor.from_local(parameter.detach(), device_mesh, [Replicate()])
                     one._parameters[name] = nn.Parameter(whole)
         return _compute_with_own_values(module)
 
@@ -153,8 +152,5 @@ def _cut_as(given: DTensor, module: nn.Module, result: torch.Tensor) -> DTensor:
             f"{tuple(part.shape)}, the rank's part of its input: the size of the whole is not known. Give "
             "the layer before it use_local_output=True"
         )
-    shape = torch.Size(given.shape[dim] if dim in dims else size for dim, size in enumerate(result.shape))
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        result, given.device_mesh, given.placements, run_check=False, shape=shape, stride=stride
-    )
+    shape = [given.shape[dim] if dim in dims else size for dim, size in enumerate(result.shape)]
+    return of_part(result, given.device_mesh, given.placements, shape)

@@ -7,7 +7,7 @@ ranks, so that ranks with unequal parts would send each other messages of differ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from launcher.train.rank import SetupError
+from launcher.train.shards import of_part
 from launcher.train.tensor.cut_adapter import linear_of
 
 Layouts = Iterable[Placement | None]
@@ -138,16 +139,7 @@ def _before_layer(
     if isinstance(x, DTensor) or not (by_columns and isinstance(layer, nn.Linear)):
         parts.check_input(name, layout, x)
         return None
-    shape = torch.Size((*x.shape[:-1], layer.in_features))
-    return _whole(x, parts.mesh, [layout], shape), *rest
-
-
-def _whole(
-    part: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size
-) -> DTensor:
-    """Return the contiguous DTensor of this shape of which this rank has a contiguous part."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return of_part(x, parts.mesh, [layout], (*x.shape[:-1], layer.in_features)), *rest
 
 
 def _lay_out_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -165,7 +157,7 @@ def laid_out(x: Any) -> Any:
     """Return x, without the gaps in memory that a DTensor's part may have. It is then contiguous."""
     if not isinstance(x, DTensor) or (part := x.to_local(grad_placements=x.placements)).is_contiguous():
         return x
-    return _whole(part.contiguous(), x.device_mesh, x.placements, x.shape)
+    return of_part(part.contiguous(), x.device_mesh, x.placements, x.shape)
 
 
 def _after_layer(parts: _Parts, name: str, layout: Placement, _: nn.Module, __: Any, result: DTensor) -> None:

@@ -63,7 +63,7 @@ def _rms_norm(
     if isinstance(weight, DTensor):
         weight = weight.to_local(grad_placements=[Partial()] * input.device_mesh.ndim)
     out = _FusedRmsNorm.apply(input.to_local(), weight, dims)  # type: ignore[no-untyped-call]
-    return DTensor.from_local(out, input.device_mesh, input.placements, run_check=False)
+    return DTensor.from_local(out, input.device_mesh, input.placements)
 
 
 def _dropout(of_cpu: Callable[..., Any]) -> Callable[..., Any]:
