@@ -132,7 +132,8 @@ class Entries:
 
 
 class Slotted(MutableMapping[str, Any]):
-    """The attributes of an object with `__slots__`, or the class attributes of a user's class."""
+    """The attributes of an object with `__slots__`, the class attributes of a user's class, or the buffers of
+    a TorchScript module, which torch keeps in an object that is no mapping."""
 
     def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
         self.owner, self._names = owner, names
@@ -151,32 +152,11 @@ class Slotted(MutableMapping[str, Any]):
 
     # An instance may be frozen, as that of a dataclass.
     def __setitem__(self, name: str, value: Any) -> None:
-        (setattr if isinstance(self.owner, type) else object.__setattr__)(self.owner, name, value)
+        own = isinstance(self.owner, type | nn.Module)
+        (setattr if own else object.__setattr__)(self.owner, name, value)
 
     def __delitem__(self, name: str) -> None:
         (delattr if isinstance(self.owner, type) else object.__delattr__)(self.owner, name)
-
-
-class Scripted(MutableMapping[str, Any]):
-    """The buffers of a TorchScript module, which torch keeps in an object that is no mapping."""
-
-    def __init__(self, home: Any) -> None:
-        self._home = home
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._home.keys())
-
-    def __len__(self) -> int:
-        return len(self._home)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._home[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._home[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        raise RuntimeError(f"TorchScript deletes no buffer: {name}")
 
 
 class Items:
@@ -392,7 +372,7 @@ class StateFinder:
         found.trained = self._trained
         for prefix, module, classes in self._modules:
             scripted = isinstance(module, torch.jit.ScriptModule)
-            buffers = Scripted(module._buffers) if scripted else module._buffers
+            buffers = Slotted(module, module._buffers.keys) if scripted else module._buffers
             found.buffers[prefix] = Entries(prefix, buffers)
             found.search.reads(module._buffers)
             found.training.add(module)
@@ -677,11 +657,9 @@ def state_of(name: str, value: Any) -> State | None:
 
 
 def _generator_state(name: str, value: Any) -> State:
-    if isinstance(value, torch.Generator):
-        return State(name, value.get_state, value.set_state)
     if isinstance(value, random.Random):
         return State(name, value.getstate, value.setstate)
-    if hasattr(value, "bit_generator"):
+    if hasattr(value, "bit_generator"):  # numpy's Generator
         bits = value.bit_generator
         return State(name, lambda: bits.state, lambda state: setattr(bits, "state", state))
     return State(name, value.get_state, value.set_state)

@@ -60,8 +60,10 @@ class Undo:
         "Those of which `secure` made a copy."
         self._lock = threading.Lock()
         self._taken = FoundState()
-        self._rng: dict[str, Any] = {}
-        self._state: Any = None
+        self.rng: dict[str, Any] = {}
+        "Random state at the last `take`. Use `launcher.train.rng.packed` before writing it to a file."
+        self.task_state: Any = None
+        "The result of `Task.state` at the last `take`; None if the task does not define it."
         self._watched = 0
         "Number of steps in which `see_written` compared trained parameters."
         self.take()
@@ -95,7 +97,7 @@ class Undo:
             _copy(copies)
             for copy in copies:
                 copy.slot.values = copy.into
-            self._rng, self._state = random_state(self._device), state
+            self.rng, self.task_state = random_state(self._device), state
 
     @torch.no_grad()
     def secure(self, share: float = 1.0) -> str | None:
@@ -161,7 +163,7 @@ class Undo:
             if not skipped:
                 for generator in self._taken.generators:
                     generator.restore()
-                set_rng_state(self._rng, self._device)
+                set_rng_state(self.rng, self._device)
                 self._load_state_of_task()
             return Restored(followed, lost)
 
@@ -200,16 +202,6 @@ class Undo:
         frozen = isinstance(slot.holder, nn.Parameter) and not slot.trained
         return frozen and not self._saves_frozen and key in found.in_checkpoints
 
-    @property
-    def rng(self) -> dict[str, Any]:
-        """Random state at the last `take`. Use `launcher.train.rng.packed` before writing it to a file."""
-        return self._rng
-
-    @property
-    def task_state(self) -> Any:
-        """The result of `Task.state` at the last `take`; None if the task does not define it."""
-        return self._state
-
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the model's buffers as at the last `take`: copies, except of large unchanged ones."""
         with self._lock:
@@ -233,7 +225,7 @@ class Undo:
         if self._task is None:
             return
         try:
-            self._task.load_state(_copied(self._state))
+            self._task.load_state(_copied(self.task_state))
         except Exception as error:
             words = f"load_state() of {type(self._task).__name__}: {type(error).__name__}: {error}"
             raise TaskError(words) from error
