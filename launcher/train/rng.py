@@ -19,6 +19,12 @@ except ImportError:  # torch runs without it
 def seed_all(seed: int) -> None:
     """Seed torch (every device), Python and numpy."""
     torch.manual_seed(seed)
+    seed_host(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Seed torch's generator of the CPU, Python and numpy, without a call to a GPU."""
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
@@ -33,12 +39,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """Return `random_state` as values that `torch.load(weights_only=True)` reads."""
-    return packed(random_state(device))
-
-
 def packed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state from `random_state` as values that `torch.load(weights_only=True)` reads."""
     if numpy is None:
         return state
     name, keys, *rest = state["numpy"]
@@ -46,7 +48,7 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore a state from `random_state` or `rng_state`."""
+    """Restore a state from `random_state` or `packed`."""
     torch.set_rng_state(state["torch"])
     for name, numbers in GLOBAL_NUMBERS.items():
         if name in state:

@@ -20,7 +20,7 @@ from torch import nn
 from launcher.spec.adapter import Adapter
 from launcher.train.budget import MemoryBudget
 from launcher.train.loop import _modules_of
-from launcher.train.rng import rng_state
+from launcher.train.rng import random_state
 from launcher.train.task import Task
 from launcher.train.undo import undo as undo_module
 from launcher.train.undo.fingerprint import CHUNK, row_sums
@@ -529,7 +529,7 @@ def test_numpys_number_kept_for_randn_is_put_back_after_it_was_used() -> None:
     numpy.random.randn()
     undo = Undo(nn.Linear(1, 1), torch.device("cpu"))
     expected = numpy.random.randn()
-    rng_state(torch.device("cpu"))
+    random_state(torch.device("cpu"))
     undo.restore()
     undo.take()
     numpy.random.randn()

@@ -12,7 +12,7 @@ from torch import nn
 
 from launcher.train.ddp import without_ddp
 from launcher.train.pipeline.cut import is_elsewhere
-from launcher.train.rng import rng_state, set_rng_state
+from launcher.train.rng import packed, random_state, set_rng_state
 from launcher.train.task import Task, TaskError
 
 
@@ -59,7 +59,7 @@ class RankState:
     def pack(self) -> bytes:
         """Return the content of the rank's file, a copy that later changes of buffers do not affect."""
         content = {
-            "rng": rng_state(self.device),
+            "rng": packed(random_state(self.device)),
             "buffers": self._buffers(),
             "not_persistent": not_persistent(self.model),
         }

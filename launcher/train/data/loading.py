@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import signal
 import threading
 import traceback
@@ -22,10 +21,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from launcher.spec.signals import LEFT_TO_SUPERVISOR
-from launcher.train.rng import numpy
+from launcher.train.rng import random_state, seed_host, set_rng_state
 from launcher.train.seeds import derive_seed
 from launcher.train.task import Split, Task
 
+HOST = torch.device("cpu")
 PR_SET_PDEATHSIG = 1
 "Option of prctl(2), from <linux/prctl.h>: the signal that a process gets when its parent ends."
 
@@ -163,27 +163,19 @@ class _HostNumbers:
     """The CPU's random numbers while samples are fetched. Training's own are put back: dropout uses them."""
 
     def __init__(self) -> None:
-        self._of_training: tuple[Any, ...] | None = None
+        self._of_training: dict[str, Any] | None = None
 
     def seed(self, seed: int) -> None:
         """Seed all generators. torch.manual_seed would also queue a CUDA call for every sample."""
         if self._of_training is None:
-            of_numpy = numpy.random.get_state() if numpy is not None else None
-            self._of_training = torch.get_rng_state(), random.getstate(), of_numpy
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
+            self._of_training = random_state(HOST)
+        seed_host(seed)
 
     def put_back(self) -> None:
         """Put the numbers back as they were before the first `seed`."""
         if self._of_training is not None:
-            of_torch, of_python, of_numpy = self._of_training
+            set_rng_state(self._of_training, HOST)
             self._of_training = None
-            torch.set_rng_state(of_torch)
-            random.setstate(of_python)
-            if numpy is not None:
-                numpy.random.set_state(of_numpy)
 
 
 def _draws_nothing(value: Any) -> bool:
