@@ -169,10 +169,7 @@ class Trainer:
         if rank.mesh.pipeline == 1:  # stages have different units
             where.collectives = self.order.record
         self.progress.begin(0, recovery.undo)
-        probe = Probe(
-            self.model, self.task, self.optimizer, self.scaler, rank, where, budget,
-            recovery.undo, recovery.collectives, recovery.agreement, self.in_backward,
-        )  # fmt: skip
+        probe = Probe(self.task, self.optimizer, self.scaler, recovery, self.in_backward)
         setting = rank.setting(
             batch_norm=self.undeclared_batch_norm or job.model.batch_norm,
             couples_samples=self.undeclared_coupling or job.model.couples_samples,

@@ -65,7 +65,7 @@ def main(out: Path) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(2)  # what a step has changed
-    collectives.others.collect(Agreement(rank.world, Unlimited()))
+    collectives.others.collect(Agreement(rank, Unlimited()))
     sent = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
     with collectives.local():
         loss = model(torch.ones(1, requires_grad=True)).sum()

@@ -42,7 +42,7 @@ class Log:
 
     def fallback(self, now: Recipe, *, batch_norm: bool = False, **retries: int) -> Fallback:
         rank = one_rank(self.run, job=job(retries=retries), recipe=now)
-        return Fallback(rank, rank.setting(batch_norm=batch_norm), Agreement(1, Unlimited()))
+        return Fallback(rank, rank.setting(batch_norm=batch_norm), Agreement(rank, Unlimited()))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_what_somebody_has_changed_is_not_undone(log: Log, now: Recipe) -> None:
 def test_a_micro_batch_that_the_job_fixes_is_not_passed(log: Log) -> None:
     log.restart(LARGE, SMALL, step=50)
     fixed = one_rank(log.run, job=job(recipe={"micro_batch_size": 2}), recipe=SMALL)
-    fallback = Fallback(fixed, fixed.setting(batch_norm=False), Agreement(1, Unlimited()))
+    fallback = Fallback(fixed, fixed.setting(batch_norm=False), Agreement(fixed, Unlimited()))
     assert fallback.recipe_to_retry(10_000) is None
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from launcher.spec.listed import listed
@@ -74,10 +73,7 @@ def warnings_about(
         if ".lora_B." in name
     }
     by_weight = [name for name, one in model.named_modules() if one in _by_weight]
-    everyones = [(mine, by_weight)]
-    if rank.world > 1:
-        everyones *= rank.world
-        dist.all_gather_object(everyones, (mine, by_weight))
+    everyones = rank.all_values((mine, by_weight))
     changed = dict[str, bool]()
     for theirs, _ in everyones:
         for name, value in theirs.items():

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from launcher.spec.job import Job
@@ -42,10 +41,8 @@ def fingerprint(model: nn.Module, task: Task, rank: Rank | None = None) -> str |
     ]
     if (rank is None or rank.first) and (files := task.weights_fingerprint()) is not None:
         found.append(files)
-    if rank is not None and rank.world > 1:
-        everyones: list[list[int]] = [[] for _ in range(rank.world)]
-        dist.all_gather_object(everyones, found)
-        found = [one for each in everyones for one in each]
+    if rank is not None:
+        found = [one for each in rank.all_values(found) for one in each]
     return f"{sum(found) % 2**64:016x}" if found else None
 
 

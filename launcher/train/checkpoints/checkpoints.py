@@ -192,7 +192,7 @@ class Checkpoints:
             return 0
         path = directory(self.folder, step)
         self.before = self._made_with(path)
-        self.make_states()
+        make_states(self.optimizer)
         state, saved = self._state(), read_metadata(path)
         if problem := other_model(state["model"], saved, whole=self.rank.mesh.pipeline == 1):
             raise OtherTrainingError(
@@ -278,9 +278,7 @@ class Checkpoints:
                 writer.publish(metadata)
             except OSError as error:
                 problem = f"{self.rank.host(self.rank.node)}: {error}"
-        problems: list[str | None] = [None] * self.rank.world
-        dist.all_gather_object(problems, problem, group=self._own_group())
-        problem = next(filter(None, problems), None)
+        problem = next(filter(None, self.rank.all_values(problem, self._own_group())), None)
         if self.rank.leads and problem is None:
             writer.clean()
         elif self.rank.leads:
@@ -345,7 +343,7 @@ class Checkpoints:
 
     def _state(self) -> dict[str, Any]:
         if not self.optimizer.state:  # torch would create them with a step that counts
-            self.make_states()
+            make_states(self.optimizer)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options)
         # torch leaves a frozen parameter out under one name, and a tied one has several.
         for name, parameter in self.rank_state.model.named_parameters(remove_duplicate=False):
@@ -361,10 +359,6 @@ class Checkpoints:
         return (
             state if self.rank.number == first else {**state, "model": self.rank_state.shared(state["model"])}
         )
-
-    def make_states(self) -> None:
-        """Create all optimizer states, which otherwise the first step creates."""
-        make_states(self.optimizer)
 
     def newest(self) -> int:
         """Return the step of the newest complete checkpoint, or 0.
@@ -389,8 +383,7 @@ class Checkpoints:
             remove_partial_checkpoints(rank.run)
         if rank.first:
             told = {event.step for event in rank.run.read_events() if isinstance(event, CheckpointSaved)}
-        answers: list[Any] = [None] * rank.world
-        dist.all_gather_object(answers, (rank.node, mine, told))
+        answers = rank.all_values((rank.node, mine, told))
         found = {node: steps for node, steps, _ in answers if steps is not None}
         newest = newest_on_all_nodes(list(found.values()))
         lost = [

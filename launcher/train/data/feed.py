@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.checkpoints.folder import complete_checkpoints
 from launcher.train.data.data import EvaluationData, TrainingData
@@ -45,11 +43,8 @@ def check_lengths(feed: Feed, rank: Rank) -> None:
 
     Every rank must call this.
     """
-    if rank.world == 1:
-        return
     held_out = feed.held_out.samples if feed.held_out is not None else 0
-    found: list[tuple[int, int]] = [(0, 0)] * rank.world
-    dist.all_gather_object(found, (feed.training.order.samples, held_out))
+    found = rank.all_values((feed.training.order.samples, held_out))
     for split, counts in zip(("train", "eval"), zip(*found, strict=True), strict=True):
         other = next((number for number, count in enumerate(counts) if count != counts[0]), None)
         if other is not None:

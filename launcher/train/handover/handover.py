@@ -26,6 +26,7 @@ from launcher.train.handover.progress import Progress
 from launcher.train.handover.reshard import Parts, parts_of, place_of
 from launcher.train.handover.tensor_file import Packed, packed_bytes, read_packed, write_packed
 from launcher.train.mesh import TENSOR
+from launcher.train.optimizers.state import make_states
 from launcher.train.rank import Rank
 from launcher.train.rng import packed
 from launcher.train.shards import local
@@ -121,29 +122,22 @@ class Handover:
             found = self._found()
         offer = self._offer(found)
         newest = self.checkpoints.newest()
-        offers: list[Any] = [None] * self.rank.world
-        dist.all_gather_object(offers, offer)
+        offers = self.rank.all_values(offer)
         dist.barrier()  # every rank has opened its files, so they can be unlinked
-        remove_own = self.rank.local == 0
+        if self.rank.local == 0:
+            remove_handover(self.rank.run, self.rank.node)
         skipped = why_not(offers, newest)
-        if skipped is None:
-            assert found is not None
-            if remove_own:
-                remove_handover(self.rank.run, self.rank.node)
-            with self._where_states_are():
-                resumed = self._take(found)
-        else:
-            if remove_own:
-                remove_handover(self.rank.run, self.rank.node)
-            with self._where_states_are():
-                step = self.checkpoints.restore()
-            resumed = Resumed(
-                step,
-                "checkpoint" if step else None,
-                self.checkpoints.before.get("unrecorded"),
-                skipped if any(offers) else None,
-            )
-        return resumed
+        with self._where_states_are():
+            if skipped is None:
+                assert found is not None
+                return self._take(found)
+            step = self.checkpoints.restore()
+        return Resumed(
+            step,
+            "checkpoint" if step else None,
+            self.checkpoints.before.get("unrecorded"),
+            skipped if any(offers) else None,
+        )
 
     def _where_states_are(self) -> AbstractContextManager[object]:
         """Return the context in which a memory budget counts optimizer states as in a normal step."""
@@ -196,7 +190,7 @@ class Handover:
     @torch.no_grad()
     def _take(self, found: Found) -> Resumed:
         """Copy the state into the existing tensors: optimizer states stay on their device."""
-        self.checkpoints.make_states()
+        make_states(self.optimizer)
         own, tensors = found.own, iter(found.tensors)
         for p in self._parameters:
             next(tensors).copy_into(p)

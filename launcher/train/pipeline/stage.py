@@ -86,9 +86,8 @@ class Stages:
         """Return the problem of the first stage that has one, on every rank of the pipeline."""
         if not self.add_up(problem is not None):
             return None
-        everyones: list[str | None] = [None] * self._channels.group.size()
-        dist.all_gather_object(everyones, problem, group=self._channels.group)
-        return next(one for one in everyones if one is not None)
+        everyones: list[str | None] = self.rank.all_values(problem, self._channels.group)
+        return next(filter(None, everyones))
 
     def add_up(self, value: float) -> float:
         """Return the sum of `value` over the ranks of the pipeline."""

@@ -8,17 +8,18 @@ import torch
 import torch.distributed as dist
 
 from launcher.train.budget import Budget
+from launcher.train.rank import Rank
 
 
 class Agreement:
     """Small collectives on the CPU. Every rank must make the same calls in the same order."""
 
-    def __init__(self, world: int, budget: Budget) -> None:
-        self.world, self.budget = world, budget
+    def __init__(self, rank: Rank, budget: Budget) -> None:
+        self.rank, self.budget = rank, budget
 
     def maximum(self, *values: int) -> list[int]:
         """Return the maximum of each value over all ranks. Takes about 0.1 ms within one node."""
-        if self.world == 1:
+        if self.rank.world == 1:
             return list(values)
         with self.budget.host_side():
             tensor = torch.tensor(values, dtype=torch.int64)
@@ -27,11 +28,8 @@ class Agreement:
 
     def all_values(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. Slow: use it for failures only."""
-        found: list[Any] = [value] * self.world
-        if self.world > 1:
-            with self.budget.host_side():
-                dist.all_gather_object(found, value)
-        return found
+        with self.budget.host_side():
+            return self.rank.all_values(value)
 
     def from_rank_0(self, value: Any) -> Any:
         """Return rank 0's value."""

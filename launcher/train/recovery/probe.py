@@ -16,20 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.spec.recipe import Recipe
 from launcher.train.batch_norm import batch_norms_in_evaluation
-from launcher.train.budget import Budget, MemoryBudget
+from launcher.train.budget import MemoryBudget
 from launcher.train.coupling import Split, split
 from launcher.train.data.data import to_device
 from launcher.train.ddp import DDP, without_ddp
 from launcher.train.failure import classify, in_a_line
 from launcher.train.forward import loss_of
 from launcher.train.optimizers.sharded_states import ShardedStates
-from launcher.train.rank import Rank, SetupError
-from launcher.train.recovery.agreement import Agreement
+from launcher.train.rank import SetupError
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
-from launcher.train.recovery.collectives import Collectives, kind_of
+from launcher.train.recovery.collectives import kind_of
 from launcher.train.recovery.modes import kept_modes
 from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
-from launcher.train.recovery.recovery import Failure, failure_of
+from launcher.train.recovery.recovery import Failure, Recovery, failure_of
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding.cleanup import clean, free_failed_pass
@@ -37,8 +36,6 @@ from launcher.train.sharding.sharding import accumulate, meets
 from launcher.train.shards import local
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
-from launcher.train.undo.undo import Undo
-from launcher.train.where import Where
 
 
 class Probe:
@@ -54,27 +51,23 @@ class Probe:
 
     def __init__(
         self,
-        model: nn.Module,
         task: Task,
         optimizer: torch.optim.Optimizer,
         scaler: LossScaler,
-        rank: Rank,
-        where: Where,
-        budget: Budget,
-        undo: Undo,
-        collectives: Collectives | None,
-        agreement: Agreement,
-        in_backward: StepInBackward | None = None,
+        recovery: Recovery,
+        in_backward: StepInBackward | None,
     ) -> None:
-        alone = rank.recipe.pipeline == 1
-        assert (collectives is not None) == isinstance(model, FSDPModule)
-        self.model, self.task, self.optimizer, self.scaler = model, task, optimizer, scaler
-        self.rank, self.where, self.budget, self.undo = rank, where, budget, undo
-        self.collectives, self.agreement, self.in_backward = collectives, agreement, in_backward
-        self.off: str | None = None if alone else "a stage of a pipeline cannot run a step alone"
+        self.task, self.optimizer, self.scaler = task, optimizer, scaler
+        self.model, self.rank, self.where = recovery.model, recovery.rank, recovery.where
+        self.budget, self.undo, self.agreement = recovery.budget, recovery.undo, recovery.agreement
+        self.collectives, self.in_backward = recovery.collectives, in_backward
+        self.off: str | None = None
+        "Why the probe is off; every recipe then counts as fitting."
+        rank = self.rank
         if rank.mesh.tensor > 1:
             self.off = "with tensor parallelism no rank runs a step alone"
-        "Why the probe is off; every recipe then counts as fitting."
+        elif rank.mesh.pipeline > 1:
+            self.off = "a stage of a pipeline cannot run a step alone"
         self.may_send = False
         "The probe is off because the task calls collectives itself, or may do so."
         self.sample: Any = None

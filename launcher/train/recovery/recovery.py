@@ -88,7 +88,7 @@ class Recovery:
     ) -> None:
         """Changes in `task` and `data` are undone too."""
         self.model, self.rank, self.where, self.budget = model, rank, where, budget
-        self.agreement = Agreement(rank.world, budget)
+        self.agreement = Agreement(rank, budget)
         with budget.host_side():
             self.undo = Undo(model, rank.device, task, data)
         self.collectives = None
