@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._guards import active_fake_mode
@@ -30,22 +30,6 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-class Budget(Protocol):
-    """The interface of a budget that the loop uses."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *error: Any) -> Any: ...
-
-    def host_side(self) -> Any:
-        """Return a context whose tensors are never counted, since a GPU run keeps them in host memory."""
-
-    def track(self, tree: Any) -> None:
-        """Count the tensors in `tree` that no operator returned, such as a batch arriving on the device."""
-
-    def report(self) -> str | None:
-        """Return a line about the peak, or None without a limit."""
-
-
 class Unlimited:
     """No budget, at no cost."""
 
@@ -56,12 +40,14 @@ class Unlimited:
         pass
 
     def host_side(self) -> AbstractContextManager[None]:
+        """Return a context whose tensors are never counted, since a GPU run keeps them in host memory."""
         return nullcontext()
 
     def track(self, tree: Any) -> None:
-        pass
+        """Count the tensors in `tree` that no operator returned, such as a batch arriving on the device."""
 
     def report(self) -> str | None:
+        """Return a line about the peak, or None without a limit."""
         return None
 
 
@@ -262,6 +248,9 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._resize(storage, size)
 
         return resize
+
+
+Budget = Unlimited | MemoryBudget
 
 
 def plain_tensors(value: Any) -> Iterator[torch.Tensor]:

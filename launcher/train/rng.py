@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -65,19 +65,11 @@ def _words(keys: Any) -> Any:
     return numpy.asarray(keys, dtype="uint32")
 
 
-class GlobalNumbers(Protocol):
-    """One of the generators that a whole process shares, other than torch's."""
-
-    def state(self) -> Any:
-        """Return a state that `==` compares."""
-
-    def set_state(self, state: Any) -> None: ...
-
-
 class PythonNumbers:
     """The generator of Python's `random`."""
 
     def state(self) -> Any:
+        """Return a state that `==` compares."""
         return random.getstate()
 
     def set_state(self, state: Any) -> None:
@@ -122,6 +114,7 @@ class NumpyNumbers:
         return ctypes.string_at(generator.ctypes.state_address, self.SIZE)
 
 
-GLOBAL_NUMBERS: dict[str, GlobalNumbers] = {"python": PythonNumbers()}
+GLOBAL_NUMBERS: dict[str, PythonNumbers | NumpyNumbers] = {"python": PythonNumbers()}
+"The generators that a whole process shares, other than torch's."
 if numpy is not None:
     GLOBAL_NUMBERS["numpy"] = NumpyNumbers()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -38,16 +37,6 @@ class Weight:
         return prod(self.shape) * self.dtype.itemsize
 
 
-class Content(Protocol):
-    """What is written into the files."""
-
-    weights: list[Weight]
-
-    def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
-        """Return some of the weights by name. Raises CheckpointError."""
-        ...
-
-
 class Stored:
     """Parameters and rank 0's persistent buffers, under the names of the user's model.
 
@@ -60,7 +49,10 @@ class Stored:
         self.weights = list(_stored(checkpoint, dtype))
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
-        """DCP assembles the shards, and converts types while it copies."""
+        """Return some of the weights by name. Raises CheckpointError.
+
+        DCP assembles the shards, and converts types while it copies.
+        """
         tensors = {weight.name: torch.empty(weight.shape, dtype=weight.dtype) for weight in weights}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
@@ -138,6 +130,10 @@ class Merged:
                 value = value.float() + self._scaling * (b @ a)
             tensors[weight.name] = value.to(weight.dtype).clone()
         return tensors
+
+
+Content = Stored | AdapterAlone | Merged
+"What is written into the files: `weights`, and `read` for some of them."
 
 
 def content_of(checkpoint: Path, dtype: torch.dtype | None, frozen: FrozenWeights | None) -> Content:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,28 +31,18 @@ class Reading:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-class Meter(Protocol):
-    capacity: int | None
-    "Bytes that this rank may use on its device; None on a CPU without a budget."
-    counts: bool
-    "Whether a reading has the tensors on the device, and their peak."
-
-    def read(self) -> Reading:
-        """Return a reading and start a new peak."""
-
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether a reading counts this storage."""
-
-
 class CudaMeter:
     counts = True
+    "Whether a reading has the tensors on the device, and their peak."
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         total = torch.cuda.get_device_properties(device).total_memory
         self.capacity: int | None = int(total * torch.cuda.get_per_process_memory_fraction(device))
+        "Bytes that this rank may use on its device; None on a CPU without a budget."
 
     def read(self) -> Reading:
+        """Return a reading and start a new peak."""
         # memory_allocated() and similar functions each build the whole memory_stats() table: read it once.
         stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -66,6 +56,7 @@ class CudaMeter:
         )
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether a reading counts this storage."""
         return storage.device.type == "cuda"
 
 
@@ -92,6 +83,9 @@ class HostMeter:
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         return False
+
+
+Meter = CudaMeter | BudgetMeter | HostMeter
 
 
 def open_meter(device: torch.device, budget: Budget) -> Meter:

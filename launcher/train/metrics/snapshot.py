@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -30,36 +30,20 @@ MAX_ENTRIES = 100_000
 "Number of newest allocations and frees that a GPU's history keeps; a few KB each, with stacks."
 
 
-class Recording(Protocol):
-    """The memory recording of a device."""
-
-    suffix: str
-
-    def start(self) -> None:
-        """Start to collect the history that a snapshot shows. This costs time."""
-
-    def stop(self) -> None: ...
-
-    def dump(self, path: Path) -> None:
-        """Write a snapshot to `path`. Raises OSError."""
-
-    def on_oom(self, observer: Callable[..., None]) -> None:
-        """Call `observer` at an OOM, before the exception unwinds the stack."""
-
-    def moment(self, *told: int) -> Moment:
-        """Return the state of memory at an OOM. `told` are the arguments of the observer."""
-
-
 class CudaRecording:
+    """PyTorch's own recording of a GPU's memory."""
+
     suffix = "pickle"
 
     def start(self) -> None:
+        """Start to collect the history that a snapshot shows. This costs time."""
         torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", clear_history=True)
 
     def stop(self) -> None:
         torch.cuda.memory._record_memory_history(enabled=None)
 
     def dump(self, path: Path) -> None:
+        """Write a snapshot to `path`. Raises OSError."""
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             torch.cuda.memory._dump_snapshot(str(temporary))  # type: ignore[no-untyped-call]
@@ -68,11 +52,13 @@ class CudaRecording:
             temporary.unlink(missing_ok=True)
 
     def on_oom(self, observer: Callable[..., None]) -> None:
+        """Call `observer` at an OOM, before the exception unwinds the stack."""
         # Private, but PyTorch's guide to memory snapshots uses it. The observer is called with
         # (device, requested bytes, bytes that this process may use, bytes free on the device).
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
 
     def moment(self, *told: int) -> Moment:
+        """Return the state of memory at an OOM. `told` are the arguments of the observer."""
         _, requested, total, free = told
         return Moment(requested, total, free, largest(cuda_pieces()))
 
@@ -113,6 +99,9 @@ class BudgetRecording:
         limit = self.budget.limit
         free = limit - self.budget.live if limit is not None else None
         return Moment(told[0], limit, free, largest(_pieces(self.budget.contents())))
+
+
+Recording = CudaRecording | BudgetRecording
 
 
 def _pieces(held: tuple[Held, ...]) -> Iterator[Piece]:

@@ -29,7 +29,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -73,21 +73,6 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach() if tensor.nbytes <= MOST_DATA else None
 
 
-class Restorable(Protocol):
-    """An object whose content was copied and can be restored."""
-
-    def changed(self, *, numbers: bool = False) -> list[str]:
-        """Return the names of tensors, arrays and generators that have changed; with `numbers` also of
-        numbers."""
-
-    def restore(self) -> bool:
-        """Restore the content. Return whether it had changed."""
-
-    def restore_state(self) -> object:
-        """Restore only what held tensors or arrays, itself or in a tuple, list or dictionary: numbers keep
-        their new values."""
-
-
 class Entries:
     """The entries of a dictionary, or the attributes of an object."""
 
@@ -107,9 +92,12 @@ class Entries:
         return keys + [key for key in self.kept if key not in self.home]
 
     def changed(self, *, numbers: bool = False) -> list[str]:
+        """Return the names of tensors, arrays and generators that have changed; with `numbers` also of
+        numbers."""
         return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key), numbers)]
 
     def restore(self) -> bool:
+        """Restore the content. Return whether it had changed."""
         if not self._changed():
             return False
         for key in [key for key in self.home if key not in self.ignored and key not in self.kept]:
@@ -125,6 +113,8 @@ class Entries:
         return True
 
     def restore_state(self) -> None:
+        """Restore only what held tensors or arrays, itself or in a tuple, list or dictionary: numbers keep
+        their new values."""
         for key, value in self.kept.items():
             value = value.value if isinstance(value, Detached) else value
             if self.home.get(key, _NONE) is not value and _is_state(value):
@@ -300,7 +290,7 @@ class FoundState:
 
     buffers: dict[str, Entries] = field(default_factory=dict)
     "The buffers of each module of the model, keyed by the prefix of their names."
-    places: list[Restorable] = field(default_factory=list)
+    places: list[Entries | Items | State] = field(default_factory=list)
     "Everything other than tensors and generators, that of the model first."
     places_of_model: int = 0
     "How many of `places` are the model's."
