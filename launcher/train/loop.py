@@ -516,7 +516,7 @@ class Trainer:
                     self.recorder.micro_batch(held[index], recipe.grad_accum)
                 batch = held[index] if chunk < last_chunk else held.pop(index)
                 with where.during("forward", users=True):
-                    result = stages.forward(batch, chunk)
+                    result = stages.own[chunk].forward(batch)
                 if result is not None:
                     sums = added(sums, result)
                 del batch, result
@@ -524,10 +524,10 @@ class Trainer:
             last = index == recipe.grad_accum - 1
             if kind == "weights":
                 with where.during("backward", users=True):
-                    stages.weights(chunk, last=last)
+                    stages.own[chunk].weights(last=last)
                 continue
             with where.during("backward", users=True):
-                stages.backward(self.scaler.scaled, chunk, last=last)
+                stages.own[chunk].backward(self.scaler.scaled, last=last)
         with where.during("backward"):
             stages.settle()
         return sums
@@ -613,7 +613,7 @@ class Trainer:
             self.logged.counts = counts
             with self.where.during("evaluation", users=True):
                 found = (
-                    self.stages.forward(batch, chunk)
+                    self.stages.own[chunk].forward(batch)
                     if self.stages is not None
                     else loss_of(self.task, self.model, batch, self.rank)
                 )

@@ -174,7 +174,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in KEPT:
             self.cache.add(func, out, keep=self.choice.keeps(func) and not _draws(func, args, kwargs or {}))
         elif func._schema.is_mutable:
-            self.cache.drop_written(_written(func, args, kwargs or {}))
+            self.cache.drop_written(written(func, args, kwargs or {}))
         return out
 
 
@@ -226,8 +226,8 @@ def _tensors_of(result: Any) -> Iterator[torch.Tensor]:
     return (one for one in tree_leaves(result) if isinstance(one, torch.Tensor))
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the arguments that an operator changes in place."""
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator changes in place."""
     for argument, value in _arguments(func, args, kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _tensors_of(value)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointSaved, HandedOver, HandoverSkipped
 from launcher.spec.verdict import EXIT_FOLLOWED
-from launcher.train.failure import leave, within
+from launcher.train.failure import CLOSING_SECONDS, leave, within
 from launcher.train.handover.alarm import Alarm
 from launcher.train.handover.handover import Handover
 from launcher.train.host_memory import free_for_handover
@@ -36,8 +36,6 @@ BYTES_PER_SECOND = 0.25e9
 "A low estimate per node: from GPUs to memory that is not pinned, all ranks at once."
 SAVING_SECONDS = 300.0
 "Time for the checkpoint that is being written in the background, before the rank ends."
-CLOSING_SECONDS = 10.0
-"Time for the failing rank to close its tracker; the same as without a handover."
 
 Why = Literal["memory", "time"]
 

@@ -28,35 +28,27 @@ class Alerts:
     def __init__(self, rank: int, threshold: int | None, recipe: Recipe, capacity: int | None = None) -> None:
         """`threshold` and `capacity` are in bytes; they are None for a device without a peak."""
         self.rank, self.threshold, self.recipe, self.capacity = rank, threshold, recipe, capacity
-        self._reported_peak = self._reported_retries = self._reported_fragments = False
+        self._reported: set[type[Event]] = set()
 
     def of(self, reading: Reading, step: int) -> list[Alert]:
-        alerts = []
-        if not self._reported_peak and self.threshold is not None and (reading.peak or 0) > self.threshold:
-            self._reported_peak = True
-            alerts.append(self._above(reading.peak or 0, self.threshold, step))
-        if not self._reported_retries and reading.num_alloc_retries:
-            self._reported_retries = True
-            alerts.append(self._thrashing(reading.num_alloc_retries, step))
-        if not self._reported_fragments and self._is_fragmented(reading):
-            self._reported_fragments = True
-            alerts.append(self._fragments(reading.reserved or 0, reading.peak or 0, step))
-        return alerts
+        found = (self._above(reading, step), self._thrashing(reading, step), self._fragments(reading, step))
+        due = [one for one in found if one is not None and type(one.event) not in self._reported]
+        self._reported |= {type(one.event) for one in due}
+        return due
 
-    def _is_fragmented(self, reading: Reading) -> bool:
-        if self.capacity is None or reading.reserved is None or reading.peak is None:
-            return False
-        unused = reading.reserved - reading.peak
-        return reading.reserved > NEARLY_FULL * self.capacity and unused > FRAGMENTED_PART * self.capacity
-
-    def _above(self, peak: int, threshold: int, step: int) -> Alert:
+    def _above(self, reading: Reading, step: int) -> Alert | None:
+        peak, threshold = reading.peak or 0, self.threshold
+        if threshold is None or peak <= threshold:
+            return None
         text = (
             f"memory alert: the peak of step {step}, {format_bytes(peak)}, "
             f"is above {format_bytes(threshold)} (train.memory_alert)"
         )
         return Alert(MemoryAlert(rank=self.rank, step=step, bytes=peak, threshold=threshold), text)
 
-    def _thrashing(self, retries: int, step: int) -> Alert:
+    def _thrashing(self, reading: Reading, step: int) -> Alert | None:
+        if not (retries := reading.num_alloc_retries):
+            return None
         # num_alloc_retries: "failed cudaMalloc calls that result in a cache flush and retry".
         text = (
             f"the GPU's allocator had to empty its cache {retries} time(s) up to step {step}, which is slow: "
@@ -64,7 +56,12 @@ class Alerts:
         )
         return Alert(AllocationRetries(rank=self.rank, step=step, num_alloc_retries=retries), text)
 
-    def _fragments(self, reserved: int, peak: int, step: int) -> Alert:
+    def _fragments(self, reading: Reading, step: int) -> Alert | None:
+        capacity, reserved, peak = self.capacity, reading.reserved, reading.peak
+        if capacity is None or reserved is None or peak is None:
+            return None
+        if reserved <= NEARLY_FULL * capacity or reserved - peak <= FRAGMENTED_PART * capacity:
+            return None
         text = (
             f"the GPU's allocator holds {format_bytes(reserved)} for {format_bytes(peak)} of tensors in step "
             f"{step}: memory is fragmented; {self._remedy} helps"
@@ -74,8 +71,5 @@ class Alerts:
     @property
     def _remedy(self) -> str:
         smaller = "a smaller recipe.micro_batch_size"
-        return (
-            smaller
-            if self.recipe.expandable_segments
-            else (f"recipe.expandable_segments: true, or {smaller},")
-        )
+        segments = f"recipe.expandable_segments: true, or {smaller},"
+        return smaller if self.recipe.expandable_segments else segments

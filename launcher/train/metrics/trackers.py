@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from launcher.train.rank import Rank, SetupError
 
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 _BOOKKEEPING = ("time", "attempt", "step")
 
 
@@ -86,7 +85,7 @@ _OPEN: dict[str, Callable[[Rank], Tracker]] = {"tensorboard": TensorBoard, "wand
 def check_trackers(names: Sequence[str]) -> None:
     """Raise SetupError if a tracker's package is not installed."""
     # A folder `wandb` with files of W&B looks like a package without an origin.
-    found = {name: importlib.util.find_spec(PACKAGES[name]) for name in names}
+    found = {name: importlib.util.find_spec(name) for name in names}
     if missing := [name for name, spec in found.items() if spec is None or spec.origin is None]:
         raise SetupError(
             f"train.trackers: {', '.join(missing)} not installed on this node: "

@@ -44,39 +44,18 @@ class Links(NamedTuple):
 
 
 class Stages:
-    """Runs the stages of a model that this rank has since launcher.train.pipeline.cut has cut it."""
+    """The stages of a model that this rank has since launcher.train.pipeline.cut has cut it."""
 
     def __init__(self, model: nn.Module, task: Task, rank: Rank, mesh: DeviceMesh | None) -> None:
         """`mesh`: the tensor-parallel ranks. Connects the ranks: every rank must call this."""
         self.rank, self.at = rank, rank.coordinates.pipeline
         self._channels = open_channels(rank, mesh)
         name, chunks = f"pipeline() of {type(task).__name__}", chunks_of(model)
-        self._stages = [
+        self.own = [
             Stage(chunk, links_of(number, len(chunks), rank, self._channels), name, rank)
             for number, chunk in enumerate(chunks)
         ]
-
-    def forward(self, batch: Any, chunk: int) -> SumAndWeight | None:
-        """Run the forward pass of a micro-batch in the stage `chunk` of this rank. Return sum and weight in
-        the last stage of the model, None in others.
-
-        Every rank must call this in the order of the schedule. A backward pass must follow, except under
-        torch.no_grad().
-        """
-        return self._stages[chunk].forward(batch)
-
-    def backward(self, scaled: Callable[[torch.Tensor], torch.Tensor], chunk: int, *, last: bool) -> None:
-        """Run the backward pass of the oldest micro-batch without one in the stage `chunk` of this rank;
-        `last`: it is the step's last one.
-
-        `scaled` is applied to the sum of the losses.
-        """
-        self._stages[chunk].backward(scaled, last=last)
-
-    def weights(self, chunk: int, *, last: bool) -> None:
-        """Compute the gradients of weights that the oldest backward pass in the stage `chunk` of this rank
-        has left for later; `last`: they are the step's last ones."""
-        self._stages[chunk].weights(last=last)
+        "The stages of this rank, in order."
 
     def settle(self) -> None:
         """Wait until the neighbours have received everything, at the end of a step."""
@@ -116,7 +95,12 @@ class Stage:
         self._later = LaterWeights(chunk, name) if rank.recipe.schedule == "zero-bubble" else None
 
     def forward(self, batch: Any) -> SumAndWeight | None:
-        """See `Stages.forward`."""
+        """Run the forward pass of a micro-batch. Return sum and weight in the last stage of the model, None
+        in others.
+
+        Every rank must call this in the order of the schedule. A backward pass must follow, except under
+        torch.no_grad().
+        """
         links, trains, received = self._links, torch.is_grad_enabled(), None
         if links.activations_from is not None:
             received = links.activations_from.receive_with_shape().requires_grad_(trains)
@@ -137,7 +121,10 @@ class Stage:
         return (output.detach(), weight) if links.activations_to is None else None
 
     def backward(self, scaled: Callable[[torch.Tensor], torch.Tensor], *, last: bool) -> None:
-        """See `Stages.backward`."""
+        """Run the backward pass of the oldest micro-batch without one; `last`: it is the step's last one.
+
+        `scaled` is applied to the sum of the losses.
+        """
         links, (received, output) = self._links, self._held.pop(0)
         left = self._later.left() if self._later is not None else nullcontext()
         with accumulate(self._chunk, self._rank.recipe, last=last), left:
@@ -158,6 +145,7 @@ class Stage:
             links.gradients_to.send(placed_like(received, received.grad))
 
     def weights(self, *, last: bool) -> None:
-        """See `Stages.weights`."""
+        """Compute the gradients of weights that the oldest backward pass has left for later; `last`: they are
+        the step's last ones."""
         assert self._later is not None
         self._later.compute(reduce=meets(self._rank.recipe, last=last))

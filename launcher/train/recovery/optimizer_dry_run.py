@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from launcher.spec.recipe import Recipe
+from launcher.train.activations.selective import written
 from launcher.train.optimizers.local_shards import EightBit
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import step_alone
@@ -73,21 +73,10 @@ class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor then calls its operators on the local shard, which come here
-        written = _written(func, args, kwargs or {})
-        if any(_storage(tensor) in self._storages for tensor in written):
-            return written[0] if func._schema.returns else None
+        changed = list(written(func, args, kwargs or {}))
+        if any(_storage(tensor) in self._storages for tensor in changed):
+            return changed[0] if func._schema.returns else None
         return func(*args, **(kwargs or {}))
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    if not func._schema.is_mutable:
-        return []
-    values = [
-        kwargs.get(argument.name) if place >= len(args) else args[place]
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
