@@ -56,12 +56,12 @@ from launcher.train.checkpoints.parts import (
 )
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, check_sums, read_metadata
-from launcher.train.checkpoints.same_model import other_model
+from launcher.train.checkpoints.same_model import other_model, with_states
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.issued_collectives import BACKGROUND_GROUP
 from launcher.train.optimizers.blocks import other_shards
-from launcher.train.optimizers.state import make_states, without_states
+from launcher.train.optimizers.state import make_states
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
@@ -199,10 +199,11 @@ class Checkpoints:
                 f"{path.name} cannot be resumed from: {problem}. Resume with the model that was trained, or "
                 "start a new run"
             )
-        if problem := other_shards(state["optimizer"]["state"], saved, "optimizer.state"):
+        if problem := other_shards(state["optimizer"]["state"], saved):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
         groups, states = state["optimizer"].pop("param_groups"), state["optimizer"]["state"]
-        never = {name: states.pop(name) for name in without_states(states, saved, "optimizer.state")}
+        known = with_states(saved)
+        never = {name: states.pop(name) for name in [*states] if name not in known}
         try:
             load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
         except CheckpointException as error:

@@ -8,9 +8,10 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from launcher.spec.listed import listed
+from launcher.train.optimizers.state import IN_CHECKPOINT
 
-MODEL, STATES = "model.", "optimizer.state."
-"Beginnings of the names in a checkpoint."
+MODEL = "model."
+"Beginning of the names of parameters and buffers in a checkpoint."
 
 
 def other_model(model: Mapping[str, Any], saved: Metadata, *, whole: bool) -> str | None:
@@ -27,6 +28,12 @@ def other_model(model: Mapping[str, Any], saved: Metadata, *, whole: bool) -> st
         entry = known[name]
         if isinstance(entry, TensorStorageMetadata) and entry.size != tensor.shape:
             return f"{name} has the shape {(*tensor.shape,)} in the model, and {(*entry.size,)} in it"
-    trained = {name.removeprefix(STATES).rpartition(".")[0] for name in entries if name.startswith(STATES)}
+    trained = with_states(saved)
     gone = [name for name in known if name in trained and name not in model]
     return f"it has {listed(gone)}, which the model lacks" if whole and gone else None
+
+
+def with_states(saved: Metadata) -> set[str]:
+    """Return the names of the parameters that have states in a checkpoint. Others never had a gradient."""
+    names = (name for name in saved.state_dict_metadata if name.startswith(IN_CHECKPOINT))
+    return {name.removeprefix(IN_CHECKPOINT).rpartition(".")[0] for name in names}

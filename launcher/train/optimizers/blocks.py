@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from launcher.spec.listed import listed
 from launcher.spec.optimizers import BLOCK
+from launcher.train.optimizers.state import IN_CHECKPOINT
 from launcher.train.shards import local, sharded_like
 
 
@@ -65,30 +66,24 @@ def _cuts(p: torch.Tensor) -> list[tuple[int, int]]:
     return [(size, getattr(placement, "dim", 0)) for size, placement in cuts if not placement.is_replicate()]
 
 
-def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Metadata, prefix: str) -> str | None:
+def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Metadata) -> str | None:
     """Return why `checkpoint` cannot be read into the 8-bit `states`, or None if it can.
 
-    `states` is `{parameter: {name: tensor}}`; `prefix` is its path in the checkpoint, such as
-    "optimizer.state".
+    `states` is `{parameter: {name: tensor}}`.
     """
-    wanted = {
-        f"{prefix}.{parameter}.absmax1": state["absmax1"].shape
-        for parameter, state in states.items()
-        if "absmax1" in state
-    }
-    if not wanted:
-        return None
-    metadata = checkpoint.state_dict_metadata
-    saved = {key: entry.size for key, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
-    # torch itself reports a missing key, as after a change of the optimizer.
-    differ = [key for key, shape in wanted.items() if key in saved and saved[key] != shape]
+    wanted = {name: state["absmax1"].shape for name, state in states.items() if "absmax1" in state}
+    saved: dict[str, torch.Size] = {}
+    for name in wanted:
+        entry = checkpoint.state_dict_metadata.get(f"{IN_CHECKPOINT}{name}.absmax1")
+        if isinstance(entry, TensorStorageMetadata):  # torch itself reports a missing one
+            saved[name] = entry.size
+    differ = [name for name, shape in saved.items() if shape != wanted[name]]
     if not differ:
         return None
-    rows = states[differ[0].removeprefix(f"{prefix}.").removesuffix(".absmax1")]["state1"].shape[0]
+    rows = states[differ[0]]["state1"].shape[0]
     before, now = (_where(shapes[differ[0]], rows) for shapes in (saved, wanted))
-    names = [key.removeprefix(f"{prefix}.").removesuffix(".absmax1") for key in differ]
     return (
-        f"the 8-bit states of {listed(names, 3)} were "
+        f"the 8-bit states of {listed(differ, 3)} were "
         f"saved in {before} and cannot be read in {now}: what a shard has of a row is not a multiple of "
         f"{BLOCK} elements, so blocks cross rows. Resume in {before}: fsdp and zero1 have one per rank, "
         "hybrid has one per rank of a node, ddp and none have one"

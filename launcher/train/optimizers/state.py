@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from launcher.train.optimizers.proxies import ProxyOptimizer
 from launcher.train.shards import column_cuts, local, sharded_like
+
+IN_CHECKPOINT = "optimizer.state."
+"Beginning of the names of states in a checkpoint; that of the parameter follows."
 
 
 def rows_sharded_like(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -30,16 +32,6 @@ def zeros_sharded_like(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return contiguous zeros with the shape and sharding of `p`."""
     mine = local(p)
     return sharded_like(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
-
-
-def without_states(states: Iterable[str], checkpoint: Metadata, prefix: str) -> list[str]:
-    """Return the names in `states` without a state in `checkpoint`: those parameters never had a gradient.
-
-    `prefix` is the path of the states in the checkpoint, such as "optimizer.state".
-    """
-    keys = checkpoint.state_dict_metadata
-    saved = {key.removeprefix(f"{prefix}.").rpartition(".")[0] for key in keys if key.startswith(prefix)}
-    return [name for name in states if name not in saved]
 
 
 def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
