@@ -73,7 +73,7 @@ class LocalScheduler(OneByOne):
             cluster = _with_detected_gpus(cluster)
         if cluster.node.memory is not None:
             return cluster
-        from launcher.supervise.memory_limit import memory_limit
+        from launcher.rundir.host_memory import memory_limit
 
         return cluster.model_copy(update={"node": cluster.node.model_copy(update={"memory": memory_limit()})})
 

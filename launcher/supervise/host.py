@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from launcher.rundir.files import open_regular, read_record
+from launcher.rundir.host_memory import cgroups
 from launcher.rundir.layout import RunDir
-from launcher.supervise.memory_limit import cgroups
 
 
 def oom_kills(root: Path = Path("/")) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from launcher.diagnosis.clue import failure_patterns
 from launcher.logs.capture import RankCapture, secrets_of
 from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.host_memory import memory_limit
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.mask import masked_strings
 from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
@@ -28,7 +29,6 @@ from launcher.spec.command import environment_name, fill, values_of
 from launcher.spec.records import RunRecord
 from launcher.spec.signals import LEFT_TO_SUPERVISOR, STOP_SIGNALS
 from launcher.spec.variables import split
-from launcher.supervise.memory_limit import memory_limit
 from launcher.supervise.process import (
     KILL_RANK,
     adopt_orphans,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.rundir.host_memory import cgroups
 from launcher.spec.verdict import EXIT_CODES
-from launcher.supervise.memory_limit import cgroups
 from tests.e2e.test_causes import ONE_RANK, verdicts
 from tests.lab import Lab, wait_for
 

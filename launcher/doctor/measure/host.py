@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
-from launcher.supervise.memory_limit import cgroups, memory_limit
+from launcher.rundir.host_memory import free_and_total, memory_limit
 
 SHM = Path("/dev/shm")
 
@@ -59,24 +59,7 @@ def memlock() -> dict[str, Any]:
 
 def free_memory(root: Path = Path("/")) -> dict[str, int]:
     """Return the memory that this process may use, and how much of it is free, in bytes."""
-    text = (root / "proc/meminfo").read_text()
-    found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-    free = [int(found[1]) * 1024] if found else []
-    for folder in cgroups(root):
-        for limit, usage in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            try:
-                most, used = (int((folder / name).read_text()) for name in (limit, usage))
-            except (OSError, ValueError):  # "max" means no limit
-                continue
-            # The kernel drops the page cache before it counts a cgroup as full.
-            cached = re.search(
-                r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M
-            )
-            free.append(most - used + (int(cached[1]) if cached else 0))
-    return {"limit": memory_limit(root), "free": max(0, min(free))}
+    return {"limit": memory_limit(root), "free": max(0, min(free for free, _ in free_and_total(root)))}
 
 
 def clock_offset(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""The host memory available to this process: the limit of its cgroup or the machine's memory."""
+"""The host memory available to this process: that of the machine, or less in a cgroup with a limit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,27 @@ def memory_limit(root: Path = Path("/")) -> int:
             with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                 limits.append(int((folder / name).read_text()))
     return min(limits)
+
+
+def free_and_total(root: Path = Path("/")) -> Iterator[tuple[int, int]]:
+    """Yield (free, total) in bytes for the machine, and for each of this process's cgroups with a limit."""
+    host = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+    free, total = (int(host[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+    yield free, total
+    for folder in cgroups(root):
+        for limit, usage in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            try:
+                total, used = (int((folder / name).read_text()) for name in (limit, usage))
+                counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # the cgroup is of the other version, or has no limit ("max")
+                continue
+            # The kernel counts page cache as used, although it drops that first. Version 1 counts it with
+            # that of inner cgroups under another name.
+            cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))
+            yield total - used + int(cache), total
 
 
 def cgroups(root: Path = Path("/")) -> Iterator[Path]:
