@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from operator import eq
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ from launcher.train.undo.state_finder import (
 
 WATCHED = 2
 "First passes of a block after which tensors are compared by content: versions miss writes through `.data`."
+NUMBERS = "the numbers of random or numpy.random"
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
@@ -66,24 +68,8 @@ class BlockState:
     def contexts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Contexts:
         """Return the contexts of one forward pass and of its recomputation, for torch.utils.checkpoint."""
         first, again = self._inner() if self._inner is not None else (nullcontext(), nullcontext())
-        forward = ForwardPass(self, args, kwargs)
-        return _Both(forward, first), _Both(Recomputation(forward), again)
-
-
-class _Both:
-    """Two contexts as one, which may be entered more than once."""
-
-    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
-        self._contexts = contexts
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for context in self._contexts:
-                stack.enter_context(context)
-            self._entered = stack.pop_all()
-
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.__exit__(*error)
+        forward = ForwardPass(self, args, kwargs, first)
+        return forward, Recomputation(forward, again)
 
 
 class Modules:
@@ -146,8 +132,15 @@ class ForwardPass:
     a trained parameter, or one that it was called with.
     """
 
-    def __init__(self, state: BlockState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.state = state
+    def __init__(
+        self,
+        state: BlockState,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inner: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`inner` is entered after this context."""
+        self.state, self._inner = state, inner or nullcontext()
         self._arguments = [(f"argument {at}", one) for at, one in enumerate(args)]
         self._arguments += [(f"argument {key}", one) for key, one in kwargs.items()]
         # torch itself watches and keeps these, or under a checkpoint of the model computes them again.
@@ -161,9 +154,7 @@ class ForwardPass:
         "Id of a tensor in a place -> its content before the pass."
         self.unchanged: list[Watched] = []
         self.generators: list[State] = []
-        "And small arrays."
-        self.numbers: list[Any] = []
-        "States of GLOBAL_NUMBERS before the pass; None if the pass drew nothing."
+        "And small arrays. After the pass, those that it has changed."
 
     @torch.no_grad()
     def __enter__(self) -> None:
@@ -185,7 +176,8 @@ class ForwardPass:
                 self.copies[number] = one.tensor.detach().clone()
             elif self.state.passes < WATCHED and one.tensor.nbytes <= MOST_DATA:
                 self._prints[number] = _print(one.tensor)
-        self.numbers = [numbers.state() for numbers in GLOBAL_NUMBERS.values()]
+        self.generators += [State(NUMBERS, one.state, one.set_state, eq) for one in GLOBAL_NUMBERS.values()]
+        self._inner.__enter__()
 
     def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what a place keeps of a tensor."""
@@ -255,16 +247,13 @@ class ForwardPass:
                             self.places.append(Place(f"{name} ", home, self._hold))
 
     @torch.no_grad()
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self._inner.__exit__(kind, *error)
         tensors, prints = self._tensors, self._prints
         del self._tensors, self._prints, self._without_graph
         if kind is not None:
             return
         self.generators = [one for one in self.generators if one.changed()]
-        self.numbers = [
-            None if numbers.state() == before else before
-            for numbers, before in zip(GLOBAL_NUMBERS.values(), self.numbers, strict=True)
-        ]
         state = self.state
         compares = state.passes < WATCHED
         state.passes += 1
@@ -298,11 +287,8 @@ class ForwardPass:
     def changes(self) -> list[str]:
         """Return the names of what the pass has changed."""
         found = [name for place in self.places for name in place.changed()]
-        found += [name for name in self.state.written if name not in found]
-        found += [generator.name for generator in self.generators]
-        return found + ["the numbers of random or numpy.random"] * any(
-            one is not None for one in self.numbers
-        )
+        found += [*self.state.written, *(generator.name for generator in self.generators)]
+        return list(dict.fromkeys(found))
 
     def check_unchanged(self) -> None:
         """Raise TaskError if a tensor that the pass read, but did not write, was written since."""
@@ -370,8 +356,9 @@ class Recomputation:
     """Lets a block begin with the state that its forward pass began with, and puts the present state back
     afterwards. torch may enter it more than once."""
 
-    def __init__(self, forward: ForwardPass) -> None:
-        self._forward = forward
+    def __init__(self, forward: ForwardPass, inner: AbstractContextManager[Any]) -> None:
+        """`inner` is entered after this context."""
+        self._forward, self._inner = forward, inner
 
     @torch.no_grad()
     def __enter__(self) -> None:
@@ -384,24 +371,20 @@ class Recomputation:
         self._generators = [generator.again() for generator in forward.generators]
         for generator in forward.generators:
             generator.restore()
-        self._numbers = [
-            None if then is None else numbers.state()
-            for numbers, then in zip(GLOBAL_NUMBERS.values(), forward.numbers, strict=True)
-        ]
-        _set_numbers(forward.numbers)
         same = forward.kernels == _attention_kernels()
         self._kernels = nullcontext() if same else sdpa_kernel(forward.kernels)
         self._kernels.__enter__()
+        self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
         self._kernels.__exit__(*error)
         for place in self._places:
             place.restore({})
         self._modules.restore({})
         for generator in self._generators:
             generator.restore()
-        _set_numbers(self._numbers)
-        self._places, self._generators, self._numbers = [], [], []
+        self._places, self._generators = [], []
 
 
 def _attention_kernels() -> list[SDPBackend]:
@@ -415,12 +398,6 @@ _ALLOWED: dict[SDPBackend, Callable[[], bool]] = {
     SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
     SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
 }
-
-
-def _set_numbers(states: list[Any]) -> None:
-    for numbers, state in zip(GLOBAL_NUMBERS.values(), states, strict=False):
-        if state is not None:
-            numbers.set_state(state)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -77,11 +77,15 @@ class _Compiled:
 
     def __init__(self, forward: Forward, compiled: Callable[[Forward], Forward], recipe: Recipe) -> None:
         self._parts = forward, compiled, recipe
-        self._run = _within_budget(compiled(forward), recipe)
+        self._run = compiled(forward)
+        self._budget = recipe.activation_budget if recipe.activations == "budget" else None
         functools.update_wrapper(self, forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+        if self._budget is None:
+            return self._run(*args, **kwargs)
+        with functorch_config.patch(activation_memory_budget=self._budget):  # the first call compiles
+            return self._run(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Compiled:
         forward, compiled, recipe = self._parts
@@ -152,19 +156,6 @@ def _use_group_settings() -> ExitStack:
     # torch would run a block in parts if there are more graphs, and here end the step.
     stack.enter_context(dynamo_config.patch(recompile_limit=GRAPHS))
     return stack
-
-
-def _within_budget(forward: Forward, recipe: Recipe) -> Forward:
-    """Return a forward that is compiled, in its first call, with the budget for activations of the recipe."""
-    if recipe.activations != "budget":
-        return forward
-
-    @functools.wraps(forward)
-    def within_budget(*args: Any, **kwargs: Any) -> Any:
-        with functorch_config.patch(activation_memory_budget=recipe.activation_budget):
-            return forward(*args, **kwargs)
-
-    return within_budget
 
 
 def missing_compiler(device: torch.device) -> str | None:

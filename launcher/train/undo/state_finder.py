@@ -178,16 +178,23 @@ class Items:
 class State:
     """The state of a random number generator, or the content of a small numpy array or byte array."""
 
-    def __init__(self, name: str, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
-        self.name, self._get, self._put = name, get, put
+    def __init__(
+        self,
+        name: str,
+        get: Callable[[], Any],
+        put: Callable[[Any], object],
+        equal: Callable[[Any, Any], bool] | None = None,
+    ) -> None:
+        """`equal`: compares two results of `get`."""
+        self.name, self._get, self._put, self._equal = name, get, put, equal or _equal
         self._kept = get()
 
     def again(self) -> State:
         """Return a new copy of the content."""
-        return State(self.name, self._get, self._put)
+        return State(self.name, self._get, self._put, self._equal)
 
     def changed(self, *, numbers: bool = False) -> list[str]:
-        return [] if _equal(self._get(), self._kept) else [self.name]
+        return [] if self._equal(self._get(), self._kept) else [self.name]
 
     def restore(self) -> bool:
         if not self.changed():
