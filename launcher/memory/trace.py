@@ -189,65 +189,19 @@ def _pareto_front(moments: Iterable[Moment]) -> tuple[Moment, ...]:
     return tuple(kept)
 
 
-class Counted(NamedTuple):
-    """The figures of Work for one traced micro-batch."""
+def combine(small: Trace, large: Trace, micro_batch: int) -> Trace:
+    """Fit the affine model through two traces: with `micro_batch` samples, and with one more.
 
-    forward_flops: float
-    backward_flops: float
-    forward_bytes: float
-    backward_bytes: float
-    forward_exchanged: float
-    backward_exchanged: float
-    forward_sent: float
-    backward_sent: float
-    later_flops: float = 0.0
-    later_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A step traced with one micro-batch. Sizes are in bytes."""
-
-    micro_batch: int
-    sizes: tuple[int, ...]
-    categories: tuple[str, ...]
-    modules: tuple[str, ...]
-    streams: tuple[str, ...]
-    events: tuple[int, ...]
-    phases: tuple[tuple[str, int], ...]
-    work: Counted
-
-
-def alone(sample: Sample) -> Trace:
-    """Return a trace whose figures hold only for the micro-batch of this sample."""
-    storages = zip(sample.sizes, sample.categories, sample.modules, sample.streams, strict=True)
-    return Trace(
-        tuple(Storage(size, 0, category, module, stream) for size, category, module, stream in storages),
-        sample.events,
-        sample.phases,
-        Work(*(Affine(value, 0.0) for value in sample.work)),
-    )
-
-
-def combine(small: Sample, large: Sample) -> Trace:
-    """Fit the affine model through two micro-batches. Raises NotAffineError if it does not hold."""
+    Raises NotAffineError if they differ in more than sizes.
+    """
     if small.events != large.events or small.phases != large.phases:
         raise NotAffineError("the order of allocations changes with the micro-batch")
-    between = large.micro_batch - small.micro_batch
     storages = []
-    for one, other, category, module, stream in zip(
-        small.sizes, large.sizes, small.categories, small.modules, small.streams, strict=True
-    ):
-        per_sample, rest = divmod(other - one, between)
-        if rest:
-            place = module or "the step"
-            raise NotAffineError(
-                f"an allocation in {place} grows from {one} to {other} bytes: no whole number per sample"
-            )
-        fixed = one - per_sample * small.micro_batch
-        storages.append(Storage(fixed, per_sample, category, module, stream))
+    for one, other in zip(small.storages, large.storages, strict=True):
+        more = other.fixed - one.fixed
+        storages.append(one._replace(fixed=one.fixed - more * micro_batch, per_sample=more))
     work = []
-    for a, b in zip(small.work, large.work, strict=True):
-        slope = (b - a) / between
-        work.append(Affine(a - slope * small.micro_batch, slope))
+    for figure, larger in zip(small.work, large.work, strict=True):
+        slope = larger.fixed - figure.fixed
+        work.append(Affine(figure.fixed - slope * micro_batch, slope))
     return Trace(tuple(storages), small.events, small.phases, Work(*work))

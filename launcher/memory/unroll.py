@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from launcher.memory.trace import Storage
+
 
 class NotUniformError(ValueError):
     """The blocks do not behave alike, so one cannot stand for the others."""
@@ -90,12 +92,9 @@ class Segment:
 class Recorded:
     """A traced step, before or after unrolling."""
 
-    sizes: list[int]
-    categories: list[str]
-    modules: list[str]
-    streams: list[str]
-    "The CUDA stream of each storage."
-    segments: list[Segment]
+    storages: list[Storage] = field(default_factory=list)
+    "With the sizes of one micro-batch as their fixed sizes."
+    segments: list[Segment] = field(default_factory=list)
     runs: Sequence[Run] = ()
 
 
@@ -108,8 +107,8 @@ def placed(recorded: Recorded, first: int, length: int) -> Recorded:
     least as many blocks as were traced must be left."""
     [before] = recorded.runs
     after = before._replace(first=first, length=length)
-    modules = [_moved(name, before, after) for name in recorded.modules]
-    return replace(recorded, modules=modules, runs=(after,))
+    storages = [one._replace(module=_moved(one.module, before, after)) for one in recorded.storages]
+    return replace(recorded, storages=storages, runs=(after,))
 
 
 def _moved(module: str, before: Run, after: Run) -> str:
@@ -130,7 +129,7 @@ def unroll(recorded: Recorded) -> Recorded:
 class _Unrolling:
     def __init__(self, recorded: Recorded) -> None:
         self.trace = recorded
-        self.made = Recorded([], [], [], [], [])
+        self.made = Recorded()
         self.birth: dict[int, tuple[int, int]] = {}
         "Traced storage -> (the segment that allocates it, its index among the allocations there)."
         self.alive: dict[Place, int] = {}
@@ -161,7 +160,8 @@ class _Unrolling:
                     raise NotUniformError(f"blocks {block} and {middle} of the trace differ")
 
     def _made_in(self, segment: int) -> list[tuple[int, str]]:
-        return [(self.trace.sizes[one], self.trace.categories[one]) for one in self.births[segment]]
+        made = (self.trace.storages[one] for one in self.births[segment])
+        return [(one.fixed, one.category) for one in made]
 
     def result(self) -> Recorded:
         for number, segment in enumerate(self.trace.segments):
@@ -174,9 +174,9 @@ class _Unrolling:
 
     def _emit(self, number: int, blocks: range) -> None:
         """Append a traced segment once for each block of the whole model that it stands for."""
-        segment, trace, made = self.trace.segments[number], self.trace, self.made
+        segment, storages, made = self.trace.segments[number], self.trace.storages, self.made
         repeated = len(blocks) > 1
-        names = {one: self._name(trace.modules[one], segment) for one in segment.events if one >= 0}
+        names = {one: self._name(storages[one].module, segment) for one in segment.events if one >= 0}
         frees = {one: self._freed(~one, segment, repeated) for one in segment.events if one < 0}
         for block in blocks:
             events: list[int] = []
@@ -185,13 +185,10 @@ class _Unrolling:
                 if event < 0:
                     events += [~self._take(where) for where in frees[event](block)]
                     continue
-                events.append(new := len(made.sizes))
+                events.append(new := len(made.storages))
                 self.alive[number, block, place] = new
                 place += 1
-                made.sizes.append(trace.sizes[event])
-                made.categories.append(trace.categories[event])
-                made.streams.append(trace.streams[event])
-                made.modules.append(names[event](block))
+                made.storages.append(storages[event]._replace(module=names[event](block)))
             made.segments.append(replace(segment, run=None, block=0, backward=False, events=events))
 
     def _name(self, module: str, segment: Segment) -> Callable[[int], str]:

@@ -12,7 +12,7 @@ from launcher.memory.peaks import peaks_of
 from launcher.memory.profile import Profile, kept_to_the_end
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
-from launcher.memory.trace import COMMUNICATION, GATHERED, GRADIENTS, TEMPORARIES, Trace, alone
+from launcher.memory.trace import COMMUNICATION, GATHERED, GRADIENTS, TEMPORARIES, Trace
 from launcher.spec.recipe import Recipe
 from launcher.train.shapes import read_shapes
 from tests.train.test_tracing import recipe, tracer
@@ -63,7 +63,7 @@ def fsdp(**fields: Any) -> Recipe:
 )
 def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe, world: int) -> None:
     of, ranks = tracer(*model), Ranks(world, world, on_gpu=True)
-    traced, shapes = alone(of.sample(chosen, ranks, MICRO, complete=True)), read_shapes(of.task, chosen)
+    traced, shapes = of.sample(chosen, ranks, MICRO, complete=True), read_shapes(of.task, chosen)
     written = formula_trace(shapes, chosen, ranks, CONTEXT, complete=True)
     error = highest(written) / highest(traced) - 1
     print(f"{error:+.1%}")

@@ -15,7 +15,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from launcher.memory.profile import kept_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
-from launcher.memory.trace import alone
 from launcher.planning.decide import Decider
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -100,7 +99,7 @@ def test_a_compiled_block_keeps_what_the_partitioner_keeps(
     chosen = recipe(activations=activations, activation_budget=budget)
     traced = [
         kept_of(
-            [alone(Tracer(llama(layers), JOB, "cpu").sample(chosen, ALONE, 2))], ModelShapes((), 0)
+            [Tracer(llama(layers), JOB, "cpu").sample(chosen, ALONE, 2)], ModelShapes((), 0)
         ).everywhere.at(2)
         for layers in (2, 4)
     ]
@@ -113,8 +112,8 @@ def test_a_compiled_step_has_the_flops_of_the_step_and_needs_less() -> None:
     tracer = Tracer(llama(4), JOB, "cuda")
     for activations in ("keep", "checkpoint"):
         chosen = recipe(activations=activations, precision="bf16-mixed")
-        fused = alone(tracer.sample(chosen, ALONE, 2))
-        eager = alone(tracer.sample(chosen.model_copy(update={"compile": False}), ALONE, 2))
+        fused = tracer.sample(chosen, ALONE, 2)
+        eager = tracer.sample(chosen.model_copy(update={"compile": False}), ALONE, 2)
         assert fused.work.forward_flops == eager.work.forward_flops
         for phase in ("forward", "backward"):
             most, whole = (max(one.at(2) for one in trace.highest()[phase]) for trace in (fused, eager))
@@ -126,14 +125,14 @@ def test_a_compiled_step_has_the_flops_of_the_step_and_needs_less() -> None:
 def test_a_lower_budget_keeps_less_and_computes_more() -> None:
     tracer = Tracer(llama(4), JOB, "cuda")
     traces = [
-        alone(tracer.sample(recipe(activations="budget", activation_budget=budget), ALONE, 2))
+        tracer.sample(recipe(activations="budget", activation_budget=budget), ALONE, 2)
         for budget in (1.0, 0.5, 0.0)
     ]
     kept = [kept_of([trace], ModelShapes((), 0)).everywhere.at(2) for trace in traces]
     flops = [trace.work.backward_flops.at(2) for trace in traces]
     assert kept[0] > kept[1] > kept[2] and flops[0] <= flops[1] < flops[2]
     assert len({trace.work.forward_flops for trace in traces}) == 1
-    plain = alone(tracer.sample(recipe(), ALONE, 2))
+    plain = tracer.sample(recipe(), ALONE, 2)
     assert traces[0] == plain
 
 

@@ -87,8 +87,8 @@ def traced(task: Task, micro: int, passes: int = 1) -> int:
     """The same bytes in a trace, after the forward pass alone or after both passes."""
     chosen = recipe(precision="fp32", sharding="none")
     sample = Tracer(task, JOB, "cpu").sample(chosen, Ranks(1, 1, on_gpu=True), micro, complete=True)
-    end = sample.phases[passes][1]
-    return sum(sample.sizes[event] if event >= 0 else -sample.sizes[~event] for event in sample.events[:end])
+    end, sizes = sample.phases[passes][1], [one.fixed for one in sample.storages]
+    return sum(sizes[event] if event >= 0 else -sizes[~event] for event in sample.events[:end])
 
 
 @pytest.mark.parametrize(

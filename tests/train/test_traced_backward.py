@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.profiler import ProfilerActivity, profile
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import BATCH, PRODUCT, alone
+from launcher.memory.trace import BATCH, PRODUCT
 from launcher.train import Task
 from launcher.train.tracing.storage_recorder import StorageRecorder
 from launcher.train.tracing.tracer import Tracer, fake_ranks
@@ -88,7 +88,7 @@ def changes_of(profiler: profile) -> list[int]:
 
 def traced_peak(task: Task, like: Any) -> int:
     chosen = recipe(precision="fp32", sharding="none")
-    trace = alone(Tracer(task, JOB, like).sample(chosen, Ranks(1, 1, on_gpu=True), 2))
+    trace = Tracer(task, JOB, like).sample(chosen, Ranks(1, 1, on_gpu=True), 2)
     counted = [None if one.category == BATCH else one for one in trace.storages]
     return max(moment.fixed for moments in trace.highest(counted).values() for moment in moments)
 
@@ -112,8 +112,8 @@ def test_the_first_matrix_product_of_each_pass_is_marked_once_it_has_its_output(
     output = 2 * TIME // 2 * WIDTH * 4  # of a block, and of its input's gradient
     for _, start in sample.phases[:2]:
         events = sample.events[start:]
-        at = next(i for i, event in enumerate(events) if sample.categories[max(event, 0)] == PRODUCT)
-        assert sample.sizes[events[at - 1]] == output
+        at = next(i for i, event in enumerate(events) if sample.storages[max(event, 0)].category == PRODUCT)
+        assert sample.storages[events[at - 1]].fixed == output
 
 
 class Scalar(torch.autograd.Function):
@@ -168,7 +168,8 @@ def test_a_sum_is_made_anew_where_autograd_cannot_use_the_first_gradient(sums: s
             backward(x)
         found, x = recorder.recorded, made()
         events = [event for segment in found.segments for event in segment.events]
-        traced = [found.sizes[event] if event >= 0 else -found.sizes[~event] for event in events]
+        sizes = [one.fixed for one in found.storages]
+        traced = [sizes[event] if event >= 0 else -sizes[~event] for event in events]
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             backward(x)
     for changes in (traced, changes_of(profiler)):

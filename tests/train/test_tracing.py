@@ -23,7 +23,6 @@ from launcher.memory.trace import (
     REDUCE_SCATTER,
     NotAffineError,
     Trace,
-    alone,
     combine,
 )
 from launcher.memory.unroll import NotUniformError, unroll
@@ -117,7 +116,7 @@ def test_a_few_blocks_stand_for_all(of: Any, fields: dict[str, Any], world: int)
     traced, chosen, ranks = tracer(*of), recipe(**fields), Ranks(world, world, on_gpu=True)
     folded = traced.record(chosen, ranks)
     assert [run.extra for run in folded.runs] == [of[1].get("layers", 8) - 5]
-    assert len(unroll(folded).sizes) > len(folded.sizes)
+    assert len(unroll(folded).storages) > len(folded.storages)
     # All that a trace is: every size, event, module's name, phase, and the work.
     for complete in (False, True):
         whole = traced.sample(chosen, ranks, 1, whole=True, complete=complete)
@@ -230,12 +229,12 @@ def test_equal_stages_of_a_pipeline_share_a_recording(
 def test_sizes_are_a_law_of_the_micro_batch() -> None:
     traced, chosen, ranks = tracer(*LLAMA), recipe(activations="checkpoint"), Ranks(4, 4, on_gpu=True)
     law, seven = traced.trace(chosen, ranks), traced.sample(chosen, ranks, 7)
-    assert tuple(storage.at(7) for storage in law.storages) == seven.sizes
+    assert [one.at(7) for one in law.storages] == [one.fixed for one in seven.storages]
     assert law.events == seven.events
-    assert law.work.backward_flops.at(7) == pytest.approx(seven.work.backward_flops)
+    assert law.work.backward_flops.at(7) == pytest.approx(seven.work.backward_flops.fixed)
     live = peak = 0
     for event in seven.events[: seven.phases[1][1]]:
-        live += seven.sizes[event] if event >= 0 else -seven.sizes[~event]
+        live += seven.storages[event].fixed if event >= 0 else -seven.storages[~event].fixed
         peak = max(peak, live)
     assert max(moment.at(7) for moment in law.highest()["forward"]) == peak
 
@@ -390,7 +389,7 @@ def test_a_collective_allocates_its_result_once_and_a_meta_tensor_nothing() -> N
 def test_a_stage_evaluates_beside_the_output_that_it_has_sent_before(sends: bool) -> None:
     chosen = recipe(precision="fp32", sharding="none", pipeline=2)
     ranks = Ranks(2, 1, on_gpu=True, stage=0 if sends else 1)
-    traced = alone(tracer(*LLAMA).sample(chosen, ranks, 2, complete=True))
+    traced = tracer(*LLAMA).sample(chosen, ranks, 2, complete=True)
     first, *rest = traced.events[dict(traced.phases)["evaluation"] :]
     there = traced.storages[first]
     if sends:
@@ -411,7 +410,7 @@ def test_another_order_of_events_is_no_law() -> None:
     kept = traced.sample(recipe(sharding="none"), ranks, 2)
     recomputed = traced.sample(recipe(sharding="none", activations="checkpoint"), ranks, 3)
     with pytest.raises(NotAffineError):
-        combine(kept, recomputed)
+        combine(kept, recomputed, 2)
 
 
 def test_a_trace_survives_the_disk(tmp_path: Any) -> None:

@@ -18,7 +18,7 @@ from launcher.memory.peaks import Like
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import PACKAGE
-from launcher.memory.trace import Trace, alone
+from launcher.memory.trace import Trace
 from launcher.planning.source import About, NotCompiledError, NoTraceError
 from launcher.spec import optimizers
 from launcher.spec.job import Job
@@ -104,7 +104,7 @@ class TaskSource:
         tracer = self._tracer(args)
         try:
             if exact:
-                return alone(tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True))
+                return tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True)
             return tracer.trace(recipe, ranks)
         except NotCapturedError as error:
             refused = REFUSED if recipe.tensor > 1 else ""

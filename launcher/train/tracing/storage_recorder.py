@@ -33,6 +33,7 @@ from launcher.memory.trace import (
     PRODUCT,
     REDUCE_SCATTER,
     TEMPORARIES,
+    Storage,
 )
 from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
 from launcher.train.activations.activations import ON_HOST
@@ -101,7 +102,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         "Addresses of the last sum's first gradient and of the sum, until the next allocation or free."
         self._adds_dtensors = False
         "The next sum is that of two DTensors' shards."
-        self.recorded = Recorded([], [], [], [], [], runs)
+        self.recorded = Recorded(runs=runs)
         self._names, self._units, self._blocks = names, units, blocks
         self._numbers: dict[int, int | None] = {}
         "Address of a storage -> its number; None if it is not counted."
@@ -126,8 +127,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Begin a phase. Temporaries that survive a forward pass become activations."""
         if self.phase.startswith("forward"):
             for number in self._born_in_forward:
-                if number in self._alive and self.recorded.categories[number] == TEMPORARIES:
-                    self.recorded.categories[number] = ACTIVATIONS
+                if number in self._alive and self.recorded.storages[number].category == TEMPORARIES:
+                    self._is(ACTIVATIONS, number)
         self.phase, self._in_backward, self._modules = phase, LOSS, []
         self._born_in_forward = []
         self.recorded.segments.append(Segment(phase))
@@ -178,7 +179,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             number = self._numbers.get(local(tensor).untyped_storage()._cdata)
             if number is not None:
-                self.recorded.categories[number] = category
+                self._is(category, number)
+
+    def _is(self, category: str, number: int) -> None:
+        self.recorded.storages[number] = self.recorded.storages[number]._replace(category=category)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -262,11 +266,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._born_in_forward.append(number)
 
     def _new(self, size: int, category: str, module: str) -> int:
-        number = len(self.recorded.sizes)
-        self.recorded.sizes.append(size)
-        self.recorded.categories.append(category)
-        self.recorded.modules.append(module)
-        self.recorded.streams.append(self._stream())
+        number = len(self.recorded.storages)
+        self.recorded.storages.append(Storage(size, 0, category, module, self._stream()))
         self.recorded.segments[-1].events.append(number)
         return number
 
@@ -307,8 +308,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         events = recorded.segments[-1].events
         if number is None or not events or events[-1] != number:
             return False
-        for fields in (recorded.sizes, recorded.categories, recorded.modules, recorded.streams, events):
-            fields.pop()
+        events.pop()
+        recorded.storages.pop()
         self._alive.remove(number)
         return True
 

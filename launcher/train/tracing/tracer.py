@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import LATER, PRODUCT, Counted, Sample, Trace, combine
+from launcher.memory.trace import LATER, PRODUCT, Affine, Trace, Work, combine
 from launcher.memory.unroll import NotUniformError, Recorded, Run, placed, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
@@ -104,7 +104,8 @@ class Tracer:
 
         Raises: NotAffineError if sizes are not affine, and UntraceableError.
         """
-        return combine(*(self.sample(recipe, ranks, micro) for micro in (2, 3)))
+        small, large = (self.sample(recipe, ranks, micro) for micro in (2, 3))
+        return combine(small, large, 2)
 
     def sample(
         self,
@@ -114,9 +115,9 @@ class Tracer:
         *,
         whole: bool = False,
         complete: bool = False,
-    ) -> Sample:
-        """Return the trace for one micro-batch size. `whole` runs every block. `complete` adds a second pass,
-        if the recipe accumulates gradients, and an evaluation."""
+    ) -> Trace:
+        """Return a trace whose figures hold for one micro-batch size. `whole` runs every block. `complete`
+        adds a second pass, if the recipe accumulates gradients, and an evaluation."""
         recipe = recipe.model_copy(update={"micro_batch_size": micro_batch})
         if recipe.sharding == "none":
             # Other ranks are independent until the gradients are reduced.
@@ -129,10 +130,10 @@ class Tracer:
                 # Some models cannot run with fewer blocks; run those with all.
                 with suppress(NotUniformError, UntraceableError):
                     recorded = self.record(recipe, ranks, most, complete=complete)
-                    return _sample(unroll(recorded), micro_batch)
+                    return _trace_of(unroll(recorded))
                 if most < KEPT:
                     self._too_few = most
-        return _sample(self.record(recipe, ranks, None, complete=complete), micro_batch)
+        return _trace_of(self.record(recipe, ranks, None, complete=complete))
 
     def record(
         self, recipe: Recipe, ranks: Ranks, most: int | None = KEPT, *, complete: bool = False
@@ -362,11 +363,11 @@ def _arriving(batch: Any, recorder: StorageRecorder) -> Any:
     return made
 
 
-def _sample(recorded: Recorded, micro_batch: int) -> Sample:
+def _trace_of(recorded: Recorded) -> Trace:
     recorded = _with_first_products(recorded)
     events: list[int] = []
     phases: list[tuple[str, int]] = []
-    work = dict.fromkeys(Counted._fields, 0.0)
+    work = dict.fromkeys(Work._fields, 0.0)
     for phase, group in itertools.groupby(recorded.segments, key=lambda segment: segment.phase):
         segments = list(group)
         phases.append((phase, len(events)))
@@ -378,16 +379,8 @@ def _sample(recorded: Recorded, micro_batch: int) -> Sample:
                 work[f"{kind}_bytes"] += sum(segment.traffic for segment in segments)
             work[f"{kinds[0]}_exchanged"] += sum(segment.exchanged for segment in segments)
             work[f"{kinds[0]}_sent"] += sum(segment.sent for segment in segments)
-    return Sample(
-        micro_batch,
-        tuple(recorded.sizes),
-        tuple(recorded.categories),
-        tuple(recorded.modules),
-        tuple(recorded.streams),
-        tuple(events),
-        tuple(phases),
-        Counted(**work),
-    )
+    figures = Work(*(Affine(value, 0.0) for value in work.values()))
+    return Trace(tuple(recorded.storages), tuple(events), tuple(phases), figures)
 
 
 def _with_first_products(recorded: Recorded) -> Recorded:
@@ -395,17 +388,14 @@ def _with_first_products(recorded: Recorded) -> Recorded:
     first: dict[str, int] = {}
     for segment in recorded.segments:
         for event in segment.events:
-            if event >= 0 and recorded.categories[event] == PRODUCT:
+            if event >= 0 and recorded.storages[event].category == PRODUCT:
                 first.setdefault(segment.phase, event)
     marks = set(first.values())
-    kept = [i for i, category in enumerate(recorded.categories) if category != PRODUCT or i in marks]
+    kept = [i for i, one in enumerate(recorded.storages) if one.category != PRODUCT or i in marks]
     numbers = {old: new for new, old in enumerate(kept)}
     numbers |= {~old: ~new for old, new in numbers.items()}
     return Recorded(
-        [recorded.sizes[i] for i in kept],
-        [recorded.categories[i] for i in kept],
-        [recorded.modules[i] for i in kept],
-        [recorded.streams[i] for i in kept],
+        [recorded.storages[i] for i in kept],
         [replace(one, events=[numbers[i] for i in one.events if i in numbers]) for one in recorded.segments],
     )
 
