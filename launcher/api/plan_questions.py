@@ -18,9 +18,9 @@ from launcher.planning.plan import PlanRefusedError
 from launcher.planning.questions import (
     Answer,
     Comparison,
-    Offer,
-    cheapest_for_tokens,
+    cheapest_first,
     compare_gpus,
+    for_tokens,
     largest_micro_batch,
     least_gpus,
 )
@@ -200,22 +200,20 @@ def _changed_field(text: str) -> str:
 
 def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:
     """What the tokens cost on each cluster, cheapest first."""
-    answers, offers, per_sample = [], [], None
+    answers = []
     for asker in askers:
-        choice = asker.choice()
-        answers.append(Answer(asker.cluster.name, choice))
-        if choice.chosen is not None:
+        answer = Answer(asker.cluster.name, asker.choice())
+        if answer.choice.chosen is not None:
             decider = asker.decider()
             per_sample = decider.about.tokens_per_sample
+            if per_sample is None:
+                raise UsageError(
+                    "--tokens: a sample of this task has no tokens, which is to say no row of whole numbers"
+                )
             gpus = decider.layout.nodes * decider.layout.gpus_per_node
-            offers.append(Offer(asker.cluster.name, choice.chosen, gpus, asker.cluster.usd_per_gpu_hour))
-    if offers and per_sample is None:
-        raise UsageError(
-            "--tokens: a sample of this task has no tokens, which is to say no row of whole numbers"
-        )
-    costs = cheapest_for_tokens(offers, tokens, per_sample or 1)
-    order = [cost.label for cost in costs]
-    answers.sort(key=lambda answer: order.index(answer.label) if answer.label in order else len(order))
-    priced = [cost for cost in costs if cost.usd is not None]
+            answer = for_tokens(answer, tokens, per_sample, gpus, asker.cluster.usd_per_gpu_hour)
+        answers.append(answer)
+    answers = cheapest_first(answers)
+    priced = [answer for answer in answers if answer.usd is not None]
     summary = f"the cheapest: {priced[0].label}" if len(priced) > 1 else ""
-    return Comparison(f"{tokens:.4g} tokens", tuple(answers), summary, tuple(costs))
+    return Comparison(f"{tokens:.4g} tokens", tuple(answers), summary)

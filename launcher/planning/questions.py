@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from launcher.planning.choice import Candidate, Capacity, Choice, Evaluate
-from launcher.spec.base import Value
 from launcher.spec.recipe import Recipe
 
 
@@ -39,6 +38,10 @@ class Answer(NamedTuple):
 
     label: str
     choice: Choice
+    hours: float | None = None
+    "Time for the tokens that were asked about. None: without such a question, or if the speed is unknown."
+    usd: float | None = None
+    "Price of these hours; None if the profile has no price."
 
     @property
     def speed(self) -> float:
@@ -52,8 +55,6 @@ class Comparison(NamedTuple):
     question: str
     answers: tuple[Answer, ...]
     conclusion: str
-    costs: tuple[Cost, ...] = ()
-    "Cost of each answer, by label, if the question is about money."
 
 
 def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tuple[int, Choice] | None:
@@ -71,32 +72,22 @@ def compare_gpus(labels: Iterable[str], choice_on: Callable[[str], Choice]) -> l
     return sorted(answers, key=lambda one: (one.choice.chosen is None, -one.speed))
 
 
-class Offer(NamedTuple):
-    label: str
-    candidate: Candidate
-    gpus: int
-    usd_per_gpu_hour: float | None
-    "None if the profile has no price."
+def for_tokens(
+    answer: Answer, tokens: float, tokens_per_sample: float, gpus: int, usd_per_gpu_hour: float | None
+) -> Answer:
+    """Return the answer with the time and the price of training on `tokens` tokens.
 
-
-class Cost(Value):
-    label: str
-    hours: float
-    usd: float | None
-
-
-def cheapest_for_tokens(offers: Sequence[Offer], tokens: float, tokens_per_sample: float) -> list[Cost]:
-    """Return the cost of training on `tokens` tokens, the cheapest offer first.
-
-    Offers without a price come last; offers of unknown speed are left out. Excludes set-up, evaluation,
-    checkpoints and failures.
+    Excludes set-up, evaluation, checkpoints and failures.
     """
-    costs = []
-    for offer in offers:
-        if not offer.candidate.speed:
-            continue
-        hours = tokens / (offer.candidate.speed * tokens_per_sample) / 3600
-        price = offer.usd_per_gpu_hour
-        usd = None if price is None else hours * offer.gpus * price
-        costs.append(Cost(label=offer.label, hours=hours, usd=usd))
-    return sorted(costs, key=lambda one: (one.usd is None, one.usd or 0.0, one.hours))
+    if not answer.speed:
+        return answer
+    hours = tokens / (answer.speed * tokens_per_sample) / 3600
+    usd = None if usd_per_gpu_hour is None else hours * gpus * usd_per_gpu_hour
+    return answer._replace(hours=hours, usd=usd)
+
+
+def cheapest_first(answers: Iterable[Answer]) -> list[Answer]:
+    """Return the cheapest answer first; those without a price come later, and those without a time last."""
+    return sorted(
+        answers, key=lambda one: (one.hours is None, one.usd is None, one.usd or 0.0, one.hours or 0.0)
+    )

@@ -218,7 +218,7 @@ def _ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
 
 def _comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return (columns, rows): memory, fit and speed of each answer, and how its recipe differs."""
-    costs = {cost.label: cost for cost in one.costs}
+    costs = any(answer.hours is not None for answer in one.answers)
     beside = page.decision.plan.recipe if page.decision is not None and not costs else None
     columns = ("", "NEEDED", "FITS", "SAMPLES/S", *(("TIME", "PRICE") if costs else ()), "RECIPE")
     rows: list[tuple[str, ...]] = []
@@ -229,11 +229,10 @@ def _comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], lis
         if chosen is None:
             rows.append((answer.label, "-", "no", "-", *(("-", "-") if costs else ()), answer.choice.reason))
             continue
-        cost = costs.get(answer.label)
         price: tuple[str, ...] = ()
         if costs:
-            usd = "-" if cost is None or cost.usd is None else f"{cost.usd:,.2f} USD"
-            price = ("-" if cost is None else format_duration(cost.hours * 3600), usd)
+            time = "-" if answer.hours is None else format_duration(answer.hours * 3600)
+            price = (time, "-" if answer.usd is None else f"{answer.usd:,.2f} USD")
         if beside is None:
             recipe = recipe_line(chosen.recipe)
         else:

@@ -85,15 +85,17 @@ def _stages(zero: Stages) -> dict[str, Any]:
 
 
 def _comparison(one: Comparison) -> dict[str, Any]:
-    costs = {cost.label: cost.model_dump(mode="json", exclude={"label"}) for cost in one.costs}
     return {
         "question": one.question,
         "conclusion": one.conclusion,
-        "answers": [{**_answer(answer), **costs.get(answer.label, {})} for answer in one.answers],
+        "answers": [_answer(answer) for answer in one.answers],
     }
 
 
 def _answer(one: Answer) -> dict[str, Any]:
     chosen = one.choice.chosen
     found = {"label": one.label, "fits": chosen is not None, "reason": one.choice.reason}
-    return found if chosen is None else {**found, **_candidate(chosen)}
+    if chosen is None:
+        return found
+    cost = {} if one.hours is None else {"hours": one.hours, "usd": one.usd}
+    return {**found, **_candidate(chosen), **cost}

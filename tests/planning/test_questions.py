@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from launcher.planning.questions import (
-    Offer,
-    cheapest_for_tokens,
+    Answer,
+    cheapest_first,
     compare_gpus,
+    for_tokens,
     largest_micro_batch,
     least_gpus,
 )
@@ -56,17 +57,12 @@ def test_gpus_are_compared_by_speed_and_those_that_are_too_small_come_last():
 
 
 def test_the_cheapest_is_by_the_price_of_the_tokens_not_of_the_hour():
-    def offer(gpu: str, price: float) -> Offer:
-        chosen = Toy(gpu=gpu).choice.chosen
-        assert chosen is not None
-        return Offer(gpu, chosen, 8, price)
+    def on(gpu: str, price: float | None) -> Answer:
+        return for_tokens(Answer(gpu, Toy(gpu=gpu).choice), 1e9, 2048, 8, price)
 
-    offers = [offer("RTX A6000", 0.49), offer("H100", 2.99)]
-    costs = cheapest_for_tokens(offers, 1e9, tokens_per_sample=2048)
-    assert [one.label for one in costs] == ["H100", "RTX A6000"]
-    [h100] = [one for one in offers if one.label == "H100"]
-    hours = 1e9 / 2048 / h100.candidate.speed / 3600
-    assert costs[0].hours == hours and costs[0].usd == hours * 8 * 2.99
-    unknown = Toy(known=False).choice.chosen
-    assert unknown is not None
-    assert cheapest_for_tokens([Offer("unknown", unknown, 8, 0.1)], 1e9, 2048) == []
+    unknown = for_tokens(Answer("unknown", Toy(known=False).choice), 1e9, 2048, 8, 0.1)
+    assert unknown.choice.chosen is not None and unknown.hours is None and unknown.usd is None
+    answers = cheapest_first([unknown, on("H200", None), on("RTX A6000", 0.49), on("H100", 2.99)])
+    assert [one.label for one in answers] == ["H100", "RTX A6000", "H200", "unknown"]
+    hours = 1e9 / 2048 / answers[0].speed / 3600
+    assert answers[0].hours == hours and answers[0].usd == hours * 8 * 2.99
