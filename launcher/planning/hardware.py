@@ -38,7 +38,6 @@ class GpuType(NamedTuple):
     architecture: Architecture
     half: float
     "TFLOP/s of 16-bit matrix products."
-    tf32: float | None
     fp32: float
     "TFLOP/s of fp32 without tensor cores: torch's default for fp32 matrix products."
     float8: float | None
@@ -65,74 +64,60 @@ class GpuType(NamedTuple):
 # fmt: off
 GPU_TYPES: tuple[GpuType, ...] = (
     # DGX B200 data sheet, of 8: 72 PFLOPS float8 with sparsity, 64 TB/s, NVLink 14.4 TB/s in both directions
-    GpuType(r"NVIDIA B200", "B200", "Blackwell", 2250, 1125, 75, 4500, 8000, 178.3, 900, PCIE_5),
+    GpuType(r"NVIDIA B200", "B200", "Blackwell", 2250, 75, 4500, 8000, 178.3, 900, PCIE_5),
     # H200 data sheet: 1,671 and 1,979 with sparsity; NVLink 900 GB/s in both directions
-    GpuType(r"NVIDIA H200 NVL", "H200 NVL", "Hopper", 835.5, 417.7, 60, 1671, 4800, 139.8, 450, PCIE_5),
-    GpuType(r"NVIDIA H200", "H200", "Hopper", 989.5, 494.7, 67, 1979, 4800, 139.8, 450, PCIE_5),
+    GpuType(r"NVIDIA H200 NVL", "H200 NVL", "Hopper", 835.5, 60, 1671, 4800, 139.8, 450, PCIE_5),
+    GpuType(r"NVIDIA H200", "H200", "Hopper", 989.5, 67, 1979, 4800, 139.8, 450, PCIE_5),
     # GH200 data sheet, 96 GB HBM3; its link to the host is NVLink-C2C, 450 GB/s in each direction.
     # The size in the device's name is the host's.
-    GpuType(r"NVIDIA GH200 (120|480)GB", "GH200", "Hopper", 989.5, 494.7, 67, 1979, 4000, 94.5,
-         NO_NVLINK, 450),
+    GpuType(r"NVIDIA GH200 (120|480)GB", "GH200", "Hopper", 989.5, 67, 1979, 4000, 94.5, NO_NVLINK, 450),
     # H100 data sheet: SXM 1,979, PCIe 1,513 with sparsity; H100 NVL data sheet: 1,671, bridges in pairs
-    GpuType(r"NVIDIA H100 80GB HBM3", "H100", "Hopper", 989.5, 494.7, 67, 1979, 3350, 79.1, 450, PCIE_5),
-    GpuType(r"NVIDIA H100 NVL", "H100 NVL", "Hopper", 835.5, 417.7, 60, 1671, 3900, 93.1, NO_NVLINK, PCIE_5),
-    GpuType(r"NVIDIA H100 PCIe", "H100 PCIe", "Hopper", 756.5, 378, 51, 1513, 2000, 79.1, NO_NVLINK, PCIE_5),
+    GpuType(r"NVIDIA H100 80GB HBM3", "H100", "Hopper", 989.5, 67, 1979, 3350, 79.1, 450, PCIE_5),
+    GpuType(r"NVIDIA H100 NVL", "H100 NVL", "Hopper", 835.5, 60, 1671, 3900, 93.1, NO_NVLINK, PCIE_5),
+    GpuType(r"NVIDIA H100 PCIe", "H100 PCIe", "Hopper", 756.5, 51, 1513, 2000, 79.1, NO_NVLINK, PCIE_5),
     # A100 data sheet: SXM has NVLink of 600 GB/s in both directions, PCIe a bridge in pairs
-    GpuType(r"(NVIDIA )?A100-SXM.*80GB", "A100 80GB", "Ampere", 312, 156, 19.5, None, 2039, 79.1,
-         300, PCIE_4),
-    GpuType(r"(NVIDIA )?A100-SXM.*40GB", "A100 40GB", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
-         300, PCIE_4),
-    GpuType(r"(NVIDIA )?A100 80GB PCIe", "A100 80GB PCIe", "Ampere", 312, 156, 19.5, None, 1935, 79.1,
+    GpuType(r"(NVIDIA )?A100-SXM.*80GB", "A100 80GB", "Ampere", 312, 19.5, None, 2039, 79.1, 300, PCIE_4),
+    GpuType(r"(NVIDIA )?A100-SXM.*40GB", "A100 40GB", "Ampere", 312, 19.5, None, 1555, 39.4, 300, PCIE_4),
+    GpuType(r"(NVIDIA )?A100 80GB PCIe", "A100 80GB PCIe", "Ampere", 312, 19.5, None, 1935, 79.1,
          NO_NVLINK, PCIE_4),
-    GpuType(r"(NVIDIA )?A100-PCIE-40GB", "A100 40GB PCIe", "Ampere", 312, 156, 19.5, None, 1555, 39.4,
+    GpuType(r"(NVIDIA )?A100-PCIE-40GB", "A100 40GB PCIe", "Ampere", 312, 19.5, None, 1555, 39.4,
          NO_NVLINK, PCIE_4),
-    # L40S data sheet: 362.05, 183, 91.6, 733
-    GpuType(r"NVIDIA L40S", "L40S", "Ada", 362, 183, 91.6, 733, 864, 44.4, NO_NVLINK, PCIE_4),
+    # L40S data sheet: 362.05, 91.6, 733
+    GpuType(r"NVIDIA L40S", "L40S", "Ada", 362, 91.6, 733, 864, 44.4, NO_NVLINK, PCIE_4),
     # L40 data sheet: 181.05, 90.5, 362
-    GpuType(r"NVIDIA L40", "L40", "Ada", 181, 90.5, 90.5, 362, 864, 44.4, NO_NVLINK, PCIE_4),
-    # L4 data sheet: 242, 120, 485 with sparsity
-    GpuType(r"NVIDIA L4", "L4", "Ada", 121, 60, 30.3, 242.5, 300, 22.0, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA L40", "L40", "Ada", 181, 90.5, 362, 864, 44.4, NO_NVLINK, PCIE_4),
+    # L4 data sheet: 242, 485 with sparsity
+    GpuType(r"NVIDIA L4", "L4", "Ada", 121, 30.3, 242.5, 300, 22.0, NO_NVLINK, PCIE_4),
     # A40 data sheet; bridge in pairs
-    GpuType(r"NVIDIA A40", "A40", "Ampere", 149.7, 74.8, 37.4, None, 696, 44.4, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA A40", "A40", "Ampere", 149.7, 37.4, None, 696, 44.4, NO_NVLINK, PCIE_4),
     # A10 data sheet
-    GpuType(r"NVIDIA A10", "A10", "Ampere", 125, 62.5, 31.2, None, 600, 22.0, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA A10", "A10", "Ampere", 125, 31.2, None, 600, 22.0, NO_NVLINK, PCIE_4),
     # Ada white paper, appendix
-    GpuType(r"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "Ada", 364.2, 182.1, 91.1, 728.5, 960, 47.4,
+    GpuType(r"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "Ada", 364.2, 91.1, 728.5, 960, 47.4,
          NO_NVLINK, PCIE_4),
     # GA102 white paper: 309.7 with sparsity; bridge in pairs
-    GpuType(r"(NVIDIA )?RTX A6000", "RTX A6000", "Ampere", 154.8, 77.4, 38.7, None, 768, 47.4,
-         NO_NVLINK, PCIE_4),
+    GpuType(r"(NVIDIA )?RTX A6000", "RTX A6000", "Ampere", 154.8, 38.7, None, 768, 47.4, NO_NVLINK, PCIE_4),
     # RTX A5000 data sheet: 222.2 with sparsity; bridge in pairs
-    GpuType(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 55.6, 27.8, None, 768, 23.6,
-         NO_NVLINK, PCIE_4),
+    GpuType(r"(NVIDIA )?RTX A5000", "RTX A5000", "Ampere", 111.1, 27.8, None, 768, 23.6, NO_NVLINK, PCIE_4),
     # RTX Blackwell white paper, fp32 accumulation (half of fp16's)
-    GpuType(r"NVIDIA GeForce RTX 5090", "RTX 5090", "Blackwell", 209.5, 104.8, 104.8, 419, 1792, 31.3,
+    GpuType(r"NVIDIA GeForce RTX 5090", "RTX 5090", "Blackwell", 209.5, 104.8, 419, 1792, 31.3,
          NO_NVLINK, PCIE_5),
     # Ada white paper, fp32 accumulation (half of fp16's)
-    GpuType(r"NVIDIA GeForce RTX 4090", "RTX 4090", "Ada", 165.2, 82.6, 82.6, 330.3, 1008, 23.6,
-         NO_NVLINK, PCIE_4),
-    GpuType(r"NVIDIA GeForce RTX 4080", "RTX 4080", "Ada", 97.5, 48.7, 48.7, 194.9, 716.8, 15.7,
-         NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA GeForce RTX 4090", "RTX 4090", "Ada", 165.2, 82.6, 330.3, 1008, 23.6, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA GeForce RTX 4080", "RTX 4080", "Ada", 97.5, 48.7, 194.9, 716.8, 15.7, NO_NVLINK, PCIE_4),
     # GA102 white paper, fp32 accumulation (half of fp16's); the 3090 has a bridge in pairs
-    GpuType(r"NVIDIA GeForce RTX 3090", "RTX 3090", "Ampere", 71, 35.6, 35.6, None, 936, 23.6,
-         NO_NVLINK, PCIE_4),
-    GpuType(r"NVIDIA GeForce RTX 3080", "RTX 3080", "Ampere", 59.5, 29.8, 29.8, None, 760, 9.7,
-         NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA GeForce RTX 3090", "RTX 3090", "Ampere", 71, 35.6, None, 936, 23.6, NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA GeForce RTX 3080", "RTX 3080", "Ampere", 59.5, 29.8, None, 760, 9.7, NO_NVLINK, PCIE_4),
     # GA102 white paper, appendix
-    GpuType(r"NVIDIA GeForce RTX 3070", "RTX 3070", "Ampere", 40.6, 20.3, 20.3, None, 448, 7.7,
-         NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA GeForce RTX 3070", "RTX 3070", "Ampere", 40.6, 20.3, None, 448, 7.7, NO_NVLINK, PCIE_4),
     # NVIDIA's specifications: 3584 cores x 2 x 1.78 GHz, 192 bit x 15 Gb/s; products as GA102's: 2 x fp32
-    GpuType(r"NVIDIA GeForce RTX 3060", "RTX 3060", "Ampere", 25.5, 12.7, 12.7, None, 360, 11.7,
-         NO_NVLINK, PCIE_4),
+    GpuType(r"NVIDIA GeForce RTX 3060", "RTX 3060", "Ampere", 25.5, 12.7, None, 360, 11.7, NO_NVLINK, PCIE_4),
     # V100 data sheet; fp16 only, bf16 is emulated; NVLink 300 GB/s in both directions
-    GpuType(r"Tesla V100-SXM[23]-32GB.*", "V100 32GB", "Volta", 125, None, 15.7, None, 900, 31.7,
-         150, PCIE_3),
-    GpuType(r"Tesla V100-SXM[23]-16GB.*", "V100 16GB", "Volta", 125, None, 15.7, None, 900, 15.7,
-         150, PCIE_3),
-    GpuType(r"Tesla V100-PCIE-32GB.*", "V100 32GB PCIe", "Volta", 112, None, 14, None, 900, 31.7,
+    GpuType(r"Tesla V100-SXM[23]-32GB.*", "V100 32GB", "Volta", 125, 15.7, None, 900, 31.7, 150, PCIE_3),
+    GpuType(r"Tesla V100-SXM[23]-16GB.*", "V100 16GB", "Volta", 125, 15.7, None, 900, 15.7, 150, PCIE_3),
+    GpuType(r"Tesla V100-PCIE-32GB.*", "V100 32GB PCIe", "Volta", 112, 14, None, 900, 31.7,
          NO_NVLINK, PCIE_3),
-    GpuType(r"Tesla V100-PCIE-16GB.*", "V100 16GB PCIe", "Volta", 112, None, 14, None, 900, 15.7,
-         NO_NVLINK, PCIE_3),
+    GpuType(r"Tesla V100-PCIE-16GB.*", "V100 16GB PCIe", "Volta", 112, 14, None, 900, 15.7, NO_NVLINK, PCIE_3),
 )
 # fmt: on
 

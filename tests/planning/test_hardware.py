@@ -19,7 +19,7 @@ def cluster(**fields: object) -> Cluster:
 def test_every_gpu_is_found_by_what_people_call_it_and_is_faster_in_fewer_bits(gpu):
     assert gpu_type_of(gpu.label) is gpu
     assert gpu_type_of(f"NVIDIA {gpu.label}") is gpu
-    rates = [rate for rate in (gpu.fp32, gpu.tf32, gpu.half, gpu.float8) if rate is not None]
+    rates = [rate for rate in (gpu.fp32, gpu.half, gpu.float8) if rate is not None]
     assert rates == sorted(rates)
 
 
