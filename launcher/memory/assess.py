@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
 
 from launcher.memory.accuracy import error_band
 from launcher.memory.allocator import replay
 from launcher.memory.estimate import Estimate, Peak
 from launcher.memory.failure import Failure, first_failure
-from launcher.memory.host import host_of
+from launcher.memory.host import Surroundings, host_of
 from launcher.memory.overheads import cublas_workspaces, overheads, workspaces_at
 from launcher.memory.peaks import at_least, peaks_of
 from launcher.memory.profile import Profile
@@ -31,18 +30,6 @@ NEVER_MODELLED = (
     "scratch memory inside kernels: cuDNN, flash attention's backward pass",
     "other processes on the same GPU",
 )
-
-
-class Surroundings(NamedTuple):
-    """The inputs of an estimate other than model, recipe and ranks."""
-
-    gpu: Gpu | None = None
-    workers: int = 0
-    "DataLoader processes per rank."
-    on_meta: bool = True
-    "The task builds its model without weights."
-    copies: bool = True
-    "Checkpoints are written from a copy on the host."
 
 
 def assess(
@@ -104,9 +91,7 @@ def _estimate(
     pools: Mapping[str, int] = MappingProxyType({}),
 ) -> Estimate:
     device = replace(ranks, on_gpu=True)
-    host = host_of(
-        model, recipe, device, workers=around.workers, on_meta=around.on_meta, copies=around.copies
-    )
+    host = host_of(model, recipe, device, around)
     states = states_of(model, recipe, device)
     outside = overheads(around.gpu, recipe, ranks)
     if around.gpu is not None and states.managed:

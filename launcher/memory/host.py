@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import FP32, Ranks, alike_on_node, shard_of, states_of, updated_by
 from launcher.spec.base import GIB
+from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
 
 PROCESS = 2 * GIB
@@ -19,18 +21,27 @@ STAGED = GIB
 launcher.train.optimizers.host_gradients."""
 
 
-def host_of(
-    model: ModelShapes, recipe: Recipe, ranks: Ranks, *, workers: int, on_meta: bool, copies: bool
-) -> dict[str, int]:
+class Surroundings(NamedTuple):
+    """The inputs of an estimate other than model, recipe and ranks."""
+
+    gpu: Gpu | None = None
+    workers: int = 0
+    "DataLoader processes per rank."
+    on_meta: bool = True
+    "The task builds its model without weights."
+    copies: bool = True
+    "Checkpoints are written from a copy on the host."
+
+
+def host_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, around: Surroundings) -> dict[str, int]:
     """Return the bytes on the node that holds the most, by category.
 
-    The result is for the worse of two moments: while every rank builds its model, or in training. `on_meta`:
-    the task builds the model without weights. `copies`: checkpoints are written from a copy on the host.
+    The result is for the worse of two moments: while every rank builds its model, or in training.
     """
-    processes = {"processes": ranks.per_node * (PROCESS + workers * WORKER)}
-    training = {**_training(model, recipe, ranks, copies=copies), **processes}
+    processes = {"processes": ranks.per_node * (PROCESS + around.workers * WORKER)}
+    training = {**_training(model, recipe, ranks, copies=around.copies), **processes}
     building = {**processes}
-    if not on_meta:
+    if not around.on_meta:
         building["whole model, in each rank at its start"] = ranks.per_node * model.numel * FP32
     worse = max(building, training, key=lambda parts: sum(parts.values()))
     return {name: size for name, size in worse.items() if size}

@@ -17,6 +17,8 @@ from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 
 T = TypeVar("T")
+REFUSALS = {"no trace": NoTraceError, "not compiled": NotCompiledError, "not affine": NotAffineError}
+"Key in the store -> the error that is kept in place of a trace."
 
 
 class FromFiles(Source, Protocol):
@@ -52,20 +54,12 @@ class CachedSource:
         def make() -> dict[str, Any]:
             try:
                 return pack_trace(self._source.trace(recipe, ranks, args, exact=exact))
-            except NoTraceError as error:
-                return {"no trace": str(error)}
-            except NotCompiledError as error:
-                return {"not compiled": str(error)}
-            except NotAffineError as error:
-                return {"not affine": str(error)}
+            except tuple(REFUSALS.values()) as error:
+                return {name: str(error) for name, kind in REFUSALS.items() if isinstance(error, kind)}
 
         packed = self._kept(key, make, dict)
-        if "no trace" in packed:
-            raise NoTraceError(packed["no trace"])
-        if "not compiled" in packed:
-            raise NotCompiledError(packed["not compiled"])
-        if "not affine" in packed:
-            raise NotAffineError(packed["not affine"])
+        for name in REFUSALS.keys() & packed.keys():
+            raise REFUSALS[name](packed[name])
         return unpack_trace(packed)
 
     def _kept(self, key: Any, make: Callable[[], T], kind: type[T]) -> T:

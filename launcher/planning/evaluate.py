@@ -7,18 +7,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.memory.accuracy import error_band
-from launcher.memory.assess import (
-    UNCOMPILED,
-    Surroundings,
-    assess,
-    assess_at_least,
-    assess_in_part,
-    failure_of,
-)
+from launcher.memory.assess import UNCOMPILED, assess, assess_at_least, assess_in_part, failure_of
 from launcher.memory.estimate import Estimate
 from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
-from launcher.memory.host import host_of
+from launcher.memory.host import Surroundings, host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
 from launcher.memory.profile import Profile
 from launcher.memory.states import states_of
@@ -153,15 +146,8 @@ class Evaluator:
         # Recipes that differ only in these fields have the same states.
         recipe = recipe.model_copy(update={"activations": "keep", "loss_chunks": 1})
         if recipe not in self._least:
-            model, around = self.traces.model(recipe), self.around
-            on_host = host_of(
-                model,
-                recipe,
-                self.ranks,
-                workers=around.workers,
-                on_meta=around.on_meta,
-                copies=around.copies,
-            )
+            model = self.traces.model(recipe)
+            on_host = host_of(model, recipe, self.ranks, self.around)
             on_gpu = states_of(model, recipe, self.ranks).gpu.total
             self._least[recipe] = on_gpu, sum(on_host.values())
         return self._least[recipe]

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from launcher.memory.assess import Surroundings, assess
+from launcher.memory.assess import assess
 from launcher.memory.estimate import Estimate
+from launcher.memory.host import Surroundings
 from launcher.memory.peaks import completely_traced_as
 from launcher.memory.profile import profile_of, stages_alone
 from launcher.memory.states import Ranks
