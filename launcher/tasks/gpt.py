@@ -126,12 +126,16 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+    """A pre-norm transformer block. `causal`: a position attends only to those before it."""
+
+    def __init__(
+        self, dim: int, heads: int, dropout: float = 0.0, *, bias: bool = False, causal: bool = True
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim, bias=bias)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.dropout = nn.Dropout(dropout)
 
@@ -145,7 +149,7 @@ class Block(nn.Module):
             part.view(batch, length, self.heads, dim // self.heads).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)
         )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, dim))  # type: ignore[no-any-return]
 
 

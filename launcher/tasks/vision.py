@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from launcher.tasks.gpt import Block
+
 
 @dataclass(frozen=True)
 class VisionShape:
@@ -35,7 +37,9 @@ class VisionEncoder(nn.Module):
         self.pooled, grid = shape.pooled, shape.side // shape.patch
         self.patches = nn.Conv2d(3, shape.dim, kernel_size=shape.patch, stride=shape.patch)
         self.positions = nn.Parameter(torch.zeros(grid**2, shape.dim))
-        self.blocks = nn.ModuleList(Block(shape.dim, shape.heads) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(
+            Block(shape.dim, shape.heads, bias=True, causal=False) for _ in range(shape.layers)
+        )
         self.norm = nn.LayerNorm(shape.dim)
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
@@ -45,25 +49,3 @@ class VisionEncoder(nn.Module):
             x = block(x)
         rows = self.norm(x).transpose(1, 2).unflatten(2, grid.shape[-2:])
         return functional.adaptive_avg_pool2d(rows, self.pooled).flatten(2).transpose(1, 2)
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block in which every patch attends to all patches of its picture."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self._attention(self.norm_1(x))
-        return x + self.mlp(self.norm_2(x))  # type: ignore[no-any-return]
-
-    def _attention(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v)
-        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
