@@ -263,7 +263,7 @@ def _zero(zero: Stages) -> Section:
 def _zero_lines(zero: Stages) -> list[str]:
     """Return lines with the assumptions of the table of ZeRO stages."""
     recipe, each = zero.recipe, zero.per_parameter
-    keep = next(stage for stage in zero.stages if stage.gathered)
+    [keep] = [stage for stage in zero.stages if stage.sharding == "fsdp-keep"]
     return [
         f"bytes per parameter: {each.parameters:.3g} parameters, {each.gradients:.3g} gradients, "
         f"{each.optimizer:.3g} optimizer states ({recipe.precision}, {recipe.optimizer})",

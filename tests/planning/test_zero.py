@@ -10,6 +10,7 @@ import pytest
 from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.zero import Stages, stages_of
+from launcher.report.content import Page, sections
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.train.tracing.source import TaskSource
@@ -19,22 +20,29 @@ GB = 10**9
 
 
 def stages(nodes: int = 1, **recipe: Any) -> Stages:
+    return found_by(decider(nodes, **recipe))
+
+
+def found_by(decider: Decider) -> Stages:
+    return stages_of(decider, decider.plan.recipe)
+
+
+def decider(nodes: int = 1, gpus: int = 8, **recipe: Any) -> Decider:
     job = Job.model_validate(
         {
             "name": "seven",
             "command": ["python", "train.py"],
-            "batch": {"global": 8 * nodes},
+            "batch": {"global": gpus * nodes},
             "plan": {"params": COUNT},
             "recipe": recipe,
             "resources": {"nodes": nodes},
         }
     )
-    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 8, "memory": "79.1GiB"}
+    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": gpus, "memory": "79.1GiB"}
     cluster = Cluster.model_validate(
         {"name": "eight", "scheduler": "local", "max_nodes": nodes, "node": {"gpu": gpu, "cpus": 64}}
     )
-    decider = Decider(job, cluster, DeclaredParams(COUNT))
-    return stages_of(decider, decider.plan.recipe)
+    return Decider(job, cluster, DeclaredParams(COUNT))
 
 
 def test_seven_billion_parameters_in_16_bit_on_8_gpus_are_the_published_row() -> None:
@@ -67,6 +75,13 @@ def test_only_the_sharding_differs_and_nothing_is_offloaded() -> None:
         found.recipe.model_copy(update={"sharding": "none"})
     }
     assert {(one.offload, one.grad_sync, one.optimizer) for one in recipes} == {("none", "each", "lion")}
+
+
+def test_stages_are_shown_where_no_rank_has_another_part_of_the_model() -> None:
+    """Tensor parallelism over all GPUs leaves one rank for the data, too."""
+    one = decider(gpus=1, precision="bf16")
+    [table, about] = sections(Page(one.job, one.cluster, None, zero=found_by(one)), explain=False)
+    assert len({row[1:6] for row in table.rows}) == 1 and "ZeRO-2 is fsdp-keep" in about.lines[-1]
 
 
 def test_states_are_shared_out_over_all_nodes() -> None:
