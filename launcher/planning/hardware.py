@@ -117,7 +117,8 @@ GPU_TYPES: tuple[GpuType, ...] = (
     GpuType(r"Tesla V100-SXM[23]-16GB.*", "V100 16GB", "Volta", 125, 15.7, None, 900, 15.7, 150, PCIE_3),
     GpuType(r"Tesla V100-PCIE-32GB.*", "V100 32GB PCIe", "Volta", 112, 14, None, 900, 31.7,
          NO_NVLINK, PCIE_3),
-    GpuType(r"Tesla V100-PCIE-16GB.*", "V100 16GB PCIe", "Volta", 112, 14, None, 900, 15.7, NO_NVLINK, PCIE_3),
+    GpuType(r"Tesla V100-PCIE-16GB.*", "V100 16GB PCIe", "Volta", 112, 14, None, 900, 15.7,
+         NO_NVLINK, PCIE_3),
 )
 # fmt: on
 
