@@ -26,7 +26,6 @@ from launcher.train.outer_units import embedding_and_head
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.pipeline_parts import Pipeline
 from launcher.train.rank import SetupError
-from launcher.train.shards import local, slices_of
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
 from launcher.train.tensor_parallel import (
     HeadsParallel,
