@@ -10,7 +10,7 @@ from typing import Any
 from launcher import __version__
 from launcher.images.catalogue import Image
 from launcher.render import quote
-from launcher.render.environment import RenderError, render_template
+from launcher.render.environment import render_template
 from launcher.render.render import RenderedFile
 
 SHM_MIB = 1024
@@ -36,16 +36,12 @@ def build_files(
     requirements = lock.read_text(encoding="utf-8")
     name, _, digest = built.base.partition("@")
     base_name = image.base.image if built.base == image.base.reference else name
-    try:
-        base = quote.image(built.base)
-    except quote.QuoteError as error:
-        raise RenderError(str(error)) from error
     values: dict[str, Any] = {
         "version": __version__,
         "name": image.name,
         "title": f"launcher {image.name}",
         "description": image.description,
-        "base": base,
+        "base": quote.image(built.base),
         "base_name": base_name,
         "base_digest": digest or None,
         "python": image.python,

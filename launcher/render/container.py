@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.render import quote
-from launcher.render.environment import RenderError
+from launcher.render.quote import RenderError
 from launcher.spec import variables
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Container:
 
 
 def container(target: Target) -> Container:
-    """How a step of the run is started in its container. Raises RenderError, QuoteError."""
+    """How a step of the run is started in its container. Raises RenderError."""
     runtime, image = target.cluster.container.runtime, target.image
     if runtime == "none":
         return Container()

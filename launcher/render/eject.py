@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.render import shipped
-from launcher.render.environment import RenderError
+from launcher.render.quote import RenderError
 from launcher.render.render import RenderedFile
 
 

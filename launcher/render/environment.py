@@ -16,14 +16,9 @@ import jinja2.sandbox
 from launcher.render import quote, shipped
 from launcher.render.compiled import compiled_templates
 from launcher.render.context import check_shell_template
-from launcher.spec.errors import LauncherError
+from launcher.render.quote import RenderError
 from launcher.spec.events import KINDS
 from launcher.spec.verdict import EXIT_CODES, EXIT_SICK
-
-
-class RenderError(LauncherError, ValueError):
-    """A file cannot be rendered; the message is for the user."""
-
 
 _QUOTERS: dict[str, Callable[[object], quote.Written]] = {
     "sh": quote.sh,

@@ -1,7 +1,6 @@
 """Write a value into each kind of file so that it arrives byte for byte, or refuse it.
 
-There is one function per kind. Each raises QuoteError, with a message for the user, if the file cannot carry
-the value.
+There is one function per kind. Each raises RenderError if the file cannot carry the value.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import json
 import re
 from collections.abc import Iterable
 
+from launcher.spec.errors import LauncherError
 from launcher.spec.text import no_nul
 
 
-class QuoteError(ValueError):
-    """A value that this kind of file cannot carry."""
+class RenderError(LauncherError, ValueError):
+    """A file cannot be rendered, for example because it cannot carry a value. The message is for the user."""
 
 
 class Written(str):
@@ -36,11 +36,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise QuoteError(f"{value!r} ({type(value).__name__}) is not text or a whole number")
+        raise RenderError(f"{value!r} ({type(value).__name__}) is not text or a whole number")
     try:
         return no_nul(str(value))
     except ValueError as error:
-        raise QuoteError(f"{str(value)!r} {error}") from None
+        raise RenderError(f"{str(value)!r} {error}") from None
 
 
 def sh(value: object) -> Written:
@@ -60,14 +60,14 @@ def name(value: object) -> Written:
     """Write the name of a variable without quotes."""
     text = _text(value)
     if _NAME.fullmatch(text) is None:
-        raise QuoteError(f"{text!r} is not a variable name")
+        raise RenderError(f"{text!r} is not a variable name")
     return Written(text)
 
 
 def number(value: object) -> Written:
     """Write a whole number without quotes, because quotes mean nothing in arithmetic."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise QuoteError(f"{value!r} ({type(value).__name__}) is not a whole number")
+        raise RenderError(f"{value!r} ({type(value).__name__}) is not a whole number")
     return Written(value)
 
 
@@ -87,11 +87,11 @@ def sbatch(value: object) -> Written:
     """
     text = _text(value)
     if not text:
-        raise QuoteError("is empty, which an #SBATCH line cannot carry")
+        raise RenderError("is empty, which an #SBATCH line cannot carry")
     if _CONTROL.search(text):
-        raise QuoteError(f"{text!r} contains a control character, which an #SBATCH line cannot carry")
+        raise RenderError(f"{text!r} contains a control character, which an #SBATCH line cannot carry")
     if len(text.encode()) > 500:
-        raise QuoteError(f"{text[:40]!r}... is longer than 500 bytes, which an #SBATCH line cannot carry")
+        raise RenderError(f"{text[:40]!r}... is longer than 500 bytes, which an #SBATCH line cannot carry")
     escaped = "".join(c if _PLAIN.fullmatch(c) or c == " " or ord(c) > 127 else "\\" + c for c in text)
     escaped = re.sub(r"(?i)(het|pack)(job)", r"\1\\\2", escaped)
     return Written(escaped if _PLAIN.fullmatch(escaped) else f'"{escaped}"')
@@ -101,7 +101,7 @@ def slurm_file(path: str) -> str:
     """Escape a path for a Slurm file name pattern, in which `%` starts a symbol and `\\` disables all of
     them."""
     if "\\" in path:
-        raise QuoteError(f"{path!r} contains a backslash, which a Slurm file name cannot carry")
+        raise RenderError(f"{path!r} contains a backslash, which a Slurm file name cannot carry")
     return path.replace("%", "%%")
 
 
@@ -118,7 +118,7 @@ def dockerfile(value: object) -> Written:
     if _PLAIN.fullmatch(text):
         return Written(text)
     if _CONTROL.search(text):
-        raise QuoteError(f"{text!r} contains a control character, which a Dockerfile cannot carry")
+        raise RenderError(f"{text!r} contains a control character, which a Dockerfile cannot carry")
     return Written('"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"')
 
 
@@ -126,14 +126,14 @@ def apptainer(value: object) -> Written:
     """Write one word of an Apptainer definition's header or labels. Only plain characters are allowed."""
     text = _text(value)
     if _PLAIN.fullmatch(text) is None:
-        raise QuoteError(f"{text!r} contains characters that an Apptainer definition cannot carry")
+        raise RenderError(f"{text!r} contains characters that an Apptainer definition cannot carry")
     return Written(text)
 
 
 def image(value: str) -> str:
     """Return a container image reference or path. Refuse it if it could be read as anything else."""
     if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+=-]*", value) is None:
-        raise QuoteError(f"image {value!r} is not an image reference or path")
+        raise RenderError(f"image {value!r} is not an image reference or path")
     return value
 
 
@@ -144,5 +144,5 @@ def list_items(values: Iterable[str], separators: str, what: str) -> str:
         bad = [char for char in separators if char in item]
         if bad or _CONTROL.search(item):
             shown = " or ".join(repr(char) for char in bad) or "a control character"
-            raise QuoteError(f"{item!r} contains {shown}, which {what} cannot carry")
+            raise RenderError(f"{item!r} contains {shown}, which {what} cannot carry")
     return ",".join(items)

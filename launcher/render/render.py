@@ -5,32 +5,17 @@ This module has what all runs have in common. Each scheduler renders its own fil
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from launcher import __version__
 from launcher.render import quote, shipped
-from launcher.render.environment import RenderError, render_template
+from launcher.render.environment import render_template
+from launcher.render.quote import RenderError
 from launcher.render.values import Target, start_values
 from launcher.spec.base import format_bytes
 from launcher.spec.cluster import Cluster
-
-__all__ = [
-    "RenderError",
-    "RenderedFile",
-    "Target",
-    "as_render_error",
-    "notes",
-    "render_image",
-    "rendered",
-    "start_script",
-]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,20 +48,6 @@ class RenderedFile:
         return text
 
 
-def as_render_error(function: Callable[P, T]) -> Callable[P, T]:
-    """Turn a QuoteError into a RenderError: a value that a file cannot carry is the user's error."""
-
-    @wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except quote.QuoteError as error:
-            raise RenderError(str(error)) from error
-
-    return wrapped
-
-
-@as_render_error
 def start_script(target: Target) -> RenderedFile:
     """Render `start.sh`, which every run has. Raises RenderError."""
     name = "start"
@@ -92,7 +63,6 @@ def rendered(target: Target, path: str, template: str, values: Any, mode: int = 
     return RenderedFile(path, render_template(template, context, target.project_dir), mode)
 
 
-@as_render_error
 def render_image(cluster: Cluster, project_dir: Path | None = None) -> tuple[RenderedFile, ...]:
     """Render Dockerfile and image.def on top of `container.base`. Raises RenderError if that is missing."""
     base = cluster.container.base

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher import __version__
 from launcher.render import quote
-from launcher.render.environment import RenderError
+from launcher.render.quote import RenderError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job, Secret
 from launcher.spec.recipe import Recipe

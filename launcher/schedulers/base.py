@@ -256,7 +256,7 @@ class Scheduler(abc.ABC):
 
         Raises RenderError.
         """
-        from launcher.render.environment import RenderError
+        from launcher.render.quote import RenderError
         from launcher.render.render import start_script
 
         if (runtime := target.cluster.container.runtime) != "none":

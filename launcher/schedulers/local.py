@@ -80,7 +80,7 @@ class LocalScheduler(OneByOne):
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
         if target.nodes > 1:
-            from launcher.render.environment import RenderError
+            from launcher.render.quote import RenderError
 
             raise RenderError("scheduler local starts one node; the job asks for more")
         return super().scripts(target)

@@ -13,7 +13,7 @@ from launcher.images.build import base_of, write_context
 from launcher.images.catalogue import catalogue_folder, find_image, load_catalogue, pins
 from launcher.images.context import Built, build_files
 from launcher.images.publish import by_digest, push, record
-from launcher.render.environment import RenderError
+from launcher.render.quote import RenderError
 from launcher.render.shipped import containers_dir
 from launcher.spec.errors import SpecError
 from tests.images.examples import DIGEST, images, rendered

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from launcher.planning.plan import make_plan
 from launcher.render import shipped
-from launcher.render.render import RenderedFile, Target, render_image
+from launcher.render.render import RenderedFile, render_image
+from launcher.render.values import Target
 from launcher.schedulers import prepare
 from launcher.schedulers.base import Request
 from launcher.schedulers.registry import of_cluster

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.render.render import RenderedFile, Target
+from launcher.render.render import RenderedFile
+from launcher.render.values import Target
 from launcher.schedulers.registry import scheduler_class
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.render.environment import RenderError
-from launcher.render.render import Target
+from launcher.render.quote import RenderError
+from launcher.render.values import Target
 from launcher.schedulers.runpod.scripts import _args
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

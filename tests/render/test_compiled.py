@@ -9,7 +9,8 @@ import pytest
 
 from launcher.render import environment
 from launcher.render.compiled import compiled_templates
-from launcher.render.environment import RenderError, render_template
+from launcher.render.environment import render_template
+from launcher.render.quote import RenderError
 
 TEMPLATE = "slurm/own.sbatch.j2"
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.render.quote import QuoteError
-from launcher.render.render import RenderError
+from launcher.render.quote import RenderError
 from launcher.spec.cluster import Cluster
 from tests.render import stubs
 from tests.render.test_arrives import slurm_reads
@@ -127,11 +126,7 @@ def test_apptainer_takes_a_bare_name_for_one_of_docker_hub_as_pyxis_does(tmp_pat
 
 def test_a_mount_that_the_option_cannot_carry_is_refused(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    for runtime, mounts, error in (
-        ("pyxis", {"/a,b": "/a"}, QuoteError),
-        ("apptainer", {"/a:b": "/a"}, QuoteError),
-        ("docker", {}, RenderError),
-    ):
+    for runtime, mounts in (("pyxis", {"/a,b": "/a"}), ("apptainer", {"/a:b": "/a"}), ("docker", {})):
         update = {"container": {"runtime": runtime, "image": "x.sif", "mounts": mounts}}
-        with pytest.raises((error, RenderError)):
+        with pytest.raises(RenderError):
             write(tmp_path, stub, Cluster.model_validate({**CLUSTER.model_dump(), **update}))

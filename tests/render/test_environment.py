@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from launcher.render import eject, quote, shipped
 from launcher.render.context import check_shell_template
-from launcher.render.environment import RenderError, kind_of, render_template
+from launcher.render.environment import kind_of, render_template
+from launcher.render.quote import RenderError
 from launcher.render.render import render_image
 from launcher.render.values import SecretValues
 from tests.render.examples import clusters, target
@@ -277,7 +278,7 @@ def test_a_template_that_is_accepted_runs_no_value(before: list[str], after: lis
     try:
         check_shell_template(JINJA, source, "t")
         texts = [JINJA.from_string(source).render(x=payload) for payload in PAYLOADS]
-    except (jinja2.TemplateError, quote.QuoteError):
+    except (jinja2.TemplateError, RenderError):
         event("refused")
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from launcher.planning.plan import make_plan
-from launcher.render.render import RenderError, Target
-from launcher.render.values import PodCode
+from launcher.render.quote import RenderError
+from launcher.render.values import PodCode, Target
 from launcher.schedulers.base import Request
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.runpod.request import pack

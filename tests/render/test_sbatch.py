@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.render.render import RenderError, Target
+from launcher.render.quote import RenderError
+from launcher.render.values import Target
 from launcher.rundir.stop import StopRequest, read_stop_request
 from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Job

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.render.render import RenderError, Target
+from launcher.render.quote import RenderError
+from launcher.render.values import Target
 from launcher.spec.cluster import Cluster, Network
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe

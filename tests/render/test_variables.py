@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from launcher.render.render import RenderError, Target
+from launcher.render.quote import RenderError
+from launcher.render.values import Target
 from launcher.rundir.layout import RunDir
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.render import quote, render
-from launcher.render.environment import RenderError
-from launcher.render.render import Packed, RenderedFile, as_render_error, rendered, start_script
+from launcher.render.quote import RenderError
+from launcher.render.render import Packed, RenderedFile, rendered, start_script
 from launcher.render.values import Target, setup_lines
 from launcher.rundir.mask import POD_KEY
 from launcher.schedulers.runpod.handle import pod_name
@@ -105,7 +105,6 @@ NO_VOLUME_YET = (
 )
 
 
-@as_render_error
 def scripts(target: Target) -> tuple[RenderedFile, ...]:
     """Render start.sh, on-pod.sh, and create-pod.json or (several nodes) create-cluster.json.
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from launcher import __version__
 from launcher.render import quote, shipped
 from launcher.render.container import container
-from launcher.render.environment import RenderError
-from launcher.render.render import RenderedFile, as_render_error, rendered, start_script
+from launcher.render.quote import RenderError
+from launcher.render.render import RenderedFile, rendered, start_script
 from launcher.render.values import Pairs, SecretValues, Target, secret_values, setup_lines, uses_modules
 from launcher.schedulers.slurm.profile import Slurm
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
 
-@as_render_error
 def scripts(target: Target) -> tuple[RenderedFile, ...]:
     """Render start.sh, job.sbatch, slurm-lib.sh, check-node.sh and on-node.sh. Raises RenderError."""
     _check_own_templates(target)
@@ -32,7 +31,6 @@ def scripts(target: Target) -> tuple[RenderedFile, ...]:
     )
 
 
-@as_render_error
 def array_script(
     target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None = None
 ) -> RenderedFile:
