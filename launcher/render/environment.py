@@ -14,7 +14,6 @@ import jinja2
 import jinja2.sandbox
 
 from launcher.render import quote, shipped
-from launcher.render.compiled import compiled_templates
 from launcher.render.context import check_shell_template
 from launcher.render.quote import RenderError
 from launcher.spec.events import KINDS
@@ -86,7 +85,6 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=_Loader(folders, kind),
         undefined=jinja2.StrictUndefined,
-        bytecode_cache=compiled_templates(kind),
         finalize=_strict(_QUOTERS[kind]),
         # With a trailing blank, because bash's ${#list[@]} is no comment.
         comment_start_string="{# ",
