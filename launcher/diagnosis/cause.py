@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 class Candidate(NamedTuple):
-    """A clue and the rank that printed it. None if the rank is not known, e.g. in a file of several ranks."""
+    """A clue that may be the cause."""
 
     clue: Clue
     rank: int | None = None
+    "The rank that printed it; None if that is not known, e.g. in a file of several ranks."
     node: int | None = None
+    reason: str = ""
+    "A sentence for the user. Empty if the failure class says enough."
+    evidence: tuple[str, ...] = ()
+    "The files and numbers that show it."
 
 
 class Cause(NamedTuple):

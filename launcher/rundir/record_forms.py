@@ -37,6 +37,7 @@ EXIT: Form = {
     "max_rss?": int,
     "memory_limit?": int,
     "last_lines?": [str],
+    "clues?": [object],
     "exception?": str,
     "stopping?": bool,
     "killed?": bool,

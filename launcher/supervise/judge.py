@@ -7,11 +7,11 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.diagnosis.cause import Candidate, Cause, cause_of, clue_of_exception, clues_of_text
+from launcher.diagnosis.cause import Candidate, Cause, cause_of, clue_of_exception
 from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
 from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
 from launcher.diagnosis.collector import NAMED, shortened
@@ -23,6 +23,7 @@ from launcher.rundir.layout import AttemptDir
 from launcher.rundir.record_forms import ERROR, EXIT
 from launcher.spec.base import format_bytes
 from launcher.spec.failures import FAILURES
+from launcher.spec.signals import signal_name
 from launcher.spec.verdict import (
     EXIT_FOLLOWED,
     EXIT_STOPPED,
@@ -189,15 +190,14 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     and the ranks' records and output: the one that explains the others.
     """
     evidence = _with_orders_compared(evidence)
-    findings = [*_findings(evidence), *_error_findings(evidence)]
+    found = [*_candidates(evidence), *_candidates_of_errors(evidence)]
     for rank, clues in evidence.output.items():
         where = (f"the log of rank {rank}",)
         node = evidence.started.get(rank)
-        findings += [_Finding(Candidate(_as_printed(clue), rank, node), evidence=where) for clue in clues]
+        found += [Candidate(_as_printed(clue), rank, node, evidence=where) for clue in clues]
     if evidence.scheduler is not None:
-        findings.append(_Finding(Candidate(evidence.scheduler), reason, (record,)))
-    by_candidate = {id(one.candidate.clue): one for one in findings}
-    cause = cause_of(one.candidate for one in findings)
+        found.append(Candidate(evidence.scheduler, reason=reason, evidence=(record,)))
+    cause = cause_of(found)
     if cause is None or cause.confidence == "guess":
         lines = evidence.torchrun_lines
         said = f"{reason}, and its output holds no known error"
@@ -205,8 +205,7 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
             failure="unknown", reason=said, last_lines=lines, evidence=(record,), seen=_seen(cause),
             confidence="guess",
         )  # fmt: skip
-    first = by_candidate[id(cause.found.clue)]
-    verdict = _verdict(evidence, first, cause)
+    verdict = _verdict(evidence, cause)
     if record in verdict.evidence:
         return verdict
     return verdict.model_copy(update={"evidence": (*verdict.evidence, record)})
@@ -227,7 +226,7 @@ def _with_orders_compared(evidence: Evidence) -> Evidence:
     return replace(evidence, errors=tuple({**error, **told} for error in said))
 
 
-def _error_findings(evidence: Evidence) -> Iterator[_Finding]:
+def _candidates_of_errors(evidence: Evidence) -> Iterator[Candidate]:
     """Yield the failures that ranks of the built-in entrypoint recorded."""
     for error in evidence.errors:
         kind, rank = KIND_OF.get(str(error.get("failure"))), int(error["rank"])
@@ -237,7 +236,7 @@ def _error_findings(evidence: Evidence) -> Iterator[_Finding]:
         clue = Clue(kind, text, time=time, strength="record")
         memory = _memory_of(error, failure)
         reason = _reason(failure, rank, error.get("phase"), error.get("step"), memory, evidence.gpus, text)
-        yield _Finding(Candidate(clue, rank, error.get("node")), reason, (f"errors/rank-{rank:03d}.json",))
+        yield Candidate(clue, rank, error.get("node"), reason, (f"errors/rank-{rank:03d}.json",))
 
 
 def _stalled(evidence: Evidence) -> Verdict | None:
@@ -313,7 +312,7 @@ def _from_errors(evidence: Evidence) -> Verdict | None:
             exception=exception or None,
             last_lines=tuple(exit_record.get("last_lines", ())),
             evidence=(f"errors/rank-{rank:03d}.json",),
-            seen=_seen(cause_of((one.candidate for one in _findings(evidence)), failure, rank)),
+            seen=_seen(cause_of(_candidates(evidence), failure, rank)),
             confidence="certain" if error in roots else "likely",
             memory=memory,
             why_not_in_process=error.get("why_not_in_process"),
@@ -386,12 +385,12 @@ def _left_by_itself(record: Mapping[str, Any]) -> bool:
     return not record.get("stopping") and code >= 0 and code not in (EXIT_STOPPED, EXIT_FOLLOWED)
 
 
-def _left_before(evidence: Evidence, findings: Sequence[_Finding]) -> dict[str, Any] | None:
+def _left_before(evidence: Evidence, found: Sequence[Candidate]) -> dict[str, Any] | None:
     """Return the record of the first rank that ended by itself before any rank missed another one.
 
-    Which ranks missed another one, `findings` tell.
+    `found` tells which ranks missed another one.
     """
-    missed = [one for one, *_ in findings if CLASS_OF_KIND[one.clue.kind] in _NETWORK]
+    missed = [one for one in found if CLASS_OF_KIND[one.clue.kind] in _NETWORK]
     victims, since = {one.rank for one in missed}, min(one.clue.time for one in missed)
     left = [
         record
@@ -421,47 +420,39 @@ def _silent_ranks(evidence: Evidence) -> list[int]:
     ]
 
 
-class _Finding(NamedTuple):
-    """A candidate for the cause, with its evidence."""
-
-    candidate: Candidate
-    reason: str = ""
-    "A sentence for the user. Empty if the failure class says enough."
-    evidence: tuple[str, ...] = ()
-
-
 def _from_output(evidence: Evidence) -> Verdict | None:
     """Return the verdict from the output, signals and OOM kills of all ranks."""
     failed, only_stopped = _failed_exits(evidence), _only_stopped(evidence)
-    findings = _findings(evidence)
-    by_candidate = {id(one.candidate.clue): one for one in findings}
-    cause = cause_of(one.candidate for one in findings)
+    found = _candidates(evidence)
+    cause = cause_of(found)
     if cause is None or (cause.confidence == "guess" and not failed):
         return None if only_stopped or not failed else _unexplained(evidence, failed[0])
-    first = by_candidate[id(cause.found.clue)]
-    if cause.failure == "unknown" and not first.reason:
+    if cause.failure == "unknown" and not cause.found.reason:
         return None if only_stopped or not failed else _unexplained(evidence, failed[0], cause)
-    if cause.failure in _NETWORK and (left := _left_before(evidence, findings)) is not None:
-        return _missed(evidence, first, cause, left)
-    return _verdict(evidence, first, cause)
+    if cause.failure in _NETWORK and (left := _left_before(evidence, found)) is not None:
+        return _missed(evidence, cause, left)
+    return _verdict(evidence, cause)
 
 
-def _missed(evidence: Evidence, finding: _Finding, cause: Cause, left: Mapping[str, Any]) -> Verdict:
+def _missed(evidence: Evidence, cause: Cause, left: Mapping[str, Any]) -> Verdict:
     """Return the verdict if ranks missed another one, `left`, that had ended by itself."""
     if left["exit_code"] != 0:
         followed = cause._replace(others=((cause.found, "follows from another failure"), *cause.others))
         return _unexplained(evidence, left).model_copy(update={"seen": _seen(followed)[1:]})
-    verdict = _verdict(evidence, finding, cause)
+    verdict = _verdict(evidence, cause)
     reason = f"{verdict.reason}: rank {left['rank']} had ended with exit code 0"
     return verdict.model_copy(update={"reason": reason})
 
 
-def _findings(evidence: Evidence) -> list[_Finding]:
+def _candidates(evidence: Evidence) -> list[Candidate]:
+    """Return what the output, the exit codes and the OOM kills of all ranks show."""
     blame = not _only_stopped(evidence)
     exits = (
-        one for record in _failed_exits(evidence) for one in _exit_findings(evidence, record, blame=blame)
+        one
+        for record in _failed_exits(evidence)
+        for one in _candidates_of_exit(evidence, record, blame=blame)
     )
-    return [*_silence_findings(evidence), *_torchrun_findings(evidence), *exits]
+    return [*_candidates_of_silence(evidence), *_candidates_of_torchrun(evidence), *exits]
 
 
 def _only_stopped(evidence: Evidence) -> bool:
@@ -472,20 +463,20 @@ def _only_stopped(evidence: Evidence) -> bool:
     return evidence.stalled is not None or (starter_killed and stopped)
 
 
-def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
-    clue, rank, node = finding.candidate
+def _verdict(evidence: Evidence, cause: Cause) -> Verdict:
+    clue, rank, node, told, where = cause.found
     record = _exit_of(evidence, rank) if rank is not None else {}
     memory = None
-    if clue.kind in MEMORY_OF and not finding.reason:
+    if clue.kind in MEMORY_OF and not told:
         memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
-    reason = finding.reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, said=clue.text)
-    if clue.own and not finding.reason:
+    reason = told or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, said=clue.text)
+    if clue.own and not told:
         who = "the job" if rank is None else f"rank {rank}"
         reason = f"{who} printed `{clue.text[:200]}`, which is {cause.failure} by `failures:`"
-    if ended_by > 0 and not finding.reason and clue.kind == "exception":
-        reason += f" and was then ended by {_signal_name(ended_by)}"
+    if ended_by > 0 and not told and clue.kind == "exception":
+        reason += f" and was then ended by {signal_name(ended_by)}"
     return Verdict(
         failure=cause.failure,
         reason=reason,
@@ -494,7 +485,7 @@ def _verdict(evidence: Evidence, finding: _Finding, cause: Cause) -> Verdict:
         exit_code=record.get("exit_code", evidence.exit_codes.get(node or 0) if rank is None else None),
         exception=clue.text if named else None,
         last_lines=tuple(record.get("last_lines", ())) or evidence.torchrun_lines,
-        evidence=finding.evidence,
+        evidence=where,
         seen=_seen(cause),
         confidence=cause.confidence,
         memory=memory,
@@ -510,7 +501,7 @@ def _seen(cause: Cause | None) -> tuple[Seen, ...]:
         return ()
     pairs = [(cause.found, ""), *cause.others]
     found: dict[tuple[str, str], Seen] = {}
-    for (clue, rank, node), why in pairs:
+    for (clue, rank, node, *_), why in pairs:
         if why and (not clue.line or clue.text.startswith("[launcher] ")):
             continue  # an exit code, or launcher's own note, which the decisive line explains
         key = (clue.kind, why) if why else ("", "")
@@ -538,7 +529,7 @@ def _place(clue: Clue, rank: int | None, node: int | None) -> str:
 def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | None = None) -> Verdict:
     """Return the verdict if no output explains the end: only the exit code is known."""
     rank, code = int(record["rank"]), int(record["exit_code"])
-    how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     said = cause.found.clue.text if cause is not None and cause.found.clue.uncaught else None
     if child := _CHILD_FAILED.search(said or ""):
         how += f" because a program that it ran {child[1]}"
@@ -556,39 +547,37 @@ def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | N
     )
 
 
-def _exit_findings(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[_Finding]:
+def _candidates_of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame: bool) -> Iterator[Candidate]:
     """Yield what one rank printed and how it ended. `blame`: it did not end because its parent was gone."""
     rank, node, code = int(record["rank"]), record.get("node"), int(record["exit_code"])
     if code == EXIT_FOLLOWED:
         return
     where, time = (f"exits/rank-{rank:03d}.json",), float(record.get("time", 0.0))
-    clues = clues_of_record(record)
+    clues = [clue for one in record.get("clues") or () if (clue := clue_of(one)) is not None]
     exception = str(record.get("exception") or "")
     copies = [clue for clue in clues if exception and _prints(clue, exception)]
     for clue in clues:
         if clue not in copies:
-            yield _Finding(Candidate(_as_printed(clue), rank, node), evidence=where)
+            yield Candidate(_as_printed(clue), rank, node, evidence=where)
     if exception:
         clue = clue_of_exception(exception)._replace(time=min([time, *(one.time for one in clues)]))
         for copy in copies[:1]:
             clue = clue._replace(stream=copy.stream, line=copy.line, before=copy.before)
-        yield _Finding(Candidate(clue, rank, node), evidence=(*where, "its torchelastic error file"))
+        yield Candidate(clue, rank, node, evidence=(*where, "its torchelastic error file"))
     if not blame or (record.get("stopping") and evidence.ranks > 1):
         return
     explained = any(clue.kind != "consequence" and clue.strength != "weak" for clue in clues)
     # If the kernel killed a child of the program, such as a pool's process, any exit code may follow.
     if code in _KILLED or (clues and not explained and evidence.host_oom_kills.get(node or 0)):
         kill = _kill(evidence, node, f"rank {rank}", time, code)
-        yield kill._replace(
-            candidate=Candidate(kill.candidate.clue, rank, node), evidence=(*where, *kill.evidence)
-        )
+        yield kill._replace(rank=rank, node=node, evidence=(*where, *kill.evidence))
     elif code < 0 and not (code in _CRASHES and any(clue.kind != "consequence" for clue in clues)):
         killed = Clue("killed", f"exit code {code}", time=time)
-        reason = f"rank {rank} was ended by {_signal_name(-code)}"
-        yield _Finding(Candidate(killed, rank, node), reason, where)
+        reason = f"rank {rank} was ended by {signal_name(-code)}"
+        yield Candidate(killed, rank, node, reason, where)
     elif code in (126, 127):
         clue = Clue("user-error", f"exit code {code}", time=time, strength="record")
-        yield _Finding(Candidate(clue, rank, node), f"rank {rank} could not start its command", where)
+        yield Candidate(clue, rank, node, f"rank {rank} could not start its command", where)
 
 
 def _prints(clue: Clue, exception: str) -> bool:
@@ -602,24 +591,24 @@ def _as_printed(clue: Clue) -> Clue:
     return clue._replace(strength="words") if clue.strength == "record" else clue
 
 
-def _silence_findings(evidence: Evidence) -> Iterator[_Finding]:
+def _candidates_of_silence(evidence: Evidence) -> Iterator[Candidate]:
     """Yield the first silent rank. It was killed with its worker; no failure of another rank causes this."""
     for rank in _silent_ranks(evidence)[:1]:
         node = evidence.started[rank]
         kill = _kill(evidence, node, f"rank {rank}, with the worker that watches it,", 0.0)
         where = (f"no exits/rank-{rank:03d}.json", *kill.evidence)
-        yield kill._replace(candidate=Candidate(kill.candidate.clue, rank, node), evidence=where)
+        yield kill._replace(rank=rank, node=node, evidence=where)
 
 
-def _torchrun_findings(evidence: Evidence) -> Iterator[_Finding]:
+def _candidates_of_torchrun(evidence: Evidence) -> Iterator[Candidate]:
     for node, clues in evidence.torchrun_clues.items():
         for clue in clues:
-            yield _Finding(Candidate(clue, None, node), evidence=(f"logs/node-{node:02d}/torchrun.err",))
+            yield Candidate(clue, None, node, evidence=(f"logs/node-{node:02d}/torchrun.err",))
 
 
 def _kill(
     evidence: Evidence, node: int | None, who: str, time: float, code: int = -signal.SIGKILL
-) -> _Finding:
+) -> Candidate:
     """Explain a SIGKILL. The kernel sent it if it counted an OOM kill or the ranks used nearly all memory.
 
     `code`: exit code of the process. If it is positive, the process has ended itself, such as a shell whose
@@ -629,19 +618,19 @@ def _kill(
     if kills:
         clue = Clue("host-memory", f"oom_kill +{kills}", time=time)
         reason = f"{who} was ended by the kernel because host memory ran out"
-        return _Finding(Candidate(clue), reason, (f"oom_kill +{kills}",))
+        return Candidate(clue, reason=reason, evidence=(f"oom_kill +{kills}",))
     used, limit = _resident(evidence, node)
     # A sum above the limit proves nothing: pages that ranks share are counted twice.
     if limit and NEAR_LIMIT * limit <= used <= limit:
         numbers = f"its node's ranks had {format_bytes(used)} of {format_bytes(limit)} host memory"
         clue = Clue("host-memory", numbers, time=time)
         how = "was killed (SIGKILL)" if code < 0 else f"ended with exit code {code}"
-        return _Finding(Candidate(clue), f"{who} {how} when {numbers}", (numbers,))
+        return Candidate(clue, reason=f"{who} {how} when {numbers}", evidence=(numbers,))
     clue = Clue("killed", "SIGKILL", time=time)
     if code < 0:
-        return _Finding(Candidate(clue), f"{who} was killed (SIGKILL) from outside the run")
+        return Candidate(clue, reason=f"{who} was killed (SIGKILL) from outside the run")
     what = "a program that it ran was killed (SIGKILL), or it chose this code itself"
-    return _Finding(Candidate(clue), f"{who} ended with exit code {code}: {what}")
+    return Candidate(clue, reason=f"{who} ended with exit code {code}: {what}")
 
 
 NEAR_LIMIT = 0.9
@@ -653,22 +642,6 @@ def _resident(evidence: Evidence, node: int | None) -> tuple[int, int]:
     records = [record for record in evidence.exits if record.get("node") == node]
     limits = [int(record["memory_limit"]) for record in records if record.get("memory_limit")]
     return sum(int(record.get("max_rss") or 0) for record in records), min(limits, default=0)
-
-
-def clues_of_record(record: Mapping[str, Any]) -> list[Clue]:
-    """Return the clues in an `exits` record. Older records have none; their last lines are searched."""
-    if isinstance(record.get("clues"), list):
-        return [clue for one in record["clues"] if (clue := clue_of(one)) is not None]
-    time = float(record.get("time", 0.0))
-    lines = [str(line).encode() for line in record.get("last_lines", ())]
-    return [clue._replace(time=time, line=0) for clue in clues_of_text(lines)]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _without_records(evidence: Evidence) -> Verdict:
@@ -684,12 +657,12 @@ def _without_records(evidence: Evidence) -> Verdict:
     }
     if code < 0:
         who = f"the process that starts the ranks on node {node}"
-        return Verdict(failure="unknown", reason=f"{who} was ended by {_signal_name(-code)}", **common)
+        return Verdict(failure="unknown", reason=f"{who} was ended by {signal_name(-code)}", **common)
     if evidence.disk_full:
         reason = f"{DISK_FULL}: the ranks could not record why they ended"
         return Verdict(failure="disk-full", reason=reason, **common)
     if code > 128 and evidence.started:
-        reason = f"the worker that watches a rank was ended by {_signal_name(code - 128)}"
+        reason = f"the worker that watches a rank was ended by {signal_name(code - 128)}"
         return Verdict(failure="unknown", reason=reason, **common)
     if code == 0 or evidence.started:
         return Verdict(failure="unknown", reason="the ranks ended without leaving a record", **common)

@@ -25,6 +25,7 @@ from launcher.supervise.judge import Evidence, judge
 def ended(
     rank: int, code: int, time: float = 0.0, stopping: bool = False, lines: tuple[str, ...] = ()
 ) -> dict[str, Any]:
+    clues = clues_of_text(map(str.encode, lines))
     return {
         "rank": rank,
         "node": 0,
@@ -32,6 +33,7 @@ def ended(
         "exit_code": code,
         "stopping": stopping,
         "last_lines": list(lines),
+        "clues": [{**clue._asdict(), "time": time, "line": 0} for clue in clues],
     }
 
 

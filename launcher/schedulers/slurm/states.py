@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from launcher.schedulers.slurm.records import RUNAWAY, JobRecord
+from launcher.spec.signals import signal_name
 from launcher.spec.verdict import EXIT_CODES, FailureClass
 
 
@@ -91,15 +91,8 @@ def _failed(record: JobRecord) -> Meaning:
         words = "could not be started: its working directory or its output file is not there or not writable"
         return Meaning("failed", "unknown", f"{words} on its node")
     if record.signal is not None:
-        return Meaning("failed", "unknown", f"was ended by {_signal_name(record.signal)}")
+        return Meaning("failed", "unknown", f"was ended by {signal_name(record.signal)}")
     if record.exit_code is None:
         return SLURM_STATES["FAILED"]
     failure = _CLASS_OF_EXIT.get(record.exit_code, "unknown")
     return Meaning("failed", failure, f"ended with exit code {record.exit_code}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
