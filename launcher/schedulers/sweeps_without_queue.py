@@ -6,14 +6,13 @@ import glob
 import shutil
 import sys
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.rundir.files import delete_folder, read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError, UnclearError
-from launcher.spec.events import AttemptStarted, Submitted
+from launcher.spec.events import AttemptStarted, since_submission
 from launcher.supervise.sweep_turn import sweep_folder
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ class OneByOne(Scheduler):
 
     def has_begun(self, run: RunDir) -> bool:
         """Return whether an attempt has started since the run was submitted or resumed."""
-        events = takewhile(lambda event: not isinstance(event, Submitted), reversed(run.read_events()))
-        return any(isinstance(event, AttemptStarted) for event in events)
+        return any(isinstance(event, AttemptStarted) for event in since_submission(run.read_events()))
 
 
 CANCELLED = "cancelled"

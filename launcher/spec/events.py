@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from launcher.spec.json_forms import STAMP, fits
@@ -63,6 +64,12 @@ class Submitted(Event, kind="submitted"):
 
 class Resubmitted(Submitted, kind="resubmitted"):
     """A user resumed the run."""
+
+
+def since_submission(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the events since a user last submitted or resumed the run."""
+    last = max((at for at, event in enumerate(events) if isinstance(event, Submitted)), default=-1)
+    return events[last + 1 :]
 
 
 class Refused(Event, kind="refused"):

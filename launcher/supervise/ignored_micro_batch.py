@@ -15,7 +15,7 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes
 from launcher.spec.command import environment_name, uses
-from launcher.spec.events import AttemptEnded, Submitted
+from launcher.spec.events import AttemptEnded, since_submission
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Verdict
 
@@ -69,14 +69,11 @@ def _same_place(a: Verdict, b: Verdict) -> bool:
 
 def judged_since_start(run: RunDir) -> Earlier:
     """Return the attempts with verdicts since a user last submitted or resumed the run."""
-    numbers: list[int] = []
-    for event in run.read_events():
-        if isinstance(event, Submitted):
-            numbers = []
-        elif isinstance(event, AttemptEnded):
-            numbers.append(event.attempt)
     found = []
-    for attempt in map(run.attempt, numbers):
+    for event in since_submission(run.read_events()):
+        if not isinstance(event, AttemptEnded):
+            continue
+        attempt = run.attempt(event.attempt)
         judged = attempt.read_verdict()
         with suppress(ValidationError):
             recipe = Recipe.model_validate(read_record(attempt.recipe))

@@ -19,8 +19,8 @@ from launcher.spec.events import (
     Requeued,
     Retry,
     SlurmJob,
-    Submitted,
     SupervisorStarted,
+    since_submission,
 )
 from launcher.spec.failures import FAILURES, Action, Budget
 from launcher.spec.job import Job, Retries
@@ -157,10 +157,6 @@ _REQUEUED: dict[str, Budget] = {
 }
 
 
-_INTERRUPTED: dict[str, Budget] = {"preempted": "preemptions", "time-limit": "time_limits"}
-"By the failure of the last attempt. After any other, the run left a node that failed."
-
-
 def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     """Return the restarts so far since a user last submitted or resumed the run, over all its supervisors.
 
@@ -169,17 +165,16 @@ def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     """
     spent: dict[Budget, int] = {}
     said = requeued = False
-    for event in events:
+    for event in since_submission(events):
         budget: Budget | None = None
-        if isinstance(event, Submitted):
-            spent, requeued = {}, False
-        elif isinstance(event, Downgrade):
+        if isinstance(event, Downgrade):
             budget = "lower"
         elif isinstance(event, Retry):
             budget = "same"
         elif isinstance(event, Finished) and event.state == "interrupted":
             late = requeued and event.by is None
-            budget, said = None if late else _INTERRUPTED.get(event.failure or "", "same"), True
+            # After any other failure, the run left a node that failed.
+            budget, said = None if late else _REQUEUED.get(event.failure or "", "same"), True
         elif isinstance(event, Requeued):
             budget, requeued = None if said else _REQUEUED.get(event.reason or ""), True
         elif isinstance(event, SlurmJob | SupervisorStarted):
@@ -206,10 +201,8 @@ def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
     checkpoints.
     """
     vain, begun, progress, handed_over = 0, False, command, False
-    for event in events:
-        if isinstance(event, Submitted):
-            vain, begun = 0, False
-        elif isinstance(event, SupervisorStarted):
+    for event in since_submission(events):
+        if isinstance(event, SupervisorStarted):
             vain = vain + 1 if begun and not (progress or handed_over) else 0
             begun, progress, handed_over = True, command, False
         elif isinstance(event, CheckpointSaved):
@@ -225,13 +218,7 @@ def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
 
 def tried(events: Sequence[Event]) -> list[str]:
     """Return the reason of every downgrade since a user last submitted or resumed the run."""
-    steps: list[str] = []
-    for event in events:
-        if isinstance(event, Submitted):
-            steps = []
-        elif isinstance(event, Downgrade):
-            steps.append(str(event.reason))
-    return steps
+    return [str(event.reason) for event in since_submission(events) if isinstance(event, Downgrade)]
 
 
 def _limit(retries: Retries, budget: Budget) -> int:

@@ -9,7 +9,15 @@ from launcher.planning.lower import why_none_within, within_a_run
 from launcher.planning.plan import Plan
 from launcher.rundir.downgrades import changed
 from launcher.rundir.files import read_record
-from launcher.spec.events import AttemptStarted, Climb, Downgrade, Event, RecipeChange, Resumed, Submitted
+from launcher.spec.events import (
+    AttemptStarted,
+    Climb,
+    Downgrade,
+    Event,
+    RecipeChange,
+    Resumed,
+    since_submission,
+)
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.train.rank import Rank
@@ -88,12 +96,8 @@ class Fallback:
 
     def _may_go_lower(self) -> bool:
         """Return whether `retries.lower` allows another downgrade. Counts since the last submit or resume."""
-        spent = 0
-        for event in self.rank.run.read_events():
-            if isinstance(event, Submitted):
-                spent = 0
-            spent += isinstance(event, Downgrade)
-        return spent < self.rank.job.retries.lower
+        events = since_submission(self.rank.run.read_events())
+        return sum(isinstance(event, Downgrade) for event in events) < self.rank.job.retries.lower
 
     def fell_back(self, recipe: Recipe, step: int, *, had_fitted: bool) -> None:
         """Record that the run fell back from `recipe`. A recipe that had fitted may be retried once."""
