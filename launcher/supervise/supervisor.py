@@ -159,10 +159,9 @@ class Supervisor:
         "By time.monotonic."
         self._stop_file = stop_file
         self._last_request = StopRequest()
-        # Other schedulers enforce the limit and warn by a signal.
         self._scheduler = about["cluster"]["scheduler"]
-        limit = self.job.resources.time if self._scheduler in ("local", "ssh") else None
-        self._deadline = time.monotonic() + limit if limit is not None else None
+        self._deadline: float | None = None
+        "When `resources.time` is over, by time.monotonic. Schedulers with a queue enforce it themselves."
 
     def main(self) -> int:
         for signum in SIGNALS:
@@ -207,6 +206,7 @@ class Supervisor:
         except TurnError as error:
             stop = Decision("stop", None, "nothing was started")
             return self._finish(Verdict(failure="node-failed", reason=str(error)), stop)
+        self._start_clock()
         self.journal.event(
             SupervisorStarted(host=socket.gethostname(), pid=os.getpid(), nodes=self.place.count)
         )
@@ -557,8 +557,7 @@ class Supervisor:
         return requests
 
     def _wait_for_turn(self) -> None:
-        """Wait for GPUs and a place in the sweep, or for a request to stop. This does not count towards
-        `resources.time`.
+        """Wait for GPUs and a place in the sweep, or for a request to stop.
 
         Slurm and RunPod have their own queues, and a single run gets its GPUs on an ssh host before its
         supervisor starts. Raises TurnError.
@@ -569,14 +568,17 @@ class Supervisor:
         shared = self._scheduler == "local"
         # It keeps its locks as long as this process lives.
         self._turn = Turn(self.run, chosen, os.environ, shared=shared)
-        said, began = "", time.monotonic()
+        said = ""
         while (why := self._turn.take()) and not self._asked_to_stop():
             if why != said:
                 said = why
                 self.journal.state("submitted", reason=why, host=socket.gethostname(), pid=os.getpid())
             time.sleep(TURN_SECONDS)
-        if self._deadline is not None:
-            self._deadline += time.monotonic() - began
+
+    def _start_clock(self) -> None:
+        """Count `resources.time` from now: waiting for a turn is not part of it."""
+        if self.job.resources.time is not None and self._scheduler in ("local", "ssh"):
+            self._deadline = time.monotonic() + self.job.resources.time
 
     def _pause(self, restart: int) -> None:
         deadline = self._attempt_ended + BACKOFF_SECONDS[min(restart, len(BACKOFF_SECONDS)) - 1]
@@ -620,6 +622,7 @@ class Supervisor:
     def _follow(self) -> int:
         """Run the attempts of a node other than 0, as node 0 decides."""
         after, go_on, exit_code = -1, True, 0
+        self._start_clock()
         remove_handover(self.run, self.place.rank)
         left = self.nodes.left()
         while go_on:

@@ -165,3 +165,20 @@ def test_a_node_does_not_wait_for_torchrun_when_its_ranks_have_ended_for_the_fai
     assert running.wait(tick).exit_code == -signal.SIGKILL
     assert time.monotonic() < begun + PATIENCE
     assert json.loads(attempt.exit(0).read_text())["exit_code"] == -signal.SIGHUP
+
+
+def test_a_run_that_waits_longer_than_its_time_limit_still_waits_for_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path)
+    resources = {"gpus_per_node": 0, "ranks_per_node": 1, "time": 10}
+    job = str(lab.job(command="true", resources=resources, recipe={}))
+    done = lab.cli("render", job, "-c", "local", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    supervisor = Supervisor(RunDir(lab.folder / "run"), NodePlace(), {})
+    answers = ["", "waits for GPUs", "waits for GPUs"]
+    monkeypatch.setattr("launcher.supervise.supervisor.Turn", lambda *_, **__: Mock(take=answers.pop))
+    later = time.monotonic() + 60
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    supervisor._wait_for_turn()
+    assert not answers
