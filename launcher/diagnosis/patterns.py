@@ -127,7 +127,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("gpu-memory", r"Triton Error \[\w+\]: out of memory", "triton-lang/triton (third_party/nvidia/backend/driver.c)"),
     _P("gpu-memory", r"Error out of memory at line \d+ in file", "bitsandbytes-foundation/bitsandbytes#464"),
     _P("gpu-memory", r"HSA_STATUS_ERROR_OUT_OF_RESOURCES", "ROCm/rocm-systems#1310"),
-    _P("gpu-memory", r"ErrorOutOfDeviceMemory", "ggml-org/llama.cpp#15256"),
+    _P("gpu-memory", r"(?i:error_?out_?of_?device_?memory)", "ggml-org/llama.cpp#8492"),
     _P("gpu-memory", r"(?:RESOURCE_EXHAUSTED|[Rr]esource exhausted|RESOURCE EXHAUSTED): [^\n]{0,40}?(?:[Oo]ut of memory|Failed to allocate|Error loading program|Attempting to (?:allocate|reserve))", "jax-ml/jax#13428"),
     _P("gpu-memory", r"Ran out of memory in memory space hbm", "erfanzar/EasyDeL#166"),
     _P("gpu-memory", r"Attempting to (?:allocate|reserve) [^\n]{,40}\. That was not possible", "pytorch/xla#1735"),

@@ -172,10 +172,22 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("luajit: torch/File.lua:210: write error: wrote 39776036 blocks instead of 41251350 at THDiskFile.c:340", "disk-full"),
         (f"{HEAD}RuntimeError: grad_scale is too small, exiting: 5.96e-08", "numerical"),
         ("pdsh@node0: node1: ssh exited with exit code 255", "rendezvous-failed"),
+        ("[Error] [carb.graphics-vulkan.plugin] VkResult: ERROR_OUT_OF_DEVICE_MEMORY", "gpu-oom"),
+        ("ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory", "gpu-oom"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
     assert judged(text) == (failure, "likely")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Device memory: 24 GiB, out of 24 GiB",
+    ],
+)
+def test_a_program_that_is_well_prints_this(line: str) -> None:
+    assert judged(line) == ("unknown", "guess")
 
 
 def test_an_eviction_for_the_pod_s_own_disk_is_no_preemption() -> None:
