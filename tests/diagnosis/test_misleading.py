@@ -174,6 +174,9 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("pdsh@node0: node1: ssh exited with exit code 255", "rendezvous-failed"),
         ("[Error] [carb.graphics-vulkan.plugin] VkResult: ERROR_OUT_OF_DEVICE_MEMORY", "gpu-oom"),
         ("ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory", "gpu-oom"),
+        ("Error while calling cudaMalloc(&workspace, workspace_size_in_bytes) in file dlib/dnn/cudnn_dlibapi.cpp:888. code: 2, reason: out of memory", "gpu-oom"),
+        ("Exception in main training loop: out of memory to allocate 747110400 bytes (total 5722942464 bytes)", "gpu-oom"),
+        ("Exception in main training loop: Out of memory allocating 25,600,000 bytes (allocated so far: 3,635,267,072 bytes).", "gpu-oom"),
     ],
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
@@ -184,6 +187,8 @@ def test_these_are_what_they_say(text: str, failure: str) -> None:
     "line",
     [
         "Device memory: 24 GiB, out of 24 GiB",
+        "allocator: cudaMallocAsync (falls back to the native one, with a cache of 12 GiB, when it is out of memory)",
+        "pool: 25,600,000 bytes allocated so far, out of memory of 16 GiB",
     ],
 )
 def test_a_program_that_is_well_prints_this(line: str) -> None:
