@@ -634,7 +634,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("nccl-timeout", r"(?i)\b(?:all_?reduce|all_?gather|broadcast|barrier|reduce_?scatter|all_?to_?all|collective)\b[^\n]{0,80}\b(?:timed? ?out|timeout|aborted)\b", "pytorch/pytorch#118369"),
     _P("nccl-timeout", r"monitoredBarrier", "pytorch/pytorch#53773"),
     _P("nccl-timeout", r"[Aa]pplication timeout caused pair closure", "pytorch/gloo (gloo/transport/tcp/pair.cc)"),
-    _P("nccl-timeout", r"\bHCCL\b[^\n]{0,80}(?:timeout|timed out|failed)|[Nn]otify wait timeout", "vllm-project/vllm-ascend (docs/faqs)"),
+    _P("nccl-timeout", r"\bHCCL\b[^\n]{0,80}(?:timeout|timed out|failed)|\bhccl\b[^\n]{0,80}(?:timeout occurred|timed out)|[Nn]otify wait timeout", "vllm-project/vllm-ascend (docs/faqs)"),
     _P("nccl-timeout", r"\bEI000[26]: |\bHccl[A-Z]\w+, error code is", "vllm-project/vllm-ascend#486"),
     _P("nccl-timeout", r"\bUCX\s+(?:ERROR|FATAL)\b", "openucx/ucx#1880"),
     _P("nccl-timeout", r"has lost communication with a remote daemon", "open-mpi/ompi (orte/mca/errmgr)"),
