@@ -196,7 +196,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("node-failed", r"GPU is lost", "AlexeyAB/darknet#86"),
     _P("node-failed", r"GPU has fallen", "NVIDIA/NVSentinel#155"),
     _P("node-failed", r"Unable to determine the device handle for (?:GPU|gpu)", "AlexeyAB/darknet#86"),
-    _P("node-failed", r"[Uu]ncorrectable (?:ECC|NVLink|memory)", "huggingface/accelerate#1192", unless=_ZERO),
+    _P("node-failed", r"(?i:uncorrectable (?:ECC|NVLink|memory))", "huggingface/accelerate#1192", unless=_ZERO),
     _P("node-failed", r"\bECC error", "huggingface/accelerate#1192", unless=_ZERO),
     _P("node-failed", r"[Dd]ouble[- ][Bb]it ECC", "factryze.ai/glossary/row-remapping", unless=_ZERO),
     _P("node-failed", r"CUDA_ERROR_ECC_UNCORRECTABLE", "nagadit/DeepFaceLab_Linux#89", unless=_ZERO),
@@ -532,6 +532,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("user-error", r"not enough slots|There is no domain decomposition", "hugary1995/raccoon#230", weak=True),
     # Consequences of another failure. A closed connection is usually one.
     _P("consequence", r"^srun: (?:error: \S+: tasks? \S+: (?:Exited|Killed|Terminated|Aborted|Segmentation)|Job step aborted|Terminating)", "CSCfi/pytorch-ddp-examples#1"),
+    _P("consequence", r"\*\*\* (?:JOB|STEP) \S+ ON \S+ (?:CANCELLED AT \S+ DUE TO TASK FAILURE|FAILED \()", "eth-cscs/cscs-docs (openmpi.md)"),
     _P("consequence", r"failed \(exitcode: -?\d+\)|Sending process \d+ closing signal|For debugging|error_file:", "yangjianxin1/Firefly#32"),
     _P("consequence", r"^EOFError$", "rasmusbergpalm/recurrent-relational-networks#3"),
     _P("consequence", r"^Exception:?$", "facebookresearch/fairseq#869"),

@@ -197,6 +197,20 @@ def test_a_program_that_is_well_prints_this(line: str) -> None:
     assert judged(line) == ("unknown", "guess")
 
 
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        ("CANCELLED AT 2026-01-01T00:00:00", "cancelled"),
+        ("CANCELLED AT 2026-01-01T00:00:00 DUE TO TASK FAILURE", "unknown"),
+        ("FAILED (non-zero exit code or other failure mode)", "unknown"),
+        ("UNCORRECTABLE MEMORY ERROR AT 2026-01-01T00:00:00", "node-failed"),
+    ],
+)
+def test_a_reason_that_slurm_gives_is_not_a_person_s(end: str, failure: str) -> None:
+    killed = "srun: error: n2: task 0: Segmentation fault (core dumped)"
+    assert judged(f"{killed}\n[2026-01-01T00:00:00.342] error: *** STEP 7.0 ON n2 {end} ***")[0] == failure
+
+
 def test_an_eviction_for_the_pod_s_own_disk_is_no_preemption() -> None:
     evicted = (
         "  Warning  Evicted  109s  kubelet  Pod ephemeral local storage usage exceeds the total limit of 5Gi."
