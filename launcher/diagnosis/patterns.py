@@ -97,6 +97,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("host-memory", r"\bmemory allocation of \d+ bytes failed", "deepspeedai/DeepSpeedExamples#321"),
     _P("host-memory", r"virtual memory exhausted", "www.gnu.org/software/libc (malloc)"),
     _P("host-memory", r"exceeded a memory resource limit", "nf-core/sarek#541", record=True),
+    _P("host-memory", r"(?i)\b(?:terminated|killed|cancell?ed|aborted)\b[^\n]{0,30}\bused more memory than\b|\bnotebook tried to allocate more memory than|\bcrashed after using all available RAM", "galaxyproject/training-material (faqs/galaxy)"),
     _P("host-memory", r"low on resource: memory|had condition: \[?MemoryPressure", "kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction", record=True),
     _P("host-memory", r"(?i)(?:cannot|can't|could not|failed to|unable to) allocate (?:[\d.]+ ?\w+ (?:of )?)?(?:host|system|main|cpu) memory", "talmolab/sleap#2001"),
     _P("host-memory", r"code: 12, kind: OutOfMemory", "doc.rust-lang.org/std/io/enum.ErrorKind.html"),

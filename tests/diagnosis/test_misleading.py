@@ -174,6 +174,9 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("pdsh@node0: node1: ssh exited with exit code 255", "rendezvous-failed"),
         ("[Error] [carb.graphics-vulkan.plugin] VkResult: ERROR_OUT_OF_DEVICE_MEMORY", "gpu-oom"),
         ("ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory", "gpu-oom"),
+        ("job info: This job was terminated because it used more memory than it was allocated.", "host-oom"),
+        ("Your notebook tried to allocate more memory than is available. It has restarted.", "host-oom"),
+        ("Your session crashed after using all available RAM.", "host-oom"),
         ("The job running on agent Azure Pipelines 2 ran longer than the maximum time of 60 minutes. The operation was canceled.", "time-limit"),
         ("The error from device(chipId:5, dieId:0), serial number is 17, hccl fftsplus task timeout occurred during task execution, stream_id:7", "nccl-timeout"),
         ("Error while calling cudaMalloc(&workspace, workspace_size_in_bytes) in file dlib/dnn/cudnn_dlibapi.cpp:888. code: 2, reason: out of memory", "gpu-oom"),
@@ -189,6 +192,8 @@ def test_these_are_what_they_say(text: str, failure: str) -> None:
     "line",
     [
         "Device memory: 24 GiB, out of 24 GiB",
+        "A job that uses more memory than requested is killed, a job is killed when it uses more memory than requested.",
+        "The 7B model used more memory than the 3B model.",
         "Jobs running longer than the maximum time of 24 h are stopped.",
         "hccl buffer size: 200 MB, timeout: 120 s",
         "allocator: cudaMallocAsync (falls back to the native one, with a cache of 12 GiB, when it is out of memory)",
