@@ -81,6 +81,8 @@ _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap", "_boots
 "Function of a traceback's first frame if nothing in the program is left to catch the exception."
 _SHARED = re.compile(r"(?:multiprocessing|loky/backend)/(?:synchronize|queues|shared_memory)\.py$")
 "Python's files that make semaphores and shared memory. Both exist only in /dev/shm."
+_MEETING = re.compile(r"torch/distributed/(?:elastic/)?rendezvous(?:/\w+)?\.py$")
+"Torch's files in which the ranks meet at the start."
 _OWN_FAULT = re.compile(
     r"(?:Key|Index|Type|Value|Attribute|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|"
     r"IsADirectory|NotADirectory|FileExists|ZeroDivision|Assertion|NotImplemented|UnicodeDecode|Recursion|"
@@ -353,8 +355,7 @@ class Collector:
         pattern = pattern_of(text)
         if named:
             kind, strength = _kind_of_exception(text, line, pattern, reader.noise if raised else None)
-            shared = raised and kind == "disk-full" and _SHARED.search(reader.innermost) is not None
-            return "shared-memory" if shared else kind, strength
+            return _kind_in(reader.innermost, kind, text) if raised else kind, strength
         if pattern is None or pattern.weak:
             pattern = _wrapped(text, before) or pattern
         if pattern is not None:
@@ -488,6 +489,14 @@ def _kind_of_exception(
         return "exception", "words"
     retried = noise is None and _RETRIED.search(text) is not None
     return kind, "weak" if retried or _mild(line, kind) else "words"
+
+
+def _kind_in(file: str, kind: Kind, text: str) -> Kind:
+    """Return what an exception shows that was raised in this file."""
+    if kind == "disk-full" and _SHARED.search(file):
+        return "shared-memory"
+    lost = kind == "nccl-timeout" or (kind == "exception" and "connect" in text.lower())
+    return "rendezvous-failed" if lost and _MEETING.search(file) else kind
 
 
 def _mild(line: Line, kind: Kind) -> bool:

@@ -225,6 +225,14 @@ def test_an_eviction_for_the_pod_s_own_disk_is_no_preemption() -> None:
     assert judged(evicted) == ("disk-full", "certain")
 
 
+@pytest.mark.parametrize("end", ["connect() timed out.", "Connection reset by peer"])
+def test_ranks_that_do_not_reach_the_store_have_not_met(end: str) -> None:
+    frame = '  File "/opt/torch/distributed/rendezvous.py", line 120, in _tcp_rendezvous_handler\n'
+    assert judged(f"{HEAD}{frame}RuntimeError: {end}") == ("rendezvous-failed", "likely")
+    assert judged(f"{HEAD}{frame}RuntimeError: No rendezvous handler for tpc://")[0] == "user-error"
+    assert judged(f"{HEAD}RuntimeError: {end}")[0] != "rendezvous-failed"
+
+
 def test_no_space_for_a_semaphore_is_a_full_dev_shm() -> None:
     made = f'{HEAD}  File "/py/multiprocessing/{{}}.py", line 57, in __init__\n    self._make()\n{{}}'
     full = "OSError: [Errno 28] No space left on device"
