@@ -86,6 +86,7 @@ def bars(*shares: int) -> str:
         "signal handlers: SIGINT, SIGTERM",
         "watchdog: enabled, timeout 600 s",
         "NCCL timeout: 1800 s",
+        "retries: 3 times if the worker was OOM-killed",
         "job timeout: 4 h",
         "interrupted runs can be resumed with --resume",
         "cancelled: 0, failed: 0",
@@ -216,6 +217,23 @@ def test_a_program_that_is_well_prints_this(line: str) -> None:
 def test_a_reason_that_slurm_gives_is_not_a_person_s(end: str, failure: str) -> None:
     killed = "srun: error: n2: task 0: Segmentation fault (core dumped)"
     assert judged(f"{killed}\n[2026-01-01T00:00:00.342] error: *** STEP 7.0 ON n2 {end} ***")[0] == failure
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[2024-01-01 10:00:00,000] [ERROR] [launch.py:322:sigkill_handler] ['python'] exits with return code = -9",
+        "Error: Process completed with exit code 1.",
+        "ERROR: Job failed: exit code 1",
+    ],
+)
+def test_how_a_program_ended_is_not_why(text: str) -> None:
+    assert judged(text) == ("unknown", "guess")
+
+
+def test_a_file_system_that_evicts_its_client_is_no_preemption() -> None:
+    evicted = "LustreError: 167-0: work-MDT0000-mdc: This client was evicted by work-MDT0000; in progress ..."
+    assert judged(evicted) == ("node-failed", "certain")
 
 
 def test_an_eviction_for_the_pod_s_own_disk_is_no_preemption() -> None:
