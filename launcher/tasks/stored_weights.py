@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,12 @@ class Source:
     "A WeightConverter of transformers."
     patterns: list[str] = field(default_factory=list)
     "For each stored tensor, the pattern of the converter that its name matches."
+
+    def stacks(self, experts: int) -> bool:
+        """Whether the parameter has this many tensors of each pattern as its rows, one for each expert."""
+        first = self.converter.operations[0]
+        stacks: bool = type(first).__name__ == "MergeModulelist" and first.dim == 0
+        return stacks and set(Counter(self.patterns).values()) == {experts}
 
 
 class Weights:
@@ -120,25 +126,36 @@ class Weights:
                 raise TaskError(
                     f"{self}: {stored} is quantized to {dtype}; save the model in 16 bits or more"
                 )
-        whole = self._whole(name, source)
-        shape = list(whole.shape if isinstance(whole, torch.Tensor) else whole.get_shape())
+        if not local(tensor).numel():
+            return True  # this rank has no part of it
+        slices = slices_of(tensor)
+        whole: Any = self._file[source.names[0]]
+        if source.converter is None:
+            whole = whole.get_slice(source.names[0]) if slices else whole.get_tensor(source.names[0])
+            shape = list(whole.get_shape() if slices else whole.shape)
+        elif source.stacks(tensor.shape[0]):
+            whole = self._converted(name, source, slices[0])
+            slices = (slice(None), *slices[1:])
+            shape = [tensor.shape[0], *whole.shape[1:]]
+        else:
+            whole = self._converted(name, source)
+            shape = list(whole.shape)
         if shape != list(tensor.shape):
             raise TaskError(f"{self}: {source.names[0]} is {shape}, but the config has {list(tensor.shape)}")
-        copy_part(whole, tensor)
+        copy_part(whole, tensor, slices)
         return True
 
-    def _whole(self, name: str, source: Source) -> Any:
-        """Return a stored tensor as a slice that is not read yet, or as a tensor what transformers makes of
-        several tensors or of a part of one."""
-        if source.converter is None:
-            stored = source.names[0]
-            found = self._file[stored].get_slice(stored)
-            return found if found.get_shape() else self._file[stored].get_tensor(stored)
-        converter, model = copy.deepcopy(source.converter), self._model
+    def _converted(self, name: str, source: Source, experts: slice = slice(None)) -> torch.Tensor:
+        """Return what transformers makes of several stored tensors, or of a part of one. `experts`: of these
+        rows, if the source stacks them."""
+        converter, model, read = copy.deepcopy(source.converter), self._model, defaultdict(list)
         for stored, pattern in zip(source.names, source.patterns, strict=True):
-            converter.add_tensor(name, stored, pattern, self._file[stored].get_tensor(stored))
+            read[pattern].append(stored)
+        for pattern, stored_names in read.items():
+            for stored in stored_names[experts]:
+                converter.add_tensor(name, stored, pattern, self._file[stored].get_tensor(stored))
         made = converter.convert(name, model=model, config=model.config)
-        value = made.get(name, next(iter(made.values())))
+        value: torch.Tensor | list[torch.Tensor] = made.get(name, next(iter(made.values())))
         return value[0] if isinstance(value, list) else value
 
     def fingerprint(self) -> int:
@@ -154,11 +171,11 @@ class Weights:
 
 
 @torch.no_grad()
-def copy_part(whole: Any, tensor: torch.Tensor) -> None:
+def copy_part(whole: Any, tensor: torch.Tensor, slices: tuple[slice, ...] | None = None) -> None:
     """Copy this rank's part of `whole`. A slice of a safetensors file reads only that part."""
     mine = local(tensor)
     if mine.numel():
-        mine.copy_(whole[slices_of(tensor)])
+        mine.copy_(whole[slices_of(tensor) if slices is None else slices])
 
 
 def _conversions(model: Any) -> tuple[list[Any], list[Any]]:

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.tasks.huggingface import CausalLM
 from launcher.train.checkpoints.content import Weight
@@ -111,6 +115,37 @@ def test_experts_that_are_stored_one_by_one_and_the_bias_of_their_router_are_rea
     model = built(CausalLM(str(tmp_path), context=32))
     tokens = torch.arange(64)[None]
     assert torch.equal(model(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
+
+
+def test_a_rank_reads_only_the_experts_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = checkpoint(mixtral(), tmp_path)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    task = CausalLM(str(tmp_path), context=32)
+    task.model()
+    assert task.weights is not None
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        part = distribute_tensor(torch.empty_like(theirs.get_parameter(name)), mesh, [Shard(0)])
+        read: list[str] = []
+        for stored, file in list(task.weights._file.items()):
+            monkeypatch.setitem(task.weights._file, stored, Read(file, read))
+        assert task.weights.fill(part, [name])
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(part.to_local(), theirs.get_parameter(name)[3:6])
+    assert {int(stored.split(".")[5]) for stored in read} == {3, 4, 5}
+
+
+class Read:
+    """A file of safetensors that notes what is read whole."""
+
+    def __init__(self, file: Any, read: list[str]) -> None:
+        self.file, self.read, self.get_slice = file, read, file.get_slice
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        self.read.append(name)
+        return self.file.get_tensor(name)
 
 
 def test_a_config_alone_begins_at_random_with_its_buffers_right_in_bf16(tmp_path: Path) -> None:
