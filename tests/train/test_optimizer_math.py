@@ -15,6 +15,7 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, states_of
 from launcher.rundir.layout import RunDir
 from launcher.spec.optimizers import OPTIMIZERS, Optimizer
+from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
 from launcher.train.optimizers.adam_mini import AdamMini
 from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
@@ -85,11 +86,13 @@ def test_pages_are_refused_without_cuda() -> None:
         train(made, optimizer)
 
 
-def test_without_bitsandbytes_the_recipe_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_bitsandbytes_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("bitsandbytes", "bitsandbytes.functional"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SetupError, match=r'pip install "bitsandbytes>=0\.50"'):
         builder("lion-8bit", lr=1.0)([{"params": parameters((2, 2))}], ())
+    with pytest.raises(SetupError, match=r"adapter\.kind: qlora needs bitsandbytes .* or choose kind: lora"):
+        NF4Linear(nn.Linear(64, 64), torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -29,6 +29,10 @@ TABLE = 256
 FP32 = 4
 
 
+def _bitsandbytes() -> Any:
+    return bitsandbytes("adapter.kind: qlora", "kind: lora")
+
+
 @dataclass(frozen=True)
 class Packing:
     """Where each part of a packed weight of shape (out, in) begins, in bytes.
@@ -65,7 +69,7 @@ class Packing:
     @torch.no_grad()
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return `weight` in 4 bits, as a tensor of `elements` numbers of `dtype`."""
-        codes, state = bitsandbytes().quantize_4bit(
+        codes, state = _bitsandbytes().quantize_4bit(
             weight.to(self.dtype).contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
         )
         numbers = torch.cat([state.state2.absmax, state.offset.view(1), state.state2.code]).float()
@@ -165,7 +169,7 @@ class NF4Linear(nn.Linear):
         """Pack the weight of `linear`, which may be on the meta device. Raises SetupError without
         bitsandbytes."""
         nn.Module.__init__(self)
-        bitsandbytes()
+        _bitsandbytes()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.packing: Packing
         self.packing = packing = Packing((self.out_features, self.in_features), dtype)

@@ -44,7 +44,7 @@ class EightBit(OwnOptimizer):
         paged: bool = False,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0})
-        self._functional = bitsandbytes()
+        self._functional = bitsandbytes("the recipe's optimizer", "optimizer: adamw or lion")
         self._kernel = kernel
         self._wide = {id(p) for p in wide}
         self.paged = paged
@@ -128,12 +128,12 @@ class _OnGpu:
         }
 
 
-def bitsandbytes() -> Any:
-    """Import bitsandbytes, which takes seconds. Raises SetupError if it is missing."""
+def bitsandbytes(user: str, instead: str) -> Any:
+    """Import bitsandbytes for `user`, which takes seconds. Raises SetupError if it is missing."""
     try:
         return importlib.import_module("bitsandbytes.functional")
     except ImportError as error:
         raise SetupError(
-            f"the recipe's optimizer needs bitsandbytes 0.50 or newer ({error}): "
-            'pip install "bitsandbytes>=0.50", or choose optimizer: adamw or lion'
+            f"{user} needs bitsandbytes 0.50 or newer ({error}): "
+            f'pip install "bitsandbytes>=0.50", or choose {instead}'
         ) from None
