@@ -29,7 +29,7 @@ def embedding_and_head(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn
     outer = outermost(blocks)
     inside = {module for block in outer for module in block.modules()}
     least = LARGE * max((sum(p.numel() for p in block.parameters()) for block in outer), default=0)
-    owners = _owners(model)
+    owners = owners_of(model)
     embeddings, linear = list[nn.Module](), list[nn.Module]()
     for name, module in model.named_modules():
         kind = embeddings if isinstance(module, nn.Embedding) else linear
@@ -48,7 +48,7 @@ def embedding_and_head(model: nn.Module, blocks: Iterable[nn.Module]) -> list[nn
 
 def check_outer_units(model: nn.Module, blocks: Sequence[nn.Module], units: Iterable[nn.Module]) -> None:
     """Raise SetupError for a unit that overlaps with another unit or shares a weight with another module."""
-    names, owners = {module: name for name, module in model.named_modules()}, _owners(model)
+    names, owners = {module: name for name, module in model.named_modules()}, owners_of(model)
     taken = {module for block in blocks for module in block.modules()}
     for unit in units:
         parts = set(unit.modules())
@@ -77,7 +77,7 @@ def check_outer_units(model: nn.Module, blocks: Sequence[nn.Module], units: Iter
                 )
 
 
-def _owners(model: nn.Module) -> dict[nn.Parameter, set[nn.Module]]:
+def owners_of(model: nn.Module) -> dict[nn.Parameter, set[nn.Module]]:
     """Return the modules that hold each parameter directly."""
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():

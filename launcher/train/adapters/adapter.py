@@ -35,8 +35,8 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
     The frozen weights have the type that is computed in. The adapter is in fp32, or with `precision: bf16`
     in bf16. Raises TaskError if a target is not a linear layer; SetupError if a library is missing.
     """
-    adapter = _adapter(task)
-    peft = _peft()
+    adapter, peft = task.adapter, _peft()
+    assert adapter is not None
     linear = {*linear_layers(task, model).values()}
     peft.inject_adapter_in_model(peft_config(adapter, task, model), model, adapter_name=NAME)
     layers = adapted_layers(model)
@@ -191,11 +191,6 @@ def _replace(model: nn.Module, modules: Mapping[nn.Module, nn.Module]) -> None:
             new = modules.get(child) if child is not None else None
             if new is not None and new is not owner:
                 owner._modules[name] = new
-
-
-def _adapter(task: Task) -> Adapter:
-    assert task.adapter is not None
-    return task.adapter
 
 
 def _peft() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import stat
 import sys
@@ -20,7 +19,7 @@ from launcher.spec.long_work import working
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.checkpoints.content import AdapterAlone, Content, Merged, Weight, content_of
-from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync_directory
+from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync
 from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 
 FILE_BYTES = 5 * 10**9
@@ -82,7 +81,7 @@ def export(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync_directory(to.parent)
+    sync(to.parent)
     return [to / name for name in names]
 
 
@@ -119,7 +118,7 @@ def _write(content: Content, into: Path, stem: str, file_bytes: int) -> list[str
                 raise ExportError(f"{name} could not be written: {error}") from error
             # safetensors restricts the file to its owner; give it the permissions of the directory.
             (into / name).chmod(into.stat().st_mode & 0o666)
-            _sync_file(into / name)
+            sync(into / name)
             advance(sum(weight.bytes for weight in group))
     if many:
         index = {
@@ -172,8 +171,3 @@ def _set_dtype(config: dict[str, Any], name: str) -> bool:
         if key.endswith("_config") and key != "quantization_config" and isinstance(part, dict)
     ]
     return any([bool(keys), *(_set_dtype(part, name) for part in parts)])
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -75,10 +75,10 @@ def publish(final: Path, content: dict[str, Any]) -> None:
     """
     partial = partial_path(final)
     replace_json(partial / MARKER, content)
-    sync_directory(partial)
+    sync(partial)
     shutil.rmtree(final, ignore_errors=True)  # an incomplete checkpoint with that name
     partial.rename(final)
-    sync_directory(final.parent)
+    sync(final.parent)
 
 
 def remove_all_but(folder: Path, keep: int) -> None:
@@ -100,7 +100,8 @@ def best(complete: Mapping[int, Path]) -> int | None:
     return min(known, key=known.__getitem__, default=None)
 
 
-def sync_directory(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or a directory is on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

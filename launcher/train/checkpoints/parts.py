@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from launcher.spec.listed import listed
 from launcher.train.checkpoints.folder import (
     PartsError,
     complete_checkpoints,
@@ -123,16 +124,11 @@ class PartsReader(CheckpointReader):
         if missing:
             whose = _whose(missing, read_marker(folder), self.hosts)
             raise PartsError(
-                f"{self.host} lacks {_named(missing)} of {folder}: the hosts of the run share no folder, and "
-                f"each has the files of its own ranks ({whose}); resume with the same hosts and ranks, or "
-                "copy these files into the same folder here"
+                f"{self.host} lacks {listed(missing, SHOWN)} of {folder}: the hosts of the run share no "
+                f"folder, and each has the files of its own ranks ({whose}); resume with the same hosts and "
+                "ranks, or copy these files into the same folder here"
             )
         return super().prepare_local_plan(plan)
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more files" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _whose(names: Sequence[str], marker: Mapping[str, Any], hosts: Sequence[str]) -> str:

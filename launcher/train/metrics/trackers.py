@@ -116,19 +116,18 @@ class Trackers:
             for name, value in line.items()
             if isinstance(value, int | float) and name not in _BOOKKEEPING
         }
-        for name, tracker in list(self._open.items()):
-            try:
-                tracker.write(line["step"], values)
-            except Exception as error:
-                self._leave_out(name, error)
+        self._each(lambda tracker: tracker.write(line["step"], values))
 
     def close(self, failed: bool) -> None:
+        self._each(lambda tracker: tracker.close(failed))
+        self._open.clear()
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._open.items()):
             try:
-                tracker.close(failed)
+                call(tracker)
             except Exception as error:
                 self._leave_out(name, error)
-        self._open.clear()
 
     def _leave_out(self, name: str, error: Exception) -> None:
         """Stop using a tracker after an exception. Training continues, whatever a tracker raises."""

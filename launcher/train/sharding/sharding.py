@@ -20,6 +20,7 @@ from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.ddp import DDP
 from launcher.train.mesh import Meshes
+from launcher.train.outer_units import owners_of
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision
 from launcher.train.rank import Rank, SetupError
@@ -262,21 +263,20 @@ def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Pa
 
     Raises SetupError for weights that two blocks share and the root does not have.
     """
-    units = {module for block in blocks for module in block.modules()}
-    roots = {p for module in model.modules() if module not in units for p in module.parameters(recurse=False)}
-    owners: dict[nn.Parameter, set[nn.Module]] = {}
-    for block in outermost(blocks):
-        for parameter in block.parameters():
-            owners.setdefault(parameter, set()).add(block)
+    block_of = {module: block for block in outermost(blocks) for module in block.modules()}
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter, those in owners.items():
-        if len(those) > 1 and parameter not in roots:
+    shared = set()
+    for parameter, owners in owners_of(model).items():
+        homes = {block_of.get(module) for module in owners}  # None: outside of all blocks
+        if len(homes) > 1 and None not in homes:
             raise SetupError(
-                f"{names[parameter]} is shared by {len(those)} of the units that the task's blocks() "
+                f"{names[parameter]} is shared by {len(homes)} of the units that the task's blocks() "
                 "returns, but FSDP shards a parameter in only one unit. Return the modules that share it as "
                 "one block, leave them out of blocks(), or use sharding: ddp"
             )
-    return roots & owners.keys()
+        if len(homes) > 1:
+            shared.add(parameter)
+    return shared
 
 
 def offload_policy(rank: Rank) -> OffloadPolicy:
