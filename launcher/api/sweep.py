@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from launcher.api.job_source import JobLike, given
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import Field, combinations, field_of
@@ -18,8 +20,9 @@ from launcher.spec.command import environment_name, reads, seen_as, uses
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.recipe import RecipeChoice
+from launcher.spec.section import fields_in
 
-SECTIONS = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
+SECTIONS: dict[str, type[BaseModel]] = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
 
 
 def prepared_sweep(
@@ -86,14 +89,14 @@ def _full(name: str, args: Mapping[str, Any]) -> str:
     """`lr` -> `train.lr`. Raises UsageError for a name that does not exist or is ambiguous."""
     if "." in name:
         return name
-    places = [field for field in _names(Job) if field == name]
-    places += [f"{section}.{name}" for section, model in SECTIONS.items() if name in _names(model)]
+    places = [field for field in fields_in(Job) if field == name]
+    places += [f"{section}.{name}" for section, model in SECTIONS.items() if name in fields_in(model)]
     places += [f"args.{name}"] if name in args else []
     if len(places) == 1:
         return places[0]
     if places:
         raise UsageError(f"--sweep {name}: which one of {', '.join(places)}?")
-    known = [*_names(Job), *args, *(field for model in SECTIONS.values() for field in _names(model))]
+    known = [*fields_in(Job), *args, *(field for model in SECTIONS.values() for field in fields_in(model))]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "; write the whole path, such as args.width"
     raise UsageError(f"--sweep {name}: the job has no field {name!r}{hint}")
@@ -118,10 +121,6 @@ def _unread(job: Job, field: str) -> str | None:
         f"--sweep {field}: nothing reads it in a job with `command:`, so the runs would be the same; give the"
         f" values to the command's environment (--sweep env.{name.upper()}=...) and read them there"
     )
-
-
-def _names(model: Any) -> list[str]:
-    return [info.alias or name for name, info in model.model_fields.items()]
 
 
 def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:

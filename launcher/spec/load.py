@@ -6,9 +6,9 @@ import copy
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,9 +17,9 @@ from launcher.spec.cluster import Cluster, ContradictionsError
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
-from launcher.spec.section import annotation_of
+from launcher.spec.section import fields_in
 from launcher.spec.typed import Raw, Typed, given_as
-from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes
+from launcher.spec.yaml import Document, parse, parse_value, read_bytes
 
 Model = TypeVar("Model", bound=BaseModel)
 CLUSTER_PREFIX = "cluster."
@@ -106,7 +106,7 @@ def validate(model: type[Model], document: Document) -> Model:
             if isinstance(found := detail.get("ctx", {}).get("error"), ContradictionsError):
                 problems += _contradictions(document, found.found)
             elif detail["loc"] not in told:
-                problems.append(_problem(model, document, detail))
+                problems.append(_problem(document, typed, detail))
         if model is Job:
             problems += _contradictions(document, cross_problems(data))
         elif issubclass(model, Cluster):
@@ -156,11 +156,12 @@ def _override(document: Document, text: str) -> None:
     document.places[path] = where
 
 
-def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) -> Problem:
+def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem:
     path = tuple(part for part in details["loc"] if part != "[key]")  # the mapping's key itself is wrong
     message = details["msg"].removeprefix("Value error, ")
+    models = typed.models.get(path[:-1], [])
     if details["type"] == "extra_forbidden":
-        known = _field_names(_model_at(model, path[:-1]))
+        known = [name for model in models for name in fields_in(model)]
         near = _near(str(path[-1]), known)
         hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
         message = f"unknown field; {hint}"
@@ -171,7 +172,7 @@ def _problem(model: type[BaseModel], document: Document, details: ErrorDetails) 
         near = _near(details["input"], known)
         hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
-    elif details["type"] == "string_pattern_mismatch" and (about := _description(model, path)):
+    elif details["type"] == "string_pattern_mismatch" and (about := _description(models, path)):
         message = f"{_short(details['input'])} does not have the form of this field: {about}"
     elif details["type"] != "value_error":
         must = re.sub(r"^\w+ should ", "must ", message)
@@ -207,11 +208,11 @@ _WANTED = {
 }
 
 
-def _description(model: type[BaseModel], path: KeyPath) -> str | None:
+def _description(models: Sequence[type[BaseModel]], path: KeyPath) -> str | None:
     from launcher.spec.schema import descriptions
 
-    holder = _model_at(model, path[:-1])
-    return None if holder is None else descriptions(holder).get(str(path[-1]))
+    texts = (descriptions(model).get(str(path[-1])) for model in models)
+    return next((text for text in texts if text is not None), None)
 
 
 def _short(value: Any) -> str:
@@ -222,28 +223,3 @@ def _short(value: Any) -> str:
 def _literals(details: ErrorDetails) -> list[str]:
     expected: str = details["ctx"]["expected"]
     return expected.replace(" or ", ", ").replace("'", "").split(", ")
-
-
-def _field_names(model: type[BaseModel] | None) -> list[str]:
-    if model is None:
-        return []
-    return [info.alias or name for name, info in model.model_fields.items()]
-
-
-def _model_at(model: type[BaseModel] | None, path: KeyPath) -> type[BaseModel] | None:
-    """Return the model that validates the mapping at `path`."""
-    for key in path:
-        if model is None:
-            return None
-        if isinstance(key, int):
-            continue
-        infos = {info.alias or name: info for name, info in model.model_fields.items()}
-        model = next(_models_in(annotation_of(infos[key])), None) if key in infos else None
-    return model
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)

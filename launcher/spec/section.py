@@ -96,8 +96,13 @@ def missing_section(kind: type[BaseModel], scheduler: str) -> str:
     """Return what a profile lacks that has no section for its scheduler; empty if it may be left out."""
     if issubclass(kind, Section) and kind.missing:
         return kind.missing
-    required = [info.alias or name for name, info in kind.model_fields.items() if info.is_required()]
+    required = [name for name, info in fields_in(kind).items() if info.is_required()]
     return f"a `{scheduler}:` section with {', '.join(required)}" if required else ""
+
+
+def fields_in(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a model by their names in a file."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def annotation_of(info: FieldInfo) -> Any:

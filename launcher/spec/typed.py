@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 
-from launcher.spec.section import annotation_of
+from launcher.spec.section import annotation_of, fields_in
 from launcher.spec.yaml import KeyPath, Scalar, parse_value
 
 _Override = TypeVar("_Override", bound="Override")
@@ -43,6 +43,8 @@ class Typed:
 
     wrong: list[tuple[KeyPath, str]] = field(default_factory=list)
     "Key path and message of each invalid value."
+    models: dict[KeyPath, list[type[BaseModel]]] = field(default_factory=dict)
+    "Key path of each mapping of fields -> the models that it can be."
 
     def of(self, annotation: Any, data: Any, path: KeyPath = (), metadata: Sequence[Any] = ()) -> Any:
         base, written = list(_members(annotation)), list(_as_written(annotation, metadata))
@@ -52,20 +54,20 @@ class Typed:
             return self._scalar(base if _takes_scalars(base) else [*base, *written], data, path)
         members = [*base, *written]
         if isinstance(data, dict):
-            return {key: self._member(members, key, value, (*path, key)) for key, value in data.items()}
+            return self._mapping(members, data, path)
         if isinstance(data, list):
             return [self._item(members, index, item, (*path, index)) for index, item in enumerate(data)]
         return self._no_number(data, members, path) if isinstance(data, bool) else data
 
-    def _member(self, members: list[Any], key: str, value: Any, path: KeyPath) -> Any:
-        for member in members:
-            if isinstance(member, type) and issubclass(member, BaseModel):
-                infos = {info.alias or name: info for name, info in member.model_fields.items()}
-                if key in infos:
-                    return self.of(annotation_of(infos[key]), value, path, infos[key].metadata)
-            elif get_origin(member) is dict:
-                return self.of(get_args(member)[1], value, path)
-        return self.of(Any, value, path)
+    def _mapping(self, members: list[Any], data: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+        self.models[path] = list(_models(members))
+        fields = {name: info for model in self.models[path] for name, info in fields_in(model).items()}
+        kind = next((get_args(member)[1] for member in members if get_origin(member) is dict), Any)
+        found = {}
+        for key, value in data.items():
+            wanted = (annotation_of(fields[key]), fields[key].metadata) if key in fields else (kind, ())
+            found[key] = self.of(wanted[0], value, (*path, key), wanted[1])
+        return found
 
     def _item(self, members: list[Any], index: int, item: Any, path: KeyPath) -> Any:
         for member in members:
@@ -120,9 +122,11 @@ def _takes_scalars(members: list[Any]) -> bool:
 
 
 def _collects(member: Any) -> bool:
-    return get_origin(member) in (dict, tuple, list) or (
-        isinstance(member, type) and issubclass(member, BaseModel)
-    )
+    return get_origin(member) in (dict, tuple, list) or bool(_models([member]))
+
+
+def _models(members: list[Any]) -> list[type[BaseModel]]:
+    return [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
 
 
 def _members(annotation: Any) -> Iterator[Any]:
