@@ -9,8 +9,7 @@ H200.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 from launcher.memory.blocks import BLOCK, LARGE, LARGE_SEGMENT, LARGE_STEP, PAGES, SMALL, Block, Pool
 from launcher.memory.trace import COMPUTE
@@ -26,20 +25,6 @@ class OutOfMemoryError(Exception):
         super().__init__(f"{requested} bytes requested, {reserved} of {capacity} reserved")
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """The peaks of a replay, in bytes."""
-
-    allocated: int
-    "Bytes of tensors, each rounded up as the allocator does: torch.cuda.max_memory_allocated()."
-    reserved: int
-    "Bytes that the allocator held: torch.cuda.max_memory_reserved()."
-    retries: int
-    "How often the allocator released its cache to satisfy a request: num_alloc_retries."
-    pools: Mapping[str, int] = field(default_factory=dict)
-    "Stream -> bytes that its pools held when `reserved` was reached."
-
-
 def rounded(size: int) -> int:
     """Return the bytes that a tensor of `size` bytes occupies: round_size."""
     return -(-size // BLOCK) * BLOCK
@@ -52,8 +37,8 @@ def replay(
     capacity: int | None = None,
     expandable: bool = True,
     streams: Sequence[str] | None = None,
-) -> Replayed:
-    """Replay a sequence of allocations and return its peaks.
+) -> CachingAllocator:
+    """Return the allocator after a sequence of allocations.
 
     `events`: i >= 0 allocates `sizes[i]` bytes on the stream `streams[i]`, ~i frees them; without `streams`
     there is one stream. `capacity`: the most bytes that can be reserved.
@@ -64,18 +49,17 @@ def replay(
     allocator = CachingAllocator(capacity, expandable=expandable)
     allocate, free = allocator.allocate, allocator.free
     live: dict[int, Block | None] = {}
-    peak = index = 0
+    index = 0
     try:
         for index, event in enumerate(events):  # noqa: B007 - read in the except clause
             if event < 0:
                 free(live.pop(~event))
                 continue
             live[event] = allocate(sizes[event], streams[event] if streams is not None else COMPUTE)
-            peak = max(peak, allocator.allocated)
     except OutOfMemoryError as error:
         error.event = index
         raise
-    return Replayed(peak, allocator.peak_reserved, allocator.retries, allocator.peak_pools)
+    return allocator
 
 
 class CachingAllocator:
@@ -87,11 +71,14 @@ class CachingAllocator:
         self.pools: dict[str, tuple[Pool, Pool]] = {}
         "Stream -> its pools for small and for large requests."
         self.allocated = 0
-        "Bytes of tensors, including rests of blocks that are too small to be split off."
+        """Bytes of tensors, each rounded up, including rests of blocks that are too small to be split off:
+        torch.cuda.memory_allocated()."""
         self.reserved = self.peak_reserved = 0
+        "Bytes of segments: torch.cuda.memory_reserved(), and the most so far."
         self.peak_pools: dict[str, int] = {}
         "Stream -> bytes that its pools held when `peak_reserved` was reached."
         self.retries = 0
+        "How often it has released its cache to satisfy a request: num_alloc_retries."
         self._address = 0
 
     def allocate(self, size: int, stream: str = COMPUTE) -> Block | None:

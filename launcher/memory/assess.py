@@ -145,10 +145,10 @@ def _replayed(
         expandable=recipe.expandable_segments,
         streams=line.streams,
     )
-    pools = dict(found.pools)
-    more = max(0, highest - found.reserved)  # a resume is not in the timeline
+    pools = dict(found.peak_pools)
+    more = max(0, highest - found.peak_reserved)  # a resume is not in the timeline
     pools[COMPUTE] = pools.get(COMPUTE, 0) + more
-    return found.reserved + more, pools
+    return found.peak_reserved + more, pools
 
 
 def _workspaces(around: Surroundings) -> dict[str, int]:

@@ -105,5 +105,5 @@ def test_cublas_takes_a_workspace_at_the_first_product_of_each_pass_and_keeps_it
     at = [line.at(event) for event, one in enumerate(line.events) if one >= 0 and line.names[one] == CUBLAS]
     first = ("first step", "forward"), ("first step", "backward")
     assert at == [*(first if marked else [("first step", "init")] * 2)]
-    needed = replay(line.sizes, line.events, streams=line.streams).reserved
+    needed = replay(line.sizes, line.events, streams=line.streams).peak_reserved
     assert needed >= (100 + 64) * MIB
