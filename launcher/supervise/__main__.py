@@ -29,7 +29,7 @@ from launcher.supervise.journal import Journal
 from launcher.supervise.last_page import write_last_page
 from launcher.supervise.nodes import NodesError
 from launcher.supervise.secrets import SecretError, read_secrets
-from launcher.supervise.supervisor import RunUnreadableError, Supervisor, run_dir_of
+from launcher.supervise.supervisor import RunUnreadableError, Supervisor
 from launcher.supervise.takeover import close_attempts
 
 EXPECTED = (RunUnreadableError, AlreadySupervisedError, SecretError, NodesError)
@@ -55,7 +55,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.nodes > 1 and not options.rendezvous:
         parser.error("several nodes need --rendezvous: the address of node 0")
-    run = run_dir_of(options.run_dir)
+    run = RunDir(Path(options.run_dir).absolute())
     place = NodePlace(options.node_rank, options.nodes, options.rendezvous, options.port_base)
     try:
         about = read_json(run.run)

@@ -244,11 +244,6 @@ def _environment(
     return environment
 
 
-def torchrun_tail(attempt: AttemptDir, node: int, count: int = 20) -> list[str]:
-    """Return the last lines that bash and torchrun, if there is one, printed on a node."""
-    return tail(attempt.torchrun_log(node), count)
-
-
 def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, list[Clue]]:
     """Return the clues in the output of each node's torchrun and of the script that starts it."""
     found = {}
@@ -260,11 +255,11 @@ def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, l
     return found
 
 
-def tail(path: Path, count: int, begin: int = 0) -> list[str]:
-    """Return the last lines of a text file from byte `begin` on, reading at most its last 64 KiB."""
+def tail(path: Path, begin: int = 0) -> list[str]:
+    """Return the last 20 lines of a text file from byte `begin` on, reading at most its last 64 KiB."""
     try:
         with open_regular(path) as file:
             file.seek(max(begin, file.seek(0, os.SEEK_END) - 65536))
-            return file.read().decode(errors="backslashreplace").splitlines()[-count:]
+            return file.read().decode(errors="backslashreplace").splitlines()[-20:]
     except OSError:
         return []

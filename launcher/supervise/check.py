@@ -45,4 +45,4 @@ def why_unfit(
         print(f"[launcher] the check of this node was ended after {CHECK_SECONDS:.0f} s", file=sys.stderr)
     if code != EXIT_SICK:
         return ""
-    return start_script_message(tail(log, 20, begin)) or f"node {place.rank} is unfit"
+    return start_script_message(tail(log, begin)) or f"node {place.rank} is unfit"

@@ -40,7 +40,7 @@ class NodesError(Exception):
 
 
 class Nodes:
-    """One node's view of the coordination. `write` must survive a full disk."""
+    """One node's view of the coordination. `write` must survive a full disk. A single node writes nothing."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class Nodes:
         write: Callable[[Path, Any], None],
         asked_to_stop: Callable[[], bool],
     ) -> None:
-        self.run, self.place, self.write, self.asked_to_stop = run, place, write, asked_to_stop
+        self.run, self.place, self.asked_to_stop = run, place, asked_to_stop
+        self.write = write if self.several else lambda path, value: None
         # A requeued job has another port base, so that files from before the requeue do not confuse it.
         self.incarnation = f"{place.rendezvous_host}:{place.port_base}"
         self.beats_every = max(HEARTBEAT_SECONDS, place.count / HEARTBEATS_PER_SECOND)
@@ -78,8 +79,7 @@ class Nodes:
 
     def open_attempt(self, attempt: AttemptDir) -> None:
         """Node 0: tell the other nodes to start. Every file of the attempt is in place."""
-        if self.several:
-            self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
+        self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
 
     def take_over(self) -> None:
         """Node 0: tell the other nodes to leave the attempt of a supervisor of this node that was killed.
@@ -102,8 +102,7 @@ class Nodes:
 
     def close(self, exit_code: int) -> None:
         """Node 0: tell the other nodes that no attempt follows, whatever was announced before."""
-        if self.several:
-            self.write(self.run.closed, {"incarnation": self.incarnation, "exit_code": exit_code})
+        self.write(self.run.closed, {"incarnation": self.incarnation, "exit_code": exit_code})
 
     def wait_for_attempt(self, after: int) -> AttemptDir | int:
         """Other nodes: wait for node 0 to open an attempt after `after`, or to save the state of `after`.
@@ -138,10 +137,9 @@ class Nodes:
 
     def report(self, attempt: AttemptDir, ended: Ended, oom_kills: int) -> None:
         """Report that the start script of this node has ended."""
-        if self.several:
-            full = disk_full(self.run.path)
-            value = {"exit_code": ended.exit_code, "oom_kills": oom_kills, "disk_full": full}
-            self.write(self._file(attempt, self.place.rank, "ended"), value)
+        full = disk_full(self.run.path)
+        value = {"exit_code": ended.exit_code, "oom_kills": oom_kills, "disk_full": full}
+        self.write(self._file(attempt, self.place.rank, "ended"), value)
 
     def another_node_failed(self, attempt: AttemptDir) -> bool:
         """Return whether another node failed or is lost, so that waiting in a collective is pointless.
@@ -197,14 +195,12 @@ class Nodes:
 
         With `checks`, every node examines itself first.
         """
-        if self.several:
-            value = {"go_on": go_on or saves, "exit_code": exit_code, "saves": saves, "checks": checks}
-            self.write(attempt.path / "next.json", value)
+        value = {"go_on": go_on or saves, "exit_code": exit_code, "saves": saves, "checks": checks}
+        self.write(attempt.path / "next.json", value)
 
     def report_check(self, attempt: AttemptDir, unfit: str) -> None:
         """Report why this node is unfit for another attempt; empty if it is fit."""
-        if self.several:
-            self.write(self._file(attempt, self.place.rank, "checked"), {"unfit": unfit})
+        self.write(self._file(attempt, self.place.rank, "checked"), {"unfit": unfit})
 
     def unfit(self, attempt: AttemptDir, own: str, deadline: float, lost: Collection[int]) -> dict[int, str]:
         """Node 0: wait for what the other nodes report about themselves. Return why nodes are unfit.

@@ -48,8 +48,8 @@ from launcher.supervise.attempt import (
     NodePlace,
     RunningAttempt,
     start,
+    tail,
     torchrun_clues,
-    torchrun_tail,
 )
 from launcher.supervise.check import CHECK_SECONDS, why_unfit
 from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
@@ -234,7 +234,7 @@ class Supervisor:
         attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 0)
         self.journal.json(attempt.recipe, recipe.model_dump())
         self.journal.event(AttemptStarted(attempt=attempt.number, recipe=recipe.model_dump()))
-        self.journal.state("running", attempt=attempt.number, host=socket.gethostname(), pid=os.getpid())
+        self._record_state("running", attempt=attempt.number)
         began = time.time()
         evidence = self._run_to_end(attempt)
         self._attempt_ended = time.monotonic()
@@ -253,9 +253,8 @@ class Supervisor:
         self._spend("lower", len(downgrades_within(events, attempt.number)))
         killed = self._stop_reason is not None and any(map(killed_while_stopping, evidence.exits))
         in_vain = killed and not written_since(self.run.checkpoints, began)
-        ended = AttemptEnded(
-            attempt=attempt.number, failure=verdict.failure, reason=verdict.reason, in_vain=in_vain
-        )
+        more: dict[str, Any] = {"in_vain": True} if in_vain else {}
+        ended = AttemptEnded(attempt=attempt.number, failure=verdict.failure, reason=verdict.reason, **more)
         decision = self._decide(verdict, recipe, [*events, ended])
         if lost and self._scheduler == "ssh" and decision.recipe is not None:
             nodes = ", ".join(map(str, lost))
@@ -266,17 +265,7 @@ class Supervisor:
             self.nodes.announce(attempt, True, code, checks=True)
             decision = self._examined(attempt, decision, lost)
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
-        more: dict[str, Any] = {"in_vain": True} if in_vain else {}
-        self.journal.event(
-            AttemptEnded(
-                attempt=attempt.number,
-                failure=verdict.failure,
-                reason=verdict.reason,
-                action=decision.action,
-                then=decision.reason,
-                **more,
-            )
-        )
+        self.journal.event(AttemptEnded.of(ended | {"action": decision.action, "then": decision.reason}))
         saves = decision.recipe is None and self._prepare_to_save(attempt.number) is not None
         if not examines:
             self.nodes.announce(attempt, decision.recipe is not None, code, saves=saves)
@@ -339,7 +328,7 @@ class Supervisor:
             host_oom_kills={**{n: r["oom_kills"] for n, r in reports.items()}, 0: oom_kills() - kills},
             gpus=self.plan.layout.gpus_per_node > 0,
             stalled=self._stall.after if self._stall.stalled else None,
-            torchrun_lines=(ended.error,) if ended.error else tuple(torchrun_tail(attempt, 0)),
+            torchrun_lines=(ended.error,) if ended.error else tuple(tail(attempt.torchrun_log(0))),
             torchrun_clues=torchrun_clues(attempt, self.run.read_about()),
         )
 
@@ -372,9 +361,7 @@ class Supervisor:
             skipped = skipped_by(events, number)
             return Outcome(*skipped, newest) if skipped is not None and skipped.step > newest else None
         about = f"the state of step {kept.step} is being written as a checkpoint"
-        self.journal.state(
-            "stopping", attempt=number, reason=about, host=socket.gethostname(), pid=os.getpid()
-        )
+        self._record_state("stopping", attempt=number, reason=about)
         evidence = self._run_to_end(saving)
         remove_partial_checkpoints(self.run)  # no rank is still writing
         self.nodes.announce(saving, False, EXIT_CODES[verdict.failure])
@@ -387,6 +374,10 @@ class Supervisor:
         reason = NO_TIME if self._no_time_left() else found.exception or found.reason
         self.journal.event(CheckpointFailed(step=kept.step, reason=reason, from_=source, attempt=number))
         return Outcome(kept.step, reason, newest)
+
+    def _record_state(self, state: str, **fields: Any) -> None:
+        """Record a state in which this process goes on."""
+        self.journal.state(state, **fields, host=socket.gethostname(), pid=os.getpid())
 
     def _spend(self, budget: Budget, times: int) -> None:
         self._spent[budget] = self._spent.get(budget, 0) + times
@@ -421,8 +412,7 @@ class Supervisor:
             self._stop_for(reason)
             if self.nodes.leader:  # node 0 writes the records that all nodes share
                 self._untold.append(reason)
-                here = {"host": socket.gethostname(), "pid": os.getpid()}
-                self.journal.state("stopping", attempt=attempt.number, **here)
+                self._record_state("stopping", attempt=attempt.number)
         self._record_requests()
         if self._stop_reason is not None and self._until is not None:
             self._print_deadline()
@@ -572,7 +562,7 @@ class Supervisor:
         while (why := self._turn.take()) and not self._asked_to_stop():
             if why != said:
                 said = why
-                self.journal.state("submitted", reason=why, host=socket.gethostname(), pid=os.getpid())
+                self._record_state("submitted", reason=why)
             time.sleep(TURN_SECONDS)
 
     def _start_clock(self) -> None:
@@ -668,7 +658,3 @@ def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrad
 def _signal_seconds(about: Mapping[str, Any]) -> float | None:
     """Return the profile's `slurm.signal_seconds`: how long before its time limit Slurm warns."""
     return (about["cluster"].get("slurm") or {}).get("signal_seconds")
-
-
-def run_dir_of(text: str) -> RunDir:
-    return RunDir(Path(text).absolute())

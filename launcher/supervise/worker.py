@@ -138,13 +138,15 @@ class Worker:
                 ),
             )
         except OSError as error:
-            return self._not_started(argv[0], error, started)
-        threading.Thread(target=self._listen, args=(before_start,), daemon=True).start()
-        signal.signal(signal.SIGCHLD, self._reap)
-        self._reap()
-        with contextlib.nullcontext() if self.trains else self._watching(self.child.pid, started):
-            code = self.capture.pump(self.child)
-        signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            self.capture.note(f"cannot start {argv[0]!r}: {error.strerror}")
+        else:
+            threading.Thread(target=self._listen, args=(before_start,), daemon=True).start()
+            signal.signal(signal.SIGCHLD, self._reap)
+            self._reap()
+            with contextlib.nullcontext() if self.trains else self._watching(self.child.pid, started):
+                code = self.capture.pump(self.child)
+            signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         self.capture.close()
         if self.unexplained and not self.stopping:
             self.stopping = self._asked_to_stop()
@@ -283,14 +285,6 @@ class Worker:
         if self.child is not None:
             self.killed = self.killed or signum == signal.SIGKILL
             signal_group(self.child.pid, signum)
-
-    def _not_started(self, program: str, error: OSError, started: float) -> int:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        self.capture.note(f"cannot start {program!r}: {error.strerror}")
-        self.capture.close()
-        self._record(code, started)
-        remove_error_folders(self.run, self.node, self.rank)
-        return code
 
     def _record(self, code: int, started: float) -> None:
         ended = time.time()

@@ -14,7 +14,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.states import Meaning
 from launcher.spec.verdict import Verdict
-from launcher.supervise.attempt import torchrun_clues, torchrun_tail
+from launcher.supervise.attempt import tail, torchrun_clues
 from launcher.supervise.judge import Evidence, judge_abandoned, read_records, started_ranks
 
 MAX_READ = 2**20
@@ -41,7 +41,7 @@ def verdict_of(run: RunDir, record: JobRecord, slurm: Meaning) -> Verdict | None
         exits=read_records(attempt, "exits"),
         started=started,
         gpus=bool(layout.get("gpus_per_node", 1)),
-        torchrun_lines=tuple(torchrun_tail(attempt, 0)),
+        torchrun_lines=tuple(tail(attempt.torchrun_log(0))),
         torchrun_clues=torchrun_clues(attempt, run.read_about()),
         output={rank: list(_clues(run, attempt, node, rank)) for rank, node in started.items()},
         scheduler=_clue(record, slurm),
