@@ -5,7 +5,8 @@ This module has what all runs have in common. Each scheduler renders its own fil
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,11 @@ def start_script(target: Target) -> RenderedFile:
     return rendered(target, "start.sh", f"torchrun/{name}.sh.j2", start_values(target))
 
 
-def rendered(target: Target, path: str, template: str, values: Any, mode: int = 0o755) -> RenderedFile:
-    """Render one file from a template. `values` is a dataclass. Raises RenderError."""
-    # dataclasses.asdict would convert and copy nested values.
-    context = {item.name: getattr(values, item.name) for item in fields(values)}
-    return RenderedFile(path, render_template(template, context, target.project_dir), mode)
+def rendered(
+    target: Target, path: str, template: str, values: Mapping[str, Any], mode: int = 0o755
+) -> RenderedFile:
+    """Render one file from a template. Raises RenderError."""
+    return RenderedFile(path, render_template(template, values, target.project_dir), mode)
 
 
 def render_image(cluster: Cluster, project_dir: Path | None = None) -> tuple[RenderedFile, ...]:

@@ -1,4 +1,4 @@
-"""The typed, frozen values that each template uses. A template has access to nothing else."""
+"""A run to render, and the values of its start.sh. A template has access to nothing but its values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from launcher import __version__
 from launcher.render import quote
@@ -95,72 +96,44 @@ class SecretValues:
     file: str | None
     home_file: str | None
     "The part after `~/` of a file in the home directory."
-    runpod: bool
 
 
-@dataclass(frozen=True)
-class StartValues:
-    """Values of torchrun/start.sh.j2, torchrun/numa-binding.sh.j2 and torchrun/per-node.sh.j2."""
-
-    version: str
-    job_name: str
-    run_id: str
-    run_dir: str
-    workdir: str
-    python: str
-    nodes: int
-    ranks: int
-    gpus: int
-    shm_mib: int
-    cluster_name: str
-    cluster_env: Pairs
-    interface: str | None
-    network_env: Pairs
-    setup: tuple[quote.Written, ...]
-    checks: bool
-    "Whether the doctor examines the node before the ranks start."
-    uses_modules: bool
-    "Whether a line of `setup` calls `module` or `ml`."
-    numa_binding: str | None
-    cpu_bind: tuple[str, ...]
-    job_env: Pairs
-    alloc_conf: str | None
-    secrets: tuple[SecretValues, ...]
-    argv: tuple[str, ...]
-
-
-def start_values(target: Target) -> StartValues:
+def start_values(target: Target) -> dict[str, Any]:
+    """Return the values of torchrun/start.sh.j2, torchrun/numa-binding.sh.j2 and torchrun/per-node.sh.j2."""
     job, cluster = target.job, target.cluster
     argv = job.command if job.command is not None else (target.python, "-m", "launcher.train")
     _check_lengths(argv, job.env, doubled=target.under_torchrun)
     expandable = target.recipe is None or target.recipe.expandable_segments
     chosen = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & job.env.keys()
-    return StartValues(
-        version=__version__,
-        job_name=job.name,
-        run_id=target.run_id,
-        run_dir=target.run_dir,
-        workdir=target.workdir,
-        python=target.python,
-        nodes=target.nodes,
-        ranks=target.ranks_per_node,
-        gpus=target.gpus_per_node,
-        shm_mib=(cluster.container.shm or 0) // 2**20,
-        cluster_name=cluster.name,
-        cluster_env=tuple(cluster.env.items()),
+    expands = expandable and not chosen and target.gpus_per_node
+    return {
+        "version": __version__,
+        "job_name": job.name,
+        "run_id": target.run_id,
+        "run_dir": target.run_dir,
+        "workdir": target.workdir,
+        "python": target.python,
+        "nodes": target.nodes,
+        "ranks": target.ranks_per_node,
+        "gpus": target.gpus_per_node,
+        "shm_mib": (cluster.container.shm or 0) // 2**20,
+        "cluster_name": cluster.name,
+        "cluster_env": tuple(cluster.env.items()),
         # A job on one host needs none, and NCCL fails if the interface is missing (ens1 on a single pod).
-        interface=cluster.network.interface if target.nodes > 1 else None,
-        network_env=tuple(cluster.network.env.items()),
-        setup=setup_lines(cluster),
-        checks=cluster.checks == "doctor",
-        uses_modules=uses_modules(cluster),
-        numa_binding=target.numa_binding,
-        cpu_bind=_cpu_bind(target),
-        job_env=tuple(job.env.items()),
-        alloc_conf="expandable_segments:True" if expandable and not chosen and target.gpus_per_node else None,
-        secrets=secret_values(target),
-        argv=argv,
-    )
+        "interface": cluster.network.interface if target.nodes > 1 else None,
+        "network_env": tuple(cluster.network.env.items()),
+        "setup": setup_lines(cluster),
+        # Whether the doctor examines the node before the ranks start.
+        "checks": cluster.checks == "doctor",
+        # Whether a line of `setup` calls `module` or `ml`.
+        "uses_modules": uses_modules(cluster),
+        "numa_binding": target.numa_binding,
+        "cpu_bind": _cpu_bind(target),
+        "job_env": tuple(job.env.items()),
+        "alloc_conf": "expandable_segments:True" if expands else None,
+        "secrets": secret_values(target),
+        "argv": argv,
+    }
 
 
 def setup_lines(cluster: Cluster) -> tuple[quote.Written, ...]:
@@ -214,5 +187,4 @@ def _secret(target: Target, secret: Secret) -> SecretValues:
         source=secret.name if given else secret.env or secret.name,
         file=None if given or home is not None else file,
         home_file=None if given else home,
-        runpod=given,
     )

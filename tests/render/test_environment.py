@@ -242,7 +242,7 @@ ESCAPES = [
 def test_a_template_reaches_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RenderError, match=r"^templates/slurm/own\.sbatch\.j2:1: "):
-        render(tmp_path, text, x="x", secret=SecretValues("A", "A", None, None, False), many=["a"])
+        render(tmp_path, text, x="x", secret=SecretValues("A", "A", None, None), many=["a"])
     assert not (tmp_path / "PWNED").exists()
 
 

@@ -6,7 +6,9 @@ import base64
 import json
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher import __version__
 from launcher.render import quote, render
@@ -46,55 +48,6 @@ class Carried:
     mode: str
     replace: bool
     "Whether to overwrite an existing file: true for scripts, false for files that the run itself updates."
-
-
-@dataclass(frozen=True)
-class OnPodValues:
-    """Values of runpod/on-pod.sh.j2."""
-
-    version: str
-    job_name: str
-    run_id: str
-    run_dir: str
-    run_dir_mode: str
-    python: str
-    nodes: int
-    max_seconds: int
-    handle_prefix: str
-    "Beginning of the run's handle; the id of the pod or cluster follows."
-    setup: tuple[quote.Written, ...]
-    files: tuple[Carried, ...]
-    code: str | None
-    "Folder that must exist before the run starts, or None if the job brings no code of its own."
-    archive: str | None
-    "Archive that is unpacked into `code`, or None if `code` already exists."
-    packed: quote.Written | None
-    "The archive in base64 if it is small; otherwise it is on the volume."
-    key_for_job: bool
-    "Whether RUNPOD_API_KEY is one of the job's own secrets."
-
-
-@dataclass(frozen=True)
-class RequestValues:
-    """Values of runpod/create-pod.json.j2 and runpod/create-cluster.json.j2."""
-
-    name: str
-    image: str
-    cloud: str
-    gpu_id: str | None
-    gpu_count: int
-    cpu_id: str | None
-    vcpu: int | None
-    cuda_versions: tuple[str, ...]
-    nodes: int
-    disk_gb: int
-    volume_id: str | None
-    volume_path: str
-    data_centers: tuple[str, ...]
-    registry_id: str | None
-    ports: tuple[str, ...]
-    env: dict[str, str]
-    args: str
 
 
 CHANGE_ME = "CHANGE-ME"
@@ -180,8 +133,8 @@ def added_at_creation(target: Target) -> tuple[Secret, ...]:
     return tuple(secret for secret in target.job.secrets if secret.runpod is None)
 
 
-def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
-    """Return the values of on-pod.sh. `start_sh` is the rendered start.sh, which is embedded in it."""
+def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
+    """Return the values of runpod/on-pod.sh.j2. `start_sh` is the rendered start.sh, which is embedded."""
     files = [
         Carried(path, _base64(text), "644", replace=False) for path, text in sorted(target.carried.items())
     ]
@@ -192,29 +145,34 @@ def on_pod_values(target: Target, start_sh: str) -> OnPodValues:
     files.append(Carried("scripts/start.sh", _base64(start_sh), "755", replace=True))
     code = target.workdir if target.workdir != target.run_dir else None
     packed = target.code.inline if target.code is not None else None
-    return OnPodValues(
-        version=__version__,
-        job_name=target.job.name,
-        run_id=target.run_id,
-        run_dir=target.run_dir,
-        run_dir_mode=f"{MODES[target.cluster.paths.access]:o}",
-        python=target.python,
-        nodes=target.nodes,
-        max_seconds=_section(target.cluster).max_seconds(target.job),
-        handle_prefix=f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
-        setup=setup_lines(target.cluster),
-        files=tuple(files),
-        code=code,
-        archive=f"{code}.tar.gz" if target.code is not None else None,
-        packed=quote.Written(base64.b64encode(packed).decode()) if packed is not None else None,
-        key_for_job=any(secret.name == POD_KEY for secret in target.job.secrets),
-    )
+    return {
+        "version": __version__,
+        "job_name": target.job.name,
+        "run_id": target.run_id,
+        "run_dir": target.run_dir,
+        "run_dir_mode": f"{MODES[target.cluster.paths.access]:o}",
+        "python": target.python,
+        "nodes": target.nodes,
+        "max_seconds": _section(target.cluster).max_seconds(target.job),
+        # Beginning of the run's handle; the id of the pod or cluster follows.
+        "handle_prefix": f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
+        "setup": setup_lines(target.cluster),
+        "files": tuple(files),
+        # Folder that must exist before the run starts, or None if the job brings no code of its own.
+        "code": code,
+        # Archive that is unpacked into `code`, or None if `code` already exists.
+        "archive": f"{code}.tar.gz" if target.code is not None else None,
+        # The archive in base64 if it is small; otherwise it is on the volume.
+        "packed": quote.Written(base64.b64encode(packed).decode()) if packed is not None else None,
+        # Whether RUNPOD_API_KEY is one of the job's own secrets.
+        "key_for_job": any(secret.name == POD_KEY for secret in target.job.secrets),
+    }
 
 
-def in_on_pod(values: OnPodValues) -> tuple[Packed, ...]:
-    found = [Packed(file.path, file.content) for file in values.files if file.content]
-    if values.packed is not None:
-        found.append(Packed("the job's code as tar.gz", values.packed))
+def in_on_pod(values: Mapping[str, Any]) -> tuple[Packed, ...]:
+    found = [Packed(file.path, file.content) for file in values["files"] if file.content]
+    if values["packed"] is not None:
+        found.append(Packed("the job's code as tar.gz", values["packed"]))
     return tuple(found)
 
 
@@ -222,8 +180,10 @@ def in_request(on_pod_sh: str) -> tuple[Packed, ...]:
     return (Packed("on-pod.sh", _base64(on_pod_sh)),)
 
 
-def request_values(target: Target, on_pod_sh: str) -> RequestValues:
-    """Return the values of the create request. `on_pod_sh` is the rendered on-pod.sh, embedded in `args`.
+def request_values(target: Target, on_pod_sh: str) -> dict[str, Any]:
+    """Return the values of runpod/create-pod.json.j2 and runpod/create-cluster.json.j2.
+
+    `on_pod_sh` is the rendered on-pod.sh, embedded in `args`.
 
     Raises RenderError.
     """
@@ -256,25 +216,25 @@ def request_values(target: Target, on_pod_sh: str) -> RequestValues:
         raise RenderError("the profile has no runpod.gpu_id: resources.gpus_per_node must be 0")
     if not gpus and target.nodes > 1:
         raise RenderError("RunPod's clusters consist of GPU pods: a job with several nodes needs GPUs")
-    return RequestValues(
-        name=pod_name(target.run_id, 1),
-        image=quote.image(target.image),
-        cloud=runpod.clouds[0],
-        gpu_id=runpod.gpu_id if gpus else None,
-        gpu_count=gpus,
-        cpu_id=runpod.cpu_id,
-        vcpu=runpod.vcpu,
-        cuda_versions=runpod.cuda_versions,
-        nodes=target.nodes,
-        disk_gb=runpod.disk_gb,
-        volume_id=runpod.volume_id,
-        volume_path=runpod.volume_path,
-        data_centers=runpod.data_centers,
-        registry_id=runpod.registry_id,
-        ports=runpod.ports,
-        env=env,
-        args=_args(on_pod_sh, target.run_id),
-    )
+    return {
+        "name": pod_name(target.run_id, 1),
+        "image": quote.image(target.image),
+        "cloud": runpod.clouds[0],
+        "gpu_id": runpod.gpu_id if gpus else None,
+        "gpu_count": gpus,
+        "cpu_id": runpod.cpu_id,
+        "vcpu": runpod.vcpu,
+        "cuda_versions": runpod.cuda_versions,
+        "nodes": target.nodes,
+        "disk_gb": runpod.disk_gb,
+        "volume_id": runpod.volume_id,
+        "volume_path": runpod.volume_path,
+        "data_centers": runpod.data_centers,
+        "registry_id": runpod.registry_id,
+        "ports": runpod.ports,
+        "env": env,
+        "args": _args(on_pod_sh, target.run_id),
+    }
 
 
 def _args(script: str, run_id: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from launcher import __version__
 from launcher.render import quote, shipped
 from launcher.render.container import container
 from launcher.render.quote import RenderError
 from launcher.render.render import RenderedFile, rendered, start_script
-from launcher.render.values import Pairs, SecretValues, Target, secret_values, setup_lines, uses_modules
+from launcher.render.values import Pairs, Target, secret_values, setup_lines, uses_modules
 from launcher.schedulers.slurm.profile import Slurm
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -52,54 +52,6 @@ def _check_own_templates(target: Target) -> None:
             )
 
 
-@dataclass(frozen=True)
-class BatchValues:
-    """Values of slurm/job.sbatch.j2 and slurm/on-node.sh.j2."""
-
-    version: str
-    job_name: str
-    run_id: str
-    run_dir: str
-    python: str
-    nodes: int
-    output: str
-    step_output: str
-    "Prefix of the file name; the restart count and the node follow."
-    options: Pairs
-    "Further #SBATCH options that have a value."
-    flags: tuple[str, ...]
-    "Further #SBATCH options without a value."
-    requeue: bool
-    handle_prefix: str
-    "Prefix of the handle; the job id follows."
-    signal_seconds: int
-    retries_same: int
-    retries_preemptions: int
-    retries_time_limits: int
-    check_seconds: int
-    exclude: str
-    "Nodes that the profile excludes; sbatch accepts one such option."
-    gpus: int
-    shm_mib: int
-    needed_paths: tuple[str, ...]
-    "Host paths that the container image and its mounts need."
-    check_python: bool
-    checks: bool
-    "Whether the doctor examines each node first. In a container, start.sh has it do so."
-    setup: tuple[quote.Written, ...]
-    uses_modules: bool
-    secrets: tuple[SecretValues, ...]
-    "Secrets to mask in the output of `setup`."
-    step_options: tuple[str, ...]
-    "Further srun options (pyxis)."
-    with_comment: bool
-    prefix: tuple[str, ...]
-    "Command that starts the payload (apptainer exec ...)."
-    contained: bool
-    exported: tuple[str, ...]
-    "Variable names that Apptainer must be told explicitly."
-
-
 # Options that job.sbatch sets itself or that would break the step.
 _MANAGED = frozenset(
     {
@@ -130,81 +82,80 @@ CHECK_SECONDS = 300
 _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 
 
-def batch_values(target: Target) -> BatchValues:
+def batch_values(target: Target) -> dict[str, Any]:
+    """Return the values of slurm/job.sbatch.j2, slurm-lib.sh.j2, check-node.sh.j2 and on-node.sh.j2."""
     options, flags = _sbatch_options(target)
     slurm = Slurm.of(target.cluster) or Slurm()
     inside = container(target)
-    return BatchValues(
-        version=__version__,
-        job_name=target.job.name,
-        run_id=target.run_id,
-        run_dir=target.run_dir,
-        python=target.python,
-        nodes=target.nodes,
-        output=quote.slurm_file(target.run_dir) + "/slurm-%j.out",
-        step_output=quote.slurm_file(target.run_dir) + "/slurm-%j-",
-        options=options,
-        flags=flags,
-        requeue=target.job.requeue,
-        handle_prefix=f"slurm:{target.cluster.name}:",
-        signal_seconds=target.job.stop_seconds(slurm.signal_seconds),
-        retries_same=target.job.retries.same,
-        retries_preemptions=target.job.retries.preemptions,
-        retries_time_limits=target.job.retries.time_limits,
-        check_seconds=CHECK_SECONDS,
-        exclude=str(slurm.extra.get("exclude", "")),
-        gpus=target.gpus_per_node if slurm.gpu_request != "none" else 0,
-        shm_mib=(target.cluster.container.shm or 0) // 2**20,
-        needed_paths=(*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
-        checks=target.cluster.checks == "doctor" and target.cluster.container.runtime == "none",
-        check_python=target.cluster.container.runtime == "none",
-        setup=setup_lines(target.cluster),
-        uses_modules=uses_modules(target.cluster),
-        secrets=secret_values(target),
-        step_options=(*_srun_options(slurm), *inside.step_options),
-        with_comment=slurm.comment,
-        prefix=inside.prefix,
-        contained=target.cluster.container.runtime != "none",
-        exported=inside.exported,
-    )
+    return {
+        "version": __version__,
+        "job_name": target.job.name,
+        "run_id": target.run_id,
+        "run_dir": target.run_dir,
+        "python": target.python,
+        "nodes": target.nodes,
+        "output": quote.slurm_file(target.run_dir) + "/slurm-%j.out",
+        # Prefix of the file name; the restart count and the node follow.
+        "step_output": quote.slurm_file(target.run_dir) + "/slurm-%j-",
+        # Further #SBATCH options that have a value.
+        "options": options,
+        # Further #SBATCH options without a value.
+        "flags": flags,
+        "requeue": target.job.requeue,
+        # Prefix of the handle; the job id follows.
+        "handle_prefix": f"slurm:{target.cluster.name}:",
+        "signal_seconds": target.job.stop_seconds(slurm.signal_seconds),
+        "retries_same": target.job.retries.same,
+        "retries_preemptions": target.job.retries.preemptions,
+        "retries_time_limits": target.job.retries.time_limits,
+        "check_seconds": CHECK_SECONDS,
+        # Nodes that the profile excludes; sbatch accepts one such option.
+        "exclude": str(slurm.extra.get("exclude", "")),
+        "gpus": target.gpus_per_node if slurm.gpu_request != "none" else 0,
+        "shm_mib": (target.cluster.container.shm or 0) // 2**20,
+        # Host paths that the container image and its mounts need.
+        "needed_paths": (*filter(None, [inside.image_file]), *(path for path, _ in inside.mounts)),
+        # Whether the doctor examines each node first. In a container, start.sh has it do so.
+        "checks": target.cluster.checks == "doctor" and target.cluster.container.runtime == "none",
+        "check_python": target.cluster.container.runtime == "none",
+        "setup": setup_lines(target.cluster),
+        "uses_modules": uses_modules(target.cluster),
+        # Secrets to mask in the output of `setup`.
+        "secrets": secret_values(target),
+        # Further srun options (pyxis).
+        "step_options": (*_srun_options(slurm), *inside.step_options),
+        "with_comment": slurm.comment,
+        # Command that starts the payload (apptainer exec ...).
+        "prefix": inside.prefix,
+        "contained": target.cluster.container.runtime != "none",
+        # Variable names that Apptainer must be told explicitly.
+        "exported": inside.exported,
+    }
 
 
-@dataclass(frozen=True)
-class ArrayValues:
-    """Values of slurm/array.sbatch.j2."""
+def array_values(
+    target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None
+) -> dict[str, Any]:
+    """Return the values of slurm/array.sbatch.j2.
 
-    version: str
-    job_name: str
-    run_id: str
-    run_dir: str
-    array: str
-    nodes: int
-    output: str
-    options: Pairs
-    flags: tuple[str, ...]
-    with_comment: bool
-    requeue: bool
-
-
-def array_values(target: Target, sweep_id: str, folder: str, tasks: int, at_once: int | None) -> ArrayValues:
-    """Values for `tasks` runs that ask for the same as `target`. `folder` holds a link to each.
+    It starts `tasks` runs that ask for the same as `target`. `folder` holds a link to each.
 
     Slurm runs at most `at_once` of them at the same time.
     """
     options, flags = _sbatch_options(target)
-    return ArrayValues(
-        version=__version__,
-        job_name=target.job.name,
-        run_id=sweep_id,
-        run_dir=folder,
-        array=f"0-{tasks - 1}" + (f"%{at_once}" if at_once is not None else ""),
-        nodes=target.nodes,
-        output=quote.slurm_file(folder) + "/%a/slurm-%j.out",
-        options=options,
-        flags=flags,
-        with_comment=(Slurm.of(target.cluster) or Slurm()).comment,
-        requeue=target.job.requeue,
-    )
+    return {
+        "version": __version__,
+        "job_name": target.job.name,
+        "run_id": sweep_id,
+        "run_dir": folder,
+        "array": f"0-{tasks - 1}" + (f"%{at_once}" if at_once is not None else ""),
+        "nodes": target.nodes,
+        "output": quote.slurm_file(folder) + "/%a/slurm-%j.out",
+        "options": options,
+        "flags": flags,
+        "with_comment": (Slurm.of(target.cluster) or Slurm()).comment,
+        "requeue": target.job.requeue,
+    }
 
 
 def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
