@@ -161,7 +161,7 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
     message = details["msg"].removeprefix("Value error, ")
     models = typed.models.get(path[:-1], [])
     if details["type"] == "extra_forbidden":
-        known = [name for model in models for name in fields_in(model)]
+        known = list(dict.fromkeys(name for model in models for name in fields_in(model)))
         near = _near(str(path[-1]), known)
         hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
         message = f"unknown field; {hint}"
@@ -172,7 +172,7 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
         near = _near(details["input"], known)
         hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
-    elif details["type"] == "string_pattern_mismatch" and (about := _description(models, path)):
+    elif details["type"] == "string_pattern_mismatch" and (about := _description(models, str(path[-1]))):
         message = f"{_short(details['input'])} does not have the form of this field: {about}"
     elif details["type"] != "value_error":
         must = re.sub(r"^\w+ should ", "must ", message)
@@ -208,10 +208,10 @@ _WANTED = {
 }
 
 
-def _description(models: Sequence[type[BaseModel]], path: KeyPath) -> str | None:
+def _description(models: Sequence[type[BaseModel]], field: str) -> str | None:
     from launcher.spec.schema import descriptions
 
-    texts = (descriptions(model).get(str(path[-1])) for model in models)
+    texts = (descriptions(model).get(field) for model in models)
     return next((text for text in texts if text is not None), None)
 
 
