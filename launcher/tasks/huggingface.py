@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.overrides import TorchFunctionMode
@@ -162,7 +163,7 @@ class CausalLM(Task):
 
         family: Any = AutoModelForCausalLM
         try:
-            with torch.device("meta"), torch.no_grad():
+            with FakeTensorMode(), torch.no_grad():  # autocast knows no meta device
                 model = family.from_config(self.config, dtype=torch.bfloat16)
                 head, tokens = model.get_output_embeddings(), torch.zeros(1, 2, dtype=torch.int64)
                 returned: list[torch.Tensor] = []
