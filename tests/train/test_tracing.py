@@ -359,6 +359,32 @@ def test_activations_that_a_model_keeps_in_attributes_are_there_in_the_next_step
         assert (found.fixed, found.per_sample) == (0, kept), task
 
 
+SCALE = torch.full((16,), 2.0)
+
+
+class Scaled(Remembering):
+    """Computes with a tensor that has values, although the model is built on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = SCALE
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x * self.scale)
+
+
+class Scales(Remembers):
+    def model(self) -> nn.Module:
+        return Scaled()
+
+
+def test_a_tensor_with_values_in_an_attribute_is_traced_without_them() -> None:
+    traced = Tracer(Scales(), JOB, "cpu").trace(
+        recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
+    )
+    assert traced is not None and type(SCALE) is torch.Tensor
+
+
 class Exchanging(nn.Module):
     """Gathers 24 numbers per sample, and asks on the meta device for the stride of 40."""
 

@@ -195,8 +195,8 @@ class Tracer:
             mesh = meshes(rank)
             fake = TraceMode()
             model, names, runs, blocks = self._built(rank, most)
+            make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)
-            make_fake(model, fake)
             stack.enter_context(no_packed_mask())
             stack.enter_context(as_cuda() if self.like == "cuda" else as_cpu())
             try:
