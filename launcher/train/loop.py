@@ -329,7 +329,7 @@ class Trainer:
                 self.current.lower(step, began)
                 began = time.perf_counter()
         self.recovery.done()
-        apart, stop, total_loss, total_weight, *logged = sums
+        difference, stop, total_loss, total_weight, *logged = sums
         self.current.step_done()
         with self.where.during("optimizer"):
             # DDP and FSDP average over the ranks; the step's gradient is the sum divided by the total weight.
@@ -345,7 +345,7 @@ class Trainer:
                 limit = self.rank.job.train.clip_norm
                 grad_norm = divide_and_clip([*gradients.values()], factor, limit, over_stages)
                 del gradients
-            self.copies.check_loss(apart, total_loss, total_weight, grad_norm)
+            self.copies.check_loss(difference, total_loss, total_weight, grad_norm)
             self.recovery.wait_before_update()
             lr = learning_rate(step, self.steps, self.rank.job.train)
             set_learning_rate(self.optimizer, lr)
@@ -389,8 +389,8 @@ class Trainer:
         loss, weight = recovery.must(partial(self._forward, batch))
         del batch
         with self.where.during("optimizer"):
-            apart, stop, total_loss, total_weight, *logged = self._add_up(
-                self.rank.between_copies(loss.detach()),
+            difference, stop, total_loss, total_weight, *logged = self._add_up(
+                self.rank.difference_in_group(loss.detach()),
                 self.rank.stop_requested(),
                 *self.rank.once(loss.detach(), weight, *self.logged.values()),
             )
@@ -418,7 +418,7 @@ class Trainer:
                 used = used_parameters(self.model, gradients.__contains__)
                 [squared] = self._add_up(gradients.squared, used=used)
                 record["grad_norm"] = math.sqrt(squared)
-                self.copies.check_loss(apart, total_loss, total_weight, record["grad_norm"])
+                self.copies.check_loss(difference, total_loss, total_weight, record["grad_norm"])
                 if not math.isfinite(squared):
                     raise FloatingPointError(
                         f"the gradient of step {step} was not finite, and optimizer_step: backward had used "
@@ -450,7 +450,7 @@ class Trainer:
         with self.where.during("optimizer"):
             used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
             sums = self._add_up(
-                self.rank.between_copies(loss),
+                self.rank.difference_in_group(loss),
                 self.rank.stop_requested(),
                 *self.rank.once(loss, weight, *self.logged.values()),
                 used=used,
@@ -466,14 +466,14 @@ class Trainer:
         a copy of the model fetched different samples.
         """
         self.order.end_micro_batch()
-        rank, order, apart = self.rank, self.order.fingerprint(), self.samples.apart()
+        rank, order, difference = self.rank, self.order.fingerprint(), self.samples.difference()
         stages, mine = rank.mesh.pipeline, rank.coordinates.pipeline
-        failures, apart, *sums = rank.add_up(
-            failed, apart, *rank.by_stage(order), *rank.by_stage(used), *values
+        failures, difference, *sums = rank.add_up(
+            failed, difference, *rank.by_stage(order), *rank.by_stage(used), *values
         )
         if failures:
             return []
-        if abs(apart) > APART:
+        if abs(difference) > APART:
             raise TaskError(DIFFERENT)
         ranks = rank.world // stages
         if sums[mine] != order * ranks:

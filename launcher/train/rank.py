@@ -61,15 +61,15 @@ class Rank(Place):
     "Ranks that were started on this node; the same number on every node."
     device: torch.device
     stop_file: Path
-    apart: bool = False
-    "True if the nodes share no folder: each has its own run directory and its part of each checkpoint."
+    no_shared_folder: bool = False
+    "Each node has its own run directory and its part of each checkpoint."
     hosts: tuple[str, ...] = ()
     "Names of the nodes, if known."
 
     @property
     def leads(self) -> bool:
         """True for the rank that writes to disk on behalf of all ranks that share its run directory."""
-        return self.local == 0 if self.apart else self.first
+        return self.local == 0 if self.no_shared_folder else self.first
 
     def host(self, node: int) -> str:
         return self.hosts[node] if node < len(self.hosts) else f"node {node}"
@@ -135,7 +135,7 @@ class Rank(Place):
         counts = mine.tensor == 0 and mine.pipeline == mesh.pipeline - 1
         return values if counts else (0.0,) * len(values)
 
-    def between_copies(self, loss: torch.Tensor | float) -> torch.Tensor | float:
+    def difference_in_group(self, loss: torch.Tensor | float) -> torch.Tensor | float:
         """Return a number of which `add_up` makes zero if the ranks of a tensor-parallel group have equal
         losses."""
         mesh, mine = self.mesh, self.coordinates
@@ -143,7 +143,7 @@ class Rank(Place):
             return 0.0
         return loss * (mesh.tensor - 1 if mine.tensor == 0 else -1)
 
-    def within_copies(self, value: float) -> float:
+    def difference_in_copy(self, value: float) -> float:
         """Return a number of which `add_up` makes zero if ranks that share a copy of the model, all its parts
         and stages, have equal values."""
         mesh, mine = self.mesh, self.coordinates
@@ -200,8 +200,9 @@ def this_rank(place: Place) -> Rank:
     if job.task is None:
         raise SetupError("the job has a `command:`; this entrypoint runs jobs with a `task:`")
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    per_node, apart = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), bool(facts.get("apart"))
-    if apart and place.number // per_node != place.node:
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    no_shared_folder = bool(facts.get("apart"))
+    if no_shared_folder and place.number // per_node != place.node:
         raise SetupError(
             f"rank {place.number} is on node {place.node}, but the hosts of this run share no folder and "
             "each has only the files of its own ranks: number the ranks in the order of the nodes, as "
@@ -217,7 +218,7 @@ def this_rank(place: Place) -> Rank:
         per_node=per_node,
         device=_device(int(facts.get("gpus_per_node", 0)), local),
         stop_file=Path(os.environ.get(variables.STOP_FILE, str(place.attempt.stop))),
-        apart=apart,
+        no_shared_folder=no_shared_folder,
         hosts=tuple(facts.get("hosts") or ()),
     )
 

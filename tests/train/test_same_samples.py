@@ -40,8 +40,8 @@ def apart(path: Path, mesh: dict[str, Any], of_rank: Callable[[int, int], Any], 
         samples = SameSamples(rank)
         for _ in range(count):
             samples.look(of_rank(number, rank.coordinates.data), "data")
-        total += samples.apart()
-        assert samples.apart() == 0
+        total += samples.difference()
+        assert samples.difference() == 0
     return abs(total)
 
 
@@ -83,11 +83,11 @@ def test_only_the_first_micro_batches_are_compared(tmp_path: Path) -> None:
     samples = SameSamples(replace(one_rank(prepare(tmp_path, job())), world=2, recipe=recipe(tensor=2)))
     for _ in range(COMPARED):
         samples.look(torch.ones(1), "data")
-    assert samples.apart() != 0
+    assert samples.difference() != 0
     samples.look(torch.ones(1), "data")
-    assert samples.apart() == 0
+    assert samples.difference() == 0
     samples.look(torch.ones(1), "evaluation")
-    assert samples.apart() != 0
+    assert samples.difference() != 0
 
 
 @pytest.mark.slow

@@ -315,7 +315,7 @@ class Checkpoints:
         if self.rank.job.train.keep_best and at == step and held_out is not None and isfinite(held_out):
             marker["eval_loss"] = held_out
         kind: Callable[..., Writer] = Writer
-        if self.rank.apart:
+        if self.rank.no_shared_folder:
             host = self.rank.host(self.rank.node)
             kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
         return kind(
@@ -329,7 +329,7 @@ class Checkpoints:
 
     def _planner(self) -> NodePlanner | None:
         """Return the planner; None means DCP's default."""
-        return NodePlanner(self.rank.per_node) if self.rank.apart else None
+        return NodePlanner(self.rank.per_node) if self.rank.no_shared_folder else None
 
     def holds(self, parameter: nn.Parameter) -> bool:
         """Return whether a checkpoint holds the parameter. Under an adapter the frozen ones are left out:
@@ -356,7 +356,7 @@ class Checkpoints:
         """Return the state that this rank saves. DCP takes a replica from any rank, but buffers are no
         replicas: only the first rank of each stage saves its own, in each folder."""
         state, alike = self._state(), self.rank.stage_ranks
-        first = (self.rank.here(alike) if self.rank.apart else alike)[0]
+        first = (self.rank.here(alike) if self.rank.no_shared_folder else alike)[0]
         return (
             state if self.rank.number == first else {**state, "model": self.rank_state.shared(state["model"])}
         )
@@ -366,7 +366,7 @@ class Checkpoints:
 
         Rank 0 decides for all: on a network file system ranks may see different directories.
         """
-        if self.rank.apart:
+        if self.rank.no_shared_folder:
             return self._newest_on_all()
         choice = [0]
         if self.rank.first:
@@ -403,7 +403,7 @@ class Checkpoints:
 
     def _reader(self, path: Path) -> CheckpointReader:
         rank = self.rank
-        if not rank.apart:
+        if not rank.no_shared_folder:
             return CheckpointReader(path)
         own = [rank_file_name(number) for number in self._own_files(read_marker(path))]
         return PartsReader(path, rank.host(rank.node), own, rank.hosts)

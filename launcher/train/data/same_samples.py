@@ -66,10 +66,10 @@ class SameSamples:
         self._seen[phase] += 1
         self._number += number_of(batch)
 
-    def apart(self) -> float:
+    def difference(self) -> float:
         """Return a number of which `Rank.add_up` makes zero if the ranks fetched the same, and begin anew."""
         number, self._number = self._number, 0.0
-        return self._rank.within_copies(number) if self._shares else 0.0
+        return self._rank.difference_in_copy(number) if self._shares else 0.0
 
 
 def number_of(batch: Any) -> float:

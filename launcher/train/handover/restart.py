@@ -100,7 +100,7 @@ class Restart:
             return
         say, run = partial(print, flush=True) if tells else self.rank.say, self.rank.run
         saved = self.handover.checkpoints.complete(SAVING_SECONDS, say)
-        if saved is None or not tells or (self.rank.apart and self.rank.node > 0):
+        if saved is None or not tells or (self.rank.no_shared_folder and self.rank.node > 0):
             return
         if not any(isinstance(one, CheckpointSaved) and one.step == saved.step for one in run.read_events()):
             with contextlib.suppress(OSError):

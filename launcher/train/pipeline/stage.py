@@ -18,7 +18,7 @@ from launcher.train.pipeline.cut import Batch, Chunk
 from launcher.train.pipeline.weights import LaterWeights
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
-from launcher.train.sharding.sharding import accumulate, meets, reshard_units
+from launcher.train.sharding.sharding import accumulate, reduces_gradients, reshard_units
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor_parallel import placed_like
 
@@ -148,4 +148,4 @@ class Stage:
         """Compute the gradients of weights that the oldest backward pass has left for later; `last`: they are
         the step's last ones."""
         assert self._later is not None
-        self._later.compute(reduce=meets(self._rank.recipe, last=last))
+        self._later.compute(reduce=reduces_gradients(self._rank.recipe, last=last))

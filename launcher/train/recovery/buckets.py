@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_map_only
 
 
 @contextmanager
-def as_in_buckets(model: DistributedDataParallel, *, met: bool) -> Iterator[None]:
+def as_in_buckets(model: DistributedDataParallel, *, reduced: bool) -> Iterator[None]:
     """Run one micro-batch on `model.module` with the memory that DDP would use. DDP's own hooks stay idle.
 
-    The buckets already exist. If gradients are reduced in this micro-batch (`met`), DDP copies each gradient
-    into its bucket and frees it.
+    The buckets already exist. If gradients are `reduced` in this micro-batch, DDP copies each gradient into
+    its bucket and frees it.
     """
     hooks: list[Any] = []
-    if met:
+    if reduced:
         trained = (p for p in model.parameters() if p.requires_grad)
         hooks += [p.register_post_accumulate_grad_hook(_drop) for p in trained]  # type: ignore[no-untyped-call]
     if model.find_unused_parameters:

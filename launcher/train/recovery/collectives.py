@@ -18,11 +18,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.spec.recipe import Recipe
-from launcher.train.issued_collectives import sent
+from launcher.train.issued_collectives import issued_so_far
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer, all_gather, reduce_scatter
 from launcher.train.recovery.other_shards import OtherShards
 from launcher.train.sharding.cleanup import drop_partial_sums, replication
-from launcher.train.sharding.sharding import meets
+from launcher.train.sharding.sharding import reduces_gradients
 
 
 class Entry(NamedTuple):
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 def kind_of(recipe: Recipe, *, last: bool) -> Hashable:
     """Return the key for micro-batches with the same sequence of collectives. The sequence depends on whether
     gradients are reduced, and on how often a head that is a separate FSDP unit is called."""
-    return meets(recipe, last=last), recipe.loss_chunks
+    return reduces_gradients(recipe, last=last), recipe.loss_chunks
 
 
 class Collectives(Issuer):
@@ -66,7 +66,7 @@ class Collectives(Issuer):
         self._local = False
         self._sending = False
         "Still True after an exception: it is then unknown whether the collective was issued."
-        self._sent_before = self._own = 0
+        self._issued_before = self._own = 0
         "Collectives of this process before the micro-batch, and FSDP2's collectives since then."
         self._replicas, shards = replication(model)
         "The ranks that hold the same shard (hybrid sharding)."
@@ -78,7 +78,7 @@ class Collectives(Issuer):
     def begin(self, kind: Hashable) -> None:
         """Begin a micro-batch. `kind` is the key from `kind_of`."""
         self._kind, self._issued, self._sending = kind, [], False
-        self._sent_before, self._own = sent(), 0
+        self._issued_before, self._own = issued_so_far(), 0
         # Evaluation leaves parameters gathered: the next micro-batch would issue one collective less.
         for unit in self.units:
             unit.reshard()
@@ -112,7 +112,7 @@ class Collectives(Issuer):
 
     def _others(self) -> bool:
         """Return whether the micro-batch has issued collectives that are not FSDP2's."""
-        return not self._local and sent() - self._sent_before != self._own
+        return not self._local and issued_so_far() - self._issued_before != self._own
 
     def drain(self) -> None:
         """Issue the remaining collectives of the micro-batch with zeros. This needs memory for the parameters
@@ -154,10 +154,10 @@ class Collectives(Issuer):
             work = None
             self.others.fill(unit, output, own, group.rank(), group.size())
         else:
-            self._sending, before = True, sent()
+            self._sending, before = True, issued_so_far()
             with released_by_gloo(output, own):
                 work = all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
-            self._sending, self._own = False, self._own + sent() - before
+            self._sending, self._own = False, self._own + issued_so_far() - before
         self._count(entry)
         return work
 
@@ -166,10 +166,10 @@ class Collectives(Issuer):
     ) -> Any:
         entry = Entry("reduce-scatter", group, whole.device, whole.dtype, whole.numel(), output.numel(), op)
         if not self._local:
-            self._sending, before = True, sent()
+            self._sending, before = True, issued_so_far()
             with released_by_gloo(output, whole):
                 work = reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
-            self._own += sent() - before
+            self._own += issued_so_far() - before
             self._sending = self._replicas is not None  # FSDP2 issues an all-reduce next
             self._count(entry)
             return work

@@ -32,7 +32,7 @@ from launcher.train.recovery.recovery import Failure, Recovery, failure_of
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding.cleanup import clean, free_failed_pass
-from launcher.train.sharding.sharding import accumulate, meets
+from launcher.train.sharding.sharding import accumulate, reduces_gradients
 from launcher.train.shards import local
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
@@ -257,7 +257,7 @@ class Probe:
                     batch = self.batch(recipe.micro_batch_size)
                 batch = to_device(batch, self.rank.device)
                 self.budget.track(batch)
-            if isinstance(self.model, DDP) and number == 2 and meets(recipe, last=False):
+            if isinstance(self.model, DDP) and number == 2 and reduces_gradients(recipe, last=False):
                 # DDP rebuilds its buckets in the first step. The optimizer states exist here, but not then.
                 states = dry_run.made if dry_run is not None else 0
                 size = max(0, bytes_of_new_buckets(self.model) - states)
@@ -298,7 +298,7 @@ class Probe:
                 yield self.model
                 self.collectives.finish()
         elif isinstance(self.model, DDP):
-            with as_in_buckets(self.model, met=meets(recipe, last=last)):
+            with as_in_buckets(self.model, reduced=reduces_gradients(recipe, last=last)):
                 yield self.model.module
         else:
             yield self.model

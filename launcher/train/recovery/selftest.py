@@ -58,8 +58,8 @@ def _gradients(model: Any, sample: torch.Tensor, fault: _Fault) -> list[torch.Te
         loss = model(sample)
         fault()
         loss.backward()
-    met = [local(p.grad) for p in model.parameters() if p.grad is not None]
-    return [gradient.clone() for gradient in (*met, *partial_sums(model))]
+    reduced = [local(p.grad) for p in model.parameters() if p.grad is not None]
+    return [gradient.clone() for gradient in (*reduced, *partial_sums(model))]
 
 
 WIDTH, PARTS = 4, 2

@@ -328,7 +328,7 @@ def in_forward(model: nn.Module) -> Iterator[None]:
             root.set_is_last_backward(True)
 
 
-def meets(recipe: Recipe, *, last: bool) -> bool:
+def reduces_gradients(recipe: Recipe, *, last: bool) -> bool:
     """Return True if gradients are reduced at the end of the micro-batch."""
     return last or recipe.grad_sync == "each"
 

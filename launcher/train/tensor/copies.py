@@ -42,7 +42,7 @@ class _Checked:
 
     times: int = 0
     "How often they have been compared, without those that were only rounding."
-    apart: int = 0
+    differed: int = 0
     "How often they differed, and were too small to tell that from rounding."
     pause: int = 0
     "Steps before the next comparison."
@@ -81,11 +81,11 @@ class Copies:
         self._checked: defaultdict[str, _Checked] = defaultdict(_Checked)
         "Name of a parameter -> how far it has been compared."
 
-    def check_loss(self, apart: float, loss: float, weight: float, grad_norm: float) -> None:
+    def check_loss(self, difference: float, loss: float, weight: float, grad_norm: float) -> None:
         """Raise TaskError, on all ranks, if the ranks of a group have different losses in the first steps.
 
-        `apart` is the sum of `Rank.between_copies`; `loss` and `weight` are sums over the data-parallel
-        ranks, and `grad_norm` is the norm of the gradient of loss / weight.
+        `difference` is the sum of `Rank.difference_in_group`; `loss` and `weight` are sums over the
+        data-parallel ranks, and `grad_norm` is the norm of the gradient of loss / weight.
         """
         if self._group is None or self._losses == COMPARED or not math.isfinite(grad_norm):
             return
@@ -93,7 +93,7 @@ class Copies:
         # A loss whose summands cancel may be smaller than its rounding, which is at most that of its
         # parameters times its gradient, and of the sum itself.
         rounding = self._rounding * grad_norm * self._norm() + SUMMED
-        if abs(apart) > self._group.size() * (self._loss_apart * abs(loss) + rounding * weight):
+        if abs(difference) > self._group.size() * (self._loss_apart * abs(loss) + rounding * weight):
             raise TaskError(
                 f"{self._plan}: the ranks of a group have different losses, so layers that are whole on each "
                 "of them get different activations: from a layer whose result is cut and not added up or "
@@ -152,9 +152,9 @@ class Copies:
             return None  # an overflow in fp16: the step is left out, and the next one is compared
         self._largest = max(self._largest, float(sums[..., 0].max()))
         scale = sums.abs().amax(dim=(0, 2))
-        apart = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
+        differences = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
         noise = self._rounding * self._largest
-        verdicts = torch.stack([scale > noise, apart > APART * scale], dim=1).tolist()
+        verdicts = torch.stack([scale > noise, differences > APART * scale], dim=1).tolist()
         for (name, gradient), (tells, differs) in zip(gradients.items(), verdicts, strict=True):
             checked, differs = self._checked[name], differs and not _is_cut(gradient)
             if tells and differs:
@@ -167,8 +167,8 @@ class Copies:
                 continue
             # Later: it may grow, as behind an output that begins at zero.
             checked.pause = checked.last_pause = max(1, 2 * checked.last_pause)
-            checked.apart += differs
-            if differs and checked.apart == COMPARED and self._speaks:
+            checked.differed += differs
+            if differs and checked.differed == COMPARED and self._speaks:
                 print(
                     f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
                     f"on each of them. They are below {self._rounding:.0e} of the largest gradient, so this "

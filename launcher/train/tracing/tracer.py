@@ -35,7 +35,7 @@ from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
 from launcher.train.pipeline.weights import LaterWeights
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
-from launcher.train.sharding.sharding import accumulate, meets, reshard_units
+from launcher.train.sharding.sharding import accumulate, reduces_gradients, reshard_units
 from launcher.train.task import Task, outermost
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cpu import as_cpu
@@ -294,7 +294,7 @@ class Tracer:
             del arrived, received, gradient, weight, output
             if later is not None:
                 recorder.begin(backward.replace("backward", LATER))
-                later.compute(reduce=meets(rank.recipe, last=last))
+                later.compute(reduce=reduces_gradients(rank.recipe, last=last))
         del waits, sent
         if complete:
             recorder.begin("evaluation")
