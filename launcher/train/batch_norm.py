@@ -11,9 +11,6 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from launcher.spec.rules import broken_rules
-from launcher.train.rank import Rank, SetupError
-
 
 def first_batch_norm(model: nn.Module) -> str | None:
     """Return the name of the first BatchNorm that uses only its rank's micro-batch, or None."""
@@ -72,19 +69,3 @@ def batch_norms_in_evaluation(module: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.training = True
-
-
-def check_batch_norm(model: nn.Module, rank: Rank) -> bool:
-    """Return True if the model has a BatchNorm that the job file does not declare.
-
-    Raises SetupError for a recipe that cannot train it. The planner cannot check this, as it may not see the
-    model.
-    """
-    name = first_batch_norm(model)
-    if name is None:
-        return False
-    for broken in broken_rules(rank.recipe, rank.setting(batch_norm=True)):
-        if broken.rule.name in ("batch-norm-needs-two", "compiled-batch-norm-is-not-recomputed"):
-            raise SetupError(f"{name} of the model: {broken}. With `model: {{batch_norm: true}}` in the job "
-                             "file the plan avoids this")  # fmt: skip
-    return not rank.job.model.batch_norm

@@ -10,10 +10,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from launcher.spec.rules import broken_rules
-from launcher.train.rank import Rank, SetupError
-from launcher.train.task import Task
-
 DRAWS = (8, 32)
 "How often a random loss is computed, whole and in halves; the second number if two kinds still fit."
 RELATIVE = 0.01
@@ -26,21 +22,6 @@ DEVIATIONS = 6.0
 
 MAX_COMPARED, MAX_LOOKED_AT = 8, 32
 "Maximum number of samples that are compared, and of those among which one of another size is looked for."
-
-
-def check_coupling(task: Task, rank: Rank) -> bool:
-    """Return True if the task declares `couples_samples` and the job file does not.
-
-    Raises SetupError for a recipe that cannot train the task: the plan may have been made without the task.
-    """
-    if not task.couples_samples:
-        return False
-    for broken in broken_rules(rank.recipe, rank.setting(batch_norm=False, couples_samples=True)):
-        if broken.rule.name == "coupled-samples-need-two":
-            raise SetupError(
-                f"{broken}. With `model: {{couples_samples: true}}` in the job file the plan avoids this"
-            )
-    return not rank.job.model.couples_samples
 
 
 def to_compare(samples: Iterable[Any], size: Callable[[Any], int], most: int) -> list[Any]:

@@ -37,11 +37,10 @@ from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapters.adapter import write_config
 from launcher.train.adapters.adapter_use import warnings_about
-from launcher.train.batch_norm import check_batch_norm
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
-from launcher.train.coupling import check_coupling, to_compare
+from launcher.train.coupling import to_compare
 from launcher.train.data.data import to_device
 from launcher.train.data.feed import Feed, check_lengths, open_feed
 from launcher.train.data.same_samples import (
@@ -87,6 +86,7 @@ from launcher.train.sharding.sharding import DIFFERENT_PARAMETERS, accumulate, f
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.tensor.copies import Copies
+from launcher.train.undeclared import setting_of
 from launcher.train.undo.containers import Containers
 from launcher.train.where import Where
 
@@ -116,8 +116,7 @@ class Trainer:
         with where.during("init", users=True):
             with budget.host_side():  # FSDP moves only the shards to the device
                 model = new_model(self.task, rank.recipe, say=rank.say)
-            self.undeclared_batch_norm = check_batch_norm(model, rank)
-            self.undeclared_coupling = check_coupling(self.task, rank)
+            self.setting = setting_of(model, self.task, rank)
             with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
                 mesh = meshes(rank)
             self.model = arranged(model, self.task, rank, budget, mesh)
@@ -170,19 +169,16 @@ class Trainer:
             where.collectives = self.order.record
         self.progress.begin(0, recovery.undo)
         probe = Probe(self.task, self.optimizer, self.scaler, recovery, self.in_backward)
-        setting = rank.setting(
-            batch_norm=self.undeclared_batch_norm or job.model.batch_norm,
-            couples_samples=self.undeclared_coupling or job.model.couples_samples,
-        )
-        self.current = CurrentRecipe(rank, setting, recovery, probe, self.recorder, self._follow)
+        self.current = CurrentRecipe(rank, self.setting, recovery, probe, self.recorder, self._follow)
         # From here on each rank has its own random state; until here all ranks had the same one. A
         # tensor-parallel group computes the same activations, so its ranks draw the same numbers.
         seed_all(derive_seed("rank", job.train.seed, rank.number // rank.mesh.tensor))
 
     def train(self) -> bool:
-        if self.undeclared_batch_norm:
+        declared = self.rank.job.model
+        if self.setting.batch_norm and not declared.batch_norm:
             self.recorder.event(BatchNorm())  # the supervisor keeps the micro-batch at two or more
-        if self.undeclared_coupling:
+        if self.setting.couples_samples and not declared.couples_samples:
             self.recorder.event(CouplesSamples())  # the supervisor lowers the micro-batch last
         if self.rank.first:
             self._write_export_files()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
+from launcher.rundir.layout import RunDir
 from launcher.train.coupling import MAX_COMPARED, MAX_LOOKED_AT, Split, split, to_compare
+from launcher.train.rank import SetupError
+from launcher.train.undeclared import setting_of
+from tests.train.conditioned import Conditioned
+from tests.train.runs import one_rank, recipe
 
 SAMPLES = [torch.randn(16, generator=torch.Generator().manual_seed(number)) for number in range(8)]
 
@@ -133,3 +140,18 @@ def test_what_a_batch_leaves_behind_is_no_coupling() -> None:
         return total, len(some)
 
     assert split(sums_of, SAMPLES, begin) == Split.SUM
+
+
+def test_a_recipe_that_cannot_train_an_undeclared_model_is_refused_with_what_to_declare(
+    tmp_path: Path,
+) -> None:
+    one, two = (one_rank(RunDir(tmp_path), recipe=recipe("none", micro=micro)) for micro in (1, 2))
+    plain, normed = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    task, coupled = Conditioned.__new__(Conditioned), Conditioned.__new__(Conditioned)
+    coupled.couples_samples = True  # type: ignore[misc]
+    assert setting_of(normed, coupled, two) == two.setting(batch_norm=True, couples_samples=True)
+    assert setting_of(plain, task, one) == one.setting(batch_norm=False)
+    with pytest.raises(SetupError, match=r"^1 of the model: .*`model: \{batch_norm: true\}` in the job file"):
+        setting_of(normed, task, one)
+    with pytest.raises(SetupError, match=r"`model: \{couples_samples: true\}` in the job file"):
+        setting_of(plain, coupled, one)
