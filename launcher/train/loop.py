@@ -66,7 +66,7 @@ from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, new_model
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.gradient_norm import divide_and_clip
-from launcher.train.optimizers.learning_rate import learning_rate, set_learning_rate
+from launcher.train.optimizers.learning_rate import set_learning_rate
 from launcher.train.optimizers.offload import gradient_of
 from launcher.train.optimizers.state import put_back, settings
 from launcher.train.pipeline.stage import Stages
@@ -343,8 +343,7 @@ class Trainer:
                 del gradients
             self.copies.check_loss(difference, total_loss, total_weight, grad_norm)
             self.recovery.wait_before_update()
-            lr = learning_rate(step, self.steps, self.rank.job.train)
-            set_learning_rate(self.optimizer, lr)
+            lr = set_learning_rate(self.optimizer, step, self.steps, self.rank.job.train)
             loss, lost = _mean(total_loss, total_weight), began - started
             means = self.logged.means(logged)
             result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost, means)
@@ -373,14 +372,14 @@ class Trainer:
         """
         began = started = time.perf_counter()
         recovery = self.recovery
-        recovery.begin()
         self.order.begin()
-        [batch] = self._fetched(self.data.micro_batches(step), "data")
-        while self._outgrown(batch, step, 1):
-            self.current.lower(step, began)
-            began = time.perf_counter()
+        while True:
             recovery.begin()
             [batch] = self._fetched(self.data.micro_batches(step), "data")
+            if not self._outgrown(batch, step, 1):
+                break
+            self.current.lower(step, began)
+            began = time.perf_counter()
         self.logged.clear()
         loss, weight = recovery.must(partial(self._forward, batch))
         del batch
@@ -390,8 +389,7 @@ class Trainer:
                 self.rank.stop_requested(),
                 *self.rank.once(loss.detach(), weight, *self.logged.values()),
             )
-            lr = learning_rate(step, self.steps, self.rank.job.train)
-            set_learning_rate(self.optimizer, lr)
+            lr = set_learning_rate(self.optimizer, step, self.steps, self.rank.job.train)
         self.current.step_done()
         self.recorder.before_update((), self.current.recipe)
         means, mean_loss = self.logged.means(logged), _mean(total_loss, total_weight)

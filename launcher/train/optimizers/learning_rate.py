@@ -22,6 +22,9 @@ def learning_rate(step: int, steps: int, training: Training) -> float:
     return training.lr * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * min(1.0, progress))) / 2)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, steps: int, training: Training) -> float:
+    """Set the learning rate of `step`, and return it."""
+    lr = learning_rate(step, steps, training)
     for group in optimizer.param_groups:
         group["lr"] = lr
+    return lr

@@ -18,7 +18,7 @@ DEPTH = 4
 "Containers inside each other that are searched for tensors."
 
 
-def make_fake(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+def make_fake(model: nn.Module, fake: FakeTensorMode) -> None:
     """Replace the tensors of a model built on the meta device in place, including those in attributes, and in
     lists, tuples and dictionaries there.
 
@@ -54,7 +54,6 @@ def make_fake(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
         for tensors in (module._parameters, module._buffers, own):
             converted(tensors)
         vars(module).update(own)
-    return model
 
 
 @contextmanager

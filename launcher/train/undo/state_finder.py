@@ -96,10 +96,10 @@ class Entries:
         numbers."""
         return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key), numbers)]
 
-    def restore(self) -> bool:
-        """Restore the content. Return whether it had changed."""
+    def restore(self) -> None:
+        """Restore the content."""
         if not self._changed():
-            return False
+            return
         for key in [key for key in self.home if key not in self.ignored and key not in self.kept]:
             del self.home[key]
         for key, value in self.kept.items():
@@ -110,7 +110,6 @@ class Entries:
             for key in self.kept:  # restores their order
                 if key in self.home:
                     self.home[key] = self.home.pop(key)
-        return True
 
     def restore_state(self) -> None:
         """Restore only what held tensors or arrays, itself or in a tuple, list or dictionary: numbers keep
@@ -163,12 +162,10 @@ class Items:
         counts = any(_is_state(one, numbers) for one in self.home)
         return [self.name] if counts and self._has_changed() else []
 
-    def restore(self) -> bool:
-        if not self._has_changed():
-            return False
-        self.home.clear()
-        (self.home.update if isinstance(self.home, set) else self.home.extend)(self._kept)
-        return True
+    def restore(self) -> None:
+        if self._has_changed():
+            self.home.clear()
+            (self.home.update if isinstance(self.home, set) else self.home.extend)(self._kept)
 
     def restore_state(self) -> None:
         if any(map(_is_state, self._kept)):
@@ -196,11 +193,9 @@ class State:
     def changed(self, *, numbers: bool = False) -> list[str]:
         return [] if self._equal(self._get(), self._kept) else [self.name]
 
-    def restore(self) -> bool:
-        if not self.changed():
-            return False
-        self._put(self._kept)
-        return True
+    def restore(self) -> None:
+        if self.changed():
+            self._put(self._kept)
 
     restore_state = restore
 
