@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def memory_limit(root: Path = Path("/")) -> int:
+def memory_limit() -> int:
     """Return the smallest of the machine's memory and the limits of this process's cgroups, in bytes."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for folder in cgroups(root):
+    for folder in cgroups():
         for name in ("memory.max", "memory.limit_in_bytes"):
             with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                 limits.append(int((folder / name).read_text()))
     return min(limits)
 
 
-def free_and_total(root: Path = Path("/")) -> Iterator[tuple[int, int]]:
+def free_and_total() -> Iterator[tuple[int, int]]:
     """Yield (free, total) in bytes for the machine, and for each of this process's cgroups with a limit."""
-    host = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+    host = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free, total = (int(host[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     yield free, total
-    for folder in cgroups(root):
+    for folder in cgroups():
         for limit, usage in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -87,5 +87,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int
     `logits` is (n, vocabulary), `targets` (n,).
     """
     if isinstance(logits, DTensor):
-        return vocabulary_parallel.cross_entropy(logits, targets, ignore_index)
+        if not logits.placements[0].is_replicate():
+            return vocabulary_parallel.cross_entropy(logits, targets, ignore_index)
+        logits = logits.to_local()
     return functional.cross_entropy(logits.float(), targets, reduction="sum", ignore_index=ignore_index)

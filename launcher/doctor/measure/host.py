@@ -57,9 +57,9 @@ def memlock() -> dict[str, Any]:
     }
 
 
-def free_memory(root: Path = Path("/")) -> dict[str, int]:
+def free_memory() -> dict[str, int]:
     """Return the memory that this process may use, and how much of it is free, in bytes."""
-    return {"limit": memory_limit(root), "free": max(0, min(free for free, _ in free_and_total(root)))}
+    return {"limit": memory_limit(), "free": max(0, min(free for free, _ in free_and_total()))}
 
 
 def clock_offset(folder: Path) -> float:

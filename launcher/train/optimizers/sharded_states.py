@@ -111,7 +111,8 @@ def _is_split(p: torch.Tensor, proxy: torch.Tensor) -> bool:
 def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
     """Return this rank's rows of `p` as a DTensor in its memory, or all of `p` if it cannot be split."""
     whole = local(p.detach())
-    if not whole.ndim or whole.stride(0) * whole.shape[0] != whole.numel() or not _dense(whole):
+    rows_follow = whole.ndim > 0 and whole.stride(0) * whole.shape[0] == whole.numel()
+    if not rows_follow or not torch.ops.aten.is_non_overlapping_and_dense(whole):
         return nn.Parameter(p.detach())
     part, placements = whole[_own_rows(whole, mesh)], tuple[Placement, ...]([Shard(0)])
     if isinstance(p, DTensor):
@@ -132,16 +133,6 @@ def _own_rows(whole: torch.Tensor, mesh: DeviceMesh) -> slice:
     size = math.ceil(whole.shape[0] / mesh.size())
     start = min(mesh.get_local_rank() * size, whole.shape[0])
     return slice(start, start + size)
-
-
-def _dense(p: torch.Tensor) -> bool:
-    """Return whether the tensor fills its memory without gaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _flat(dense: torch.Tensor) -> torch.Tensor:

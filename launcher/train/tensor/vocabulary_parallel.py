@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from launcher.train.shards import offset_of
 
@@ -14,12 +14,9 @@ from launcher.train.shards import offset_of
 def cross_entropy(logits: DTensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """Return the sum of the cross-entropies, in fp32 and the same on each rank.
 
-    `logits` is (n, vocabulary), cut by columns or whole; `targets` (n,) is whole on each rank.
+    `logits` is (n, vocabulary), cut by columns; `targets` (n,) is whole on each rank.
     """
     [placement] = logits.placements
-    if placement == Replicate():
-        whole = torch.nn.functional.cross_entropy
-        return whole(logits.to_local().float(), targets, reduction="sum", ignore_index=ignore_index)
     assert placement == Shard(1), f"logits cut as {placement}"
     first, group = offset_of(logits)[1][1], logits.device_mesh.get_group()
     total: torch.Tensor = _CrossEntropy.apply(logits.to_local(), targets, ignore_index, first, group)  # type: ignore[no-untyped-call]
