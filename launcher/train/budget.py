@@ -82,9 +82,6 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.limit, self.drills, self.device = limit, drills, device
         self.where = where or Where()
         self.live = 0
-        self.allocations = 0
-        "Allocations since the start, including refused ones and those that grew a storage."
-        self._fails_at: int | None = None
         self.on_oom: Callable[[int], None] | None = None
         "Called with the requested bytes before the error is raised."
         self._earlier_peak = self._peak = 0
@@ -162,10 +159,6 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Copy first: garbage collection may remove storages while the tuple is built.
         return tuple(self._storages.copy().values())
 
-    def fail_in(self, allocations: int | None) -> None:
-        """Refuse the n-th allocation from now, where 1 is the next; None cancels this."""
-        self._fails_at = None if allocations is None else self.allocations + allocations
-
     def report(self) -> str | None:
         if self.limit is None:
             return None
@@ -200,7 +193,6 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _reserve(self, size: int) -> None:
         if size > 0:
-            self.allocations += 1
             if self.limit is not None and self.live + size > self.limit:
                 self._refuse(
                     size,
@@ -209,8 +201,6 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             if self.drills is not None and (drill := self.drills.strikes()):
                 self._refuse(size, f"This is a drill ({DRILLS}: {drill}).")
-            if self.allocations == self._fails_at:
-                self._refuse(size, "This is a test.")
         self.live += size
 
     def _refuse(self, size: int, reason: str) -> NoReturn:

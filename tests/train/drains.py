@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from countdown import Countdown
 from launcher.rundir.files import replace_json
 from launcher.train.budget import MemoryBudget
 from launcher.train.failure import leave
@@ -100,7 +101,8 @@ class Case:
         asked = dict(fields)
         self.recipe = recipe(asked.pop("sharding"), 2, 2, **asked)
         self.rank = Rank(**{**vars(rank), "recipe": self.recipe})
-        self.task, self.budget = Stacked(), budget
+        self.task, self.budget, self.countdown = Stacked(), budget, Countdown()
+        budget.drills = self.countdown  # type: ignore[assignment]
         samples = self.task.data("train")[4 * rank.number :]
         self.batches = [self.task.collate(samples[:2]), self.task.collate(samples[2:4])]
         self.task.loss_chunks = self.recipe.loss_chunks
@@ -157,16 +159,16 @@ def most(value: float) -> int:
 
 def sweep(case: Case) -> dict[str, Any]:
     """After each failure: drain, meet, clean, repeat."""
-    budget, rank = case.budget, case.rank
+    budget, countdown, rank = case.budget, case.countdown, case.rank
     with case.collectives.local():  # learns the sequences
         case.passes()
     clean(case.model)
     gc.unfreeze()  # the case before
     gc.collect()
     gc.freeze()  # else each collection goes through all of torch
-    before = budget.allocations
+    before = countdown.allocations
     assert not case.step()
-    total = most(budget.allocations - before)
+    total = most(countdown.allocations - before)
     found = {"allocations": total, "steps": 0, "failed": 0, "again": 0, "wrong": 0, "left": 0}
     expected = case.gradients()
     clean(case.model)
@@ -174,10 +176,10 @@ def sweep(case: Case) -> dict[str, Any]:
     live = budget.live
     for number, at in enumerate(range(1, total + 1, STRIDE or total // POSITIONS)):
         for who in WHO if STRIDE else [WHO[number % len(WHO)]]:
-            budget.fail_in(position(rank, who, at, total))
+            countdown.fail_in(position(rank, who, at, total))
             found["steps"] += 1
             found["failed"] += case.step()
-            budget.fail_in(None)
+            countdown.fail_in(None)
             clean(case.model)
             found["left"] += most(not comes_back(budget, live))
             found["again"] += case.step()
@@ -211,10 +213,10 @@ def careless(case: Case, total: int) -> dict[str, int]:
         for name, forget in ways.items():
             for at in range(1, total + 1, total // (3 * POSITIONS)):
                 clean(case.model)
-                case.budget.fail_in(at)
+                case.countdown.fail_in(at)
                 with suppress(torch.OutOfMemoryError):
                     case.passes()
-                case.budget.fail_in(None)
+                case.countdown.fail_in(None)
                 forget(case.model)
                 try:
                     case.passes()

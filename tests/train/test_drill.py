@@ -12,6 +12,7 @@ from launcher.train.budget import MIB, MemoryBudget, open_budget
 from launcher.train.drill import Drill, Drills, parse_drills, read_drills
 from launcher.train.rank import SetupError
 from launcher.train.where import Where
+from tests.train.countdown import Countdown
 from tests.train.runs import one_rank, recipe
 
 CPU = torch.device("cpu")
@@ -75,16 +76,17 @@ def test_a_drill_reads_like_a_real_failure_and_obeys_the_budget(monkeypatch: pyt
 
 
 def test_the_allocation_that_fails_can_be_counted_from_now() -> None:
-    with MemoryBudget(MIB) as budget:
+    countdown = Countdown()
+    with MemoryBudget(MIB, drills=countdown):  # type: ignore[arg-type]
         kept = [torch.zeros(1), torch.zeros(1)]
-        assert budget.allocations == len(kept)
+        assert countdown.allocations == len(kept)
         kept[0].add_(1)
         kept.append(kept[0].view(1))
-        assert budget.allocations == 2, "neither in place nor a view"
-        budget.fail_in(3)
+        assert countdown.allocations == 2, "neither in place nor a view"
+        countdown.fail_in(3)
         assert allocations_until_failure() == 3
-        budget.fail_in(1)
-        budget.fail_in(None)
+        countdown.fail_in(1)
+        countdown.fail_in(None)
         assert allocations_until_failure() is None
 
 
