@@ -21,10 +21,8 @@ from launcher.diagnosis.clue import Clue, Kind
 from launcher.diagnosis.collector import Collector
 from launcher.diagnosis.users_patterns import STRIKES
 from launcher.logs.lines import LineAssembler
-from launcher.rundir.mask import Masker, secrets_of
+from launcher.rundir.mask import Masker
 from launcher.rundir.time import now as stamp_now
-
-__all__ = ["RankCapture", "secrets_of"]
 
 Stream = Literal["out", "err"]
 LAST_LINES = 20
@@ -67,14 +65,16 @@ class StampedFile:
             if self._descriptor < 0 or self._moved():
                 self._open()
             if self._unreported:
-                notice = f"[launcher] {self._unreported} lines lost: {self._why}\n"
-                self._append(start + notice.encode())
+                notice = start + f"[launcher] {self._unreported} lines lost: {self._why}\n".encode()
+                if self._append(notice) < len(notice):
+                    raise OSError(self._why)
                 self._unreported = 0
                 self.lines += 1
-            written = self._append_some(stamped)
+            written = self._append(stamped)
             self.lines += lines.count(b"\n") if written == len(stamped) else stamped.count(b"\n", 0, written)
         except OSError as error:
-            self._failed(error, now)
+            self._why = error.strerror or str(error)
+            self._retry_at = now + RETRY
             return self._lose(lines)
         if written < len(stamped):
             self._lose(stamped[written:])
@@ -112,11 +112,7 @@ class StampedFile:
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             os.write(descriptor, b"\n")  # an earlier writer died within a line
 
-    def _append(self, data: bytes) -> None:
-        if self._append_some(data) < len(data):
-            raise OSError(self._why)
-
-    def _append_some(self, data: bytes) -> int:
+    def _append(self, data: bytes) -> int:
         """Write complete lines only, and return the number of bytes written.
 
         Raises OSError if none could be.
@@ -134,10 +130,6 @@ class StampedFile:
                     os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - torn)
                 return done - torn
         return done
-
-    def _failed(self, error: OSError, now: float) -> None:
-        self._why = error.strerror or str(error)
-        self._retry_at = now + RETRY
 
     def _lose(self, lines: bytes) -> None:
         count = lines.count(b"\n")

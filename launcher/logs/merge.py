@@ -19,7 +19,6 @@ from launcher.logs.read import TEXT_START, OffsetReader
 # Here a line is `HH:MM:SS.ffffff<tag><text>`; its day is kept separately.
 TIME_LENGTH = 15
 _DAY = slice(0, 11)
-_TIME = slice(11, 26)
 _time = itemgetter(slice(0, TIME_LENGTH))
 
 # Bytes of raw log held by all sources together.

@@ -13,6 +13,8 @@ LONGEST_LINE = 4 * 2**20
 TEXT_START = STAMP_LENGTH + 1
 # Bytes at the beginning of a file that tell it from another one of the same name: a stamp, and some text.
 _HEAD = 64
+# Bytes at the end of a file in which its last line is looked for: two of the longest that our capture writes.
+_LAST = 2**17
 
 
 class OffsetReader:
@@ -100,25 +102,8 @@ def offset_near_end(path: Path, most: int) -> int:
         return 0
 
 
-def last_lines(path: Path, count: int = 20, window: int = 2**18) -> list[bytes]:
-    """The texts (without stamps) of the last lines, from the last `window` bytes of the file."""
-    return [line[TEXT_START:] for line in _last_lines(path, window)[-count:]]
-
-
 def last_stamp(path: Path) -> str | None:
     """The time stamp of the last complete line; None if there is none. Raises OSError."""
-    lines = _last_lines(path, 2**17)
-    return lines[-1][:STAMP_LENGTH].decode(errors="replace") if lines else None
-
-
-def _last_lines(path: Path, window: int) -> list[bytes]:
-    """The complete lines in the last `window` bytes of a file; none if there is no file."""
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - window))
-            data = file.read(window)
-    except FileNotFoundError:
-        return []
-    lines = data.split(b"\n")
-    return lines[:-1] if size <= window else lines[1:-1]
+    lines = OffsetReader(path, offset_near_end(path, _LAST)).read(_LAST)
+    start = lines.rfind(b"\n", 0, -1) + 1
+    return lines[start : start + STAMP_LENGTH].decode(errors="replace") if lines else None

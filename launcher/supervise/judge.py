@@ -280,7 +280,7 @@ def _failed_while_stopping(evidence: Evidence) -> Verdict | None:
     found = _from_errors(evidence) or _from_output(evidence)
     if found is not None and found.failure != "unknown":
         return None if found.failure in _CONSEQUENCES else found
-    return _unexplained(evidence, own[0]) if own else None
+    return _unexplained(own[0]) if own else None
 
 
 def _from_errors(evidence: Evidence) -> Verdict | None:
@@ -426,9 +426,9 @@ def _from_output(evidence: Evidence) -> Verdict | None:
     found = _candidates(evidence)
     cause = cause_of(found)
     if cause is None or (cause.confidence == "guess" and not failed):
-        return None if only_stopped or not failed else _unexplained(evidence, failed[0])
+        return None if only_stopped or not failed else _unexplained(failed[0])
     if cause.failure == "unknown" and not cause.found.reason:
-        return None if only_stopped or not failed else _unexplained(evidence, failed[0], cause)
+        return None if only_stopped or not failed else _unexplained(failed[0], cause)
     if cause.failure in _NETWORK and (left := _left_before(evidence, found)) is not None:
         return _missed(evidence, cause, left)
     return _verdict(evidence, cause)
@@ -438,7 +438,7 @@ def _missed(evidence: Evidence, cause: Cause, left: Mapping[str, Any]) -> Verdic
     """Return the verdict if ranks missed another one, `left`, that had ended by itself."""
     if left["exit_code"] != 0:
         followed = cause._replace(others=((cause.found, "follows from another failure"), *cause.others))
-        return _unexplained(evidence, left).model_copy(update={"seen": _seen(followed)[1:]})
+        return _unexplained(left).model_copy(update={"seen": _seen(followed)[1:]})
     verdict = _verdict(evidence, cause)
     reason = f"{verdict.reason}: rank {left['rank']} had ended with exit code 0"
     return verdict.model_copy(update={"reason": reason})
@@ -526,7 +526,7 @@ def _place(clue: Clue, rank: int | None, node: int | None) -> str:
     return f"rank-{rank:03d}.{clue.stream or 'err'}:{clue.line}"
 
 
-def _unexplained(evidence: Evidence, record: Mapping[str, Any], cause: Cause | None = None) -> Verdict:
+def _unexplained(record: Mapping[str, Any], cause: Cause | None = None) -> Verdict:
     """Return the verdict if no output explains the end: only the exit code is known."""
     rank, code = int(record["rank"]), int(record["exit_code"])
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

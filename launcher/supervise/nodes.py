@@ -170,7 +170,7 @@ class Nodes:
         return {node: report for node, report in found.items() if report is not None}
 
     def wait_for_reports(
-        self, attempt: AttemptDir, late: Callable[[], bool], stops: Callable[[], bool] = lambda: False
+        self, attempt: AttemptDir, late: Callable[[], bool], stops: Callable[[], bool]
     ) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
         """Node 0: wait for the nodes' reports. Return the reports and the lost nodes.
 

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.diagnosis.clue import failure_patterns
-from launcher.logs.capture import RankCapture, secrets_of
+from launcher.logs.capture import RankCapture
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.host_memory import memory_limit
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.mask import masked_strings
+from launcher.rundir.mask import masked_strings, secrets_of
 from launcher.rundir.shared import make_error_folder, remove_error_folders, remove_handover
 from launcher.spec import variables
 from launcher.spec.command import environment_name, fill, values_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launcher.logs import merge as merging
 from launcher.logs.clean import harmless
 from launcher.logs.files import attempt_files, parse_selection, ranges
-from launcher.logs.read import OffsetReader, last_lines, offset_of
+from launcher.logs.read import OffsetReader, last_stamp, offset_of
 from launcher.logs.show import parse_since
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import stamp
@@ -80,11 +80,14 @@ def test_the_first_line_since_a_time_is_found(seconds: list[int], since: int) ->
         assert data.count(b"\n") == sum(1 for at in seconds if at >= since)
 
 
-def test_the_last_lines_of_a_file_come_without_stamps(run: RunDir) -> None:
-    path = write_rank(run, 0, [(i, b"line %d" % i) for i in range(100)])
-    assert last_lines(path, 2) == [b"line 98", b"line 99"]
-    assert last_lines(path, 50, window=100) == [b"line 98", b"line 99"]
-    assert last_lines(run.path / "none") == []
+@pytest.mark.parametrize("length", [6, 2000])
+def test_the_time_of_the_last_complete_line_is_found(run: RunDir, length: int) -> None:
+    path = write_rank(run, 0, [(i, b"x" * length) for i in range(100)])
+    with open(path, "ab") as file:
+        file.write(b"torn")
+    assert last_stamp(path) == stamp(START + 99)
+    path.write_bytes(b"torn")
+    assert last_stamp(path) is last_stamp(run.path / "none") is None
 
 
 LINES = st.lists(

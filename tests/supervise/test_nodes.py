@@ -92,7 +92,7 @@ def test_a_node_without_a_heartbeat_is_lost_and_the_run_does_not_wait_for_it(fou
     four[3].beat(attempt)
     for node in four[:3]:
         node.report(attempt, Ended(0), oom_kills=0)
-    reports, lost = four[0].wait_for_reports(attempt, lambda: False)
+    reports, lost = four[0].wait_for_reports(attempt, lambda: False, lambda: False)
     assert sorted(reports) == [0, 1, 2] and lost == (3,)
 
 
@@ -102,7 +102,7 @@ def test_who_is_silent_when_the_time_to_stop_is_over_is_not_waited_for(four: lis
         node.lost_after = 1e9
     for node in four[:3]:
         node.report(attempt, Ended(0), oom_kills=0)
-    reports, lost = four[0].wait_for_reports(attempt, lambda: True)
+    reports, lost = four[0].wait_for_reports(attempt, lambda: True, lambda: False)
     assert sorted(reports) == [0, 1, 2] and lost == (3,)
 
 
@@ -145,7 +145,7 @@ def test_a_slow_node_that_still_beats_is_waited_for(four: list[Nodes]) -> None:
 
     thread = threading.Thread(target=slow)
     thread.start()
-    reports, lost = four[0].wait_for_reports(attempt, lambda: False)
+    reports, lost = four[0].wait_for_reports(attempt, lambda: False, lambda: False)
     thread.join()
     assert lost == () and reports[3]["oom_kills"] == 2
 
