@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
-import ipaddress
 import re
 import socket
-import struct
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-_SIOCGIFCONF = 0x8912  # netdevice(7): the IPv4 addresses of all interfaces
-_ENTRY = 40  # bytes of a `struct ifreq` with 64-bit pointers
-_MOST = 1024
-"Maximum number of addresses read from the kernel."
+import psutil  # type: ignore[import-untyped]
 
 
 def main() -> None:
@@ -53,25 +45,13 @@ def nccl(name: str | None, names: Sequence[str]) -> str | None:
 
 
 def addresses() -> list[tuple[str, str]]:
-    """Return (interface, address) pairs in the kernel's order."""
-    return [*_ipv4(), *_ipv6()]
-
-
-def _ipv4() -> list[tuple[str, str]]:
-    answers = array.array("B", bytes(_ENTRY * _MOST))
-    asked = struct.pack("iL", len(answers), answers.buffer_info()[0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        length = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, asked))[0]
-    entries = (answers[start : start + _ENTRY].tobytes() for start in range(0, length, _ENTRY))
-    # `eth0:1` is an alias label of eth0.
+    """Return (interface, address) pairs in the kernel's order, IPv4 first."""
+    interfaces = psutil.net_if_addrs().items()
+    # `eth0:1` is an alias label of eth0, and the address of a link ends in `%eth0`.
     return [
-        (one[:16].split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(one[20:24])) for one in entries
+        (name.partition(":")[0], one.address.partition("%")[0])
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for name, found in interfaces
+        for one in found
+        if one.family == family
     ]
-
-
-def _ipv6(file: Path = Path("/proc/net/if_inet6")) -> list[tuple[str, str]]:
-    try:
-        rows = [line.split() for line in file.read_text().splitlines()]
-    except OSError:  # a kernel without IPv6
-        return []
-    return [(row[5], str(ipaddress.IPv6Address(bytes.fromhex(row[0])))) for row in rows]
