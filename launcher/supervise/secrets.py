@@ -1,17 +1,26 @@
-"""Read the values of secrets when the run starts. They go into the ranks' environment and nowhere else."""
+"""Read the values of secrets when the run starts. They go into the ranks' environment and nowhere else.
+
+The standard library suffices, because this source is sent to SSH hosts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.spec.job import Secret
-from launcher.supervise.secret_file import NoSecretFileError, SecretFileError, checked, read_secret_file
+if TYPE_CHECKING:
+    from launcher.spec.job import Secret
+
+LONGEST = 128 * 1024
+"Maximum bytes of NAME=VALUE with its NUL: Linux passes no longer string to a process (MAX_ARG_STRLEN)."
 
 
 class SecretError(Exception):
-    """A secret cannot be given to the ranks. The message names the secret, never its value."""
+    """A secret has no value that a process can receive. The message names the secret, never its value."""
 
 
 class SecretMissingError(SecretError):
@@ -45,17 +54,61 @@ def found(secrets: Sequence[Secret]) -> dict[str, str]:
 
 
 def _read(secret: Secret) -> str:
+    if secret.file is not None:
+        return read_secret_file(secret.name, secret.file)
+    source = secret.env or secret.name
+    if source not in os.environ:
+        raise SecretMissingError(f"{secret.name}: the environment variable {source} is not set")
+    value = os.environ[source]
+    if value:
+        _checked(secret.name, os.fsencode(value), f"the environment variable {source}")
+    return value
+
+
+def read_secret_file(name: str, file: str) -> str:
+    """Return the value of the secret `name`, without surrounding white space.
+
+    `file` may begin with `~/`. Raises SecretError.
+    """
     try:
-        if secret.file is not None:
-            return read_secret_file(secret.name, secret.file)
-        source = secret.env or secret.name
-        if source not in os.environ:
-            raise SecretMissingError(f"{secret.name}: the environment variable {source} is not set")
-        value = os.environ[source]
-        if value:
-            checked(secret.name, os.fsencode(value), f"the environment variable {source}")
-        return value
-    except NoSecretFileError as error:
-        raise SecretMissingError(str(error)) from None
-    except SecretFileError as error:
-        raise SecretError(str(error)) from None
+        descriptor = os.open(Path(file).expanduser(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise SecretMissingError(f"{name}: there is no file {file}") from None
+    except OSError as error:
+        raise SecretError(f"{name}: cannot read {file}: {error.strerror}") from None
+    except RuntimeError:
+        raise SecretError(f"{name}: {file}: your home directory is not known; set HOME") from None
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(kind):
+            what = "a directory" if stat.S_ISDIR(kind) else "a pipe, a device or a socket"
+            raise SecretError(f"{name}: {file} is {what}; name a regular file")
+        with open(descriptor, "rb", closefd=False) as opened:
+            data = opened.read(LONGEST + 1)
+    except OSError as error:
+        raise SecretError(f"{name}: cannot read {file}: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    return _checked(name, data, file).strip()
+
+
+def _checked(name: str, data: bytes, where: str) -> str:
+    """Return the value as text. Raises SecretError if no process can receive it."""
+    if not data.strip():
+        raise SecretError(f"{name}: {where} is empty")
+    if len(name) + len(data.strip()) + 2 > LONGEST:
+        raise SecretError(
+            f"{name}: {where} is too large: a variable of the environment has at most {LONGEST // 1024} KiB; "
+            "let your program read the file"
+        )
+    if b"\0" in data:
+        raise SecretError(f"{name}: {where} contains a NUL byte, which no process can receive; {_ENCODE}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise SecretError(
+            f"{name}: {where} is not UTF-8 text (byte {error.start + 1} cannot be read); {_ENCODE}"
+        ) from None
+
+
+_ENCODE = "store it as base64 and decode it in your program"

@@ -52,6 +52,7 @@ from launcher.supervise.attempt import (
     torchrun_clues,
 )
 from launcher.supervise.check import CHECK_SECONDS, why_unfit
+from launcher.supervise.gpus import GpusError
 from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
 from launcher.supervise.ignored_micro_batch import judged_since_start
 from launcher.supervise.journal import Journal
@@ -77,7 +78,8 @@ from launcher.supervise.policy import (
 )
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.stall import Stall
-from launcher.supervise.sweep_turn import VISIBLE, Turn, TurnError
+from launcher.supervise.sweep_queue import QueueError
+from launcher.supervise.sweep_turn import VISIBLE, Turn
 from launcher.supervise.takeover import KILLED, close_attempts, first_recipe
 from launcher.supervise.unsaved_state import Kept, Outcome, skipped_by, unsaved, written_since
 
@@ -203,7 +205,7 @@ class Supervisor:
             return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
         try:
             self._wait_for_turn()
-        except TurnError as error:
+        except (GpusError, QueueError) as error:
             stop = Decision("stop", None, "nothing was started")
             return self._finish(Verdict(failure="node-failed", reason=str(error)), stop)
         self._start_clock()
@@ -550,7 +552,7 @@ class Supervisor:
         """Wait for GPUs and a place in the sweep, or for a request to stop.
 
         Slurm and RunPod have their own queues, and a single run gets its GPUs on an ssh host before its
-        supervisor starts. Raises TurnError.
+        supervisor starts. Raises GpusError, QueueError.
         """
         if self._scheduler != "local" and not (self._scheduler == "ssh" and self.run.read_about().sweep):
             return

@@ -10,14 +10,10 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.gpus import BusyError, GpusError, UnknownGpusError, claim, polling, user
-from launcher.supervise.sweep_queue import QueueError, SweepQueue
+from launcher.supervise.gpus import BusyError, UnknownGpusError, claim, polling, user
+from launcher.supervise.sweep_queue import SweepQueue
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-class TurnError(Exception):
-    """The run can never start on this host, so waiting is pointless. The message says why."""
 
 
 def sweep_folder(run: RunDir, sweep: str) -> Path:
@@ -33,7 +29,7 @@ class Turn:
     ) -> None:
         """`gpus` is the number of GPUs to choose; 0 chooses none. Their indexes are written to `environ`.
 
-        With `shared`, GPUs used by programs other than launcher may be taken. Raises TurnError.
+        With `shared`, GPUs used by programs other than launcher may be taken. Raises QueueError.
         """
         self.run, self.gpus, self.environ, self.shared = run, gpus, environ, shared
         self._why = "waits for GPUs"
@@ -43,19 +39,13 @@ class Turn:
         if (sweep := about.sweep) is not None:
             # Hosts that share the folder each have their own queue.
             file = sweep_folder(run, sweep.id) / f"queue{f'-{about.hosts[0]}' if about.hosts else ''}"
-            try:
-                self._queue = SweepQueue(file, sweep.task, sweep.at_once)
-            except QueueError as error:
-                raise TurnError(str(error)) from None
+            self._queue = SweepQueue(file, sweep.task, sweep.at_once)
 
     def take(self) -> str:
-        """Try to take a place and GPUs. Return why the run must wait, or "". Raises TurnError."""
-        try:
-            return self._take()
-        except (GpusError, QueueError) as error:
-            raise TurnError(str(error)) from None
+        """Try to take a place and GPUs. Return why the run must wait, or "".
 
-    def _take(self) -> str:
+        Raises GpusError or QueueError if the run can never start on this host, so that waiting is pointless.
+        """
         queue = self._queue
         if queue is None:
             return self._take_gpus()

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from launcher.schedulers.over_ssh.secret_checks import usable as shell_check
 from launcher.spec.job import Secret
-from launcher.supervise.secret_file import LONGEST
-from launcher.supervise.secrets import SecretError, found, read_secrets
+from launcher.supervise.secrets import LONGEST, SecretError, found, read_secrets
 
 ROOM = LONGEST - len("TOKEN") - 2
 "Bytes of the longest value."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.schedulers.over_ssh.rsh import quote
-from launcher.supervise.secret_file import LONGEST
+from launcher.supervise.secrets import LONGEST
 
 
 def secret_checks(about: Mapping[str, Any]) -> list[str]:

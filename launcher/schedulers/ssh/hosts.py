@@ -15,7 +15,7 @@ from launcher.schedulers.over_ssh.ssh import login_environment
 
 _PACKAGE = Path(__file__).parents[2]
 _MODULES = (
-    "supervise.secret_file",
+    "supervise.secrets",
     "supervise.gpus",
     "schedulers.ssh.reachability",
     "schedulers.ssh.on_host",

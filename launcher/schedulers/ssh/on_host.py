@@ -26,7 +26,7 @@ from typing import Any
 
 from launcher.schedulers.ssh.reachability import meet
 from launcher.supervise.gpus import GpusError, claim, installed, survey, user
-from launcher.supervise.secret_file import SecretFileError, read_secret_file
+from launcher.supervise.secrets import SecretError, read_secret_file
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
 FIRST_PORT, LAST_PORT = 61000, 65535
@@ -98,7 +98,7 @@ def _why_not_here(secret: Mapping[str, Any]) -> str:
     if secret.get("file"):
         try:
             read_secret_file(name, secret["file"])
-        except SecretFileError as error:
+        except SecretError as error:
             return str(error)
     elif (source := secret.get("env") or name) not in os.environ:
         return f"{name}: the environment variable {source} is not set"
