@@ -148,8 +148,7 @@ def _waiting(states: States, recipe: Recipe) -> int:
 
 
 def _buckets(gpu: Held, recipe: Recipe) -> int:
-    waits = recipe.grad_sync == "last" and recipe.grad_accum > 1
-    return gpu.gradients // 2 if waits else gpu.gradients
+    return gpu.gradients // 2 if recipe.gradients_wait else gpu.gradients
 
 
 def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks) -> Peak:

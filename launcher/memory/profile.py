@@ -314,7 +314,7 @@ def adds_to_buckets(recipe: Recipe) -> bool:
 
     With `grad_sync: last`, gradients wait beside the buckets until the last micro-batch.
     """
-    return in_buckets(recipe) and not (recipe.grad_sync == "last" and recipe.grad_accum > 1)
+    return in_buckets(recipe) and not recipe.gradients_wait
 
 
 def per_pass(trace: Trace, category: str) -> Affine:
@@ -415,7 +415,6 @@ def leaving_late(trace: Trace) -> Trace:
 def kept_to_the_end(trace: Trace, recipe: Recipe) -> Trace:
     """Return the trace in which gradients stay until the step's last backward pass ends."""
     kept: list[int] = []
-    last = [name for name, _ in trace.phases if name.startswith("backward")][-1]
 
     def free(event: int, storage: Storage) -> list[int]:
         # On the compute stream, FSDP's gradients are whole ones that wait to be reduced.
@@ -426,7 +425,7 @@ def kept_to_the_end(trace: Trace, recipe: Recipe) -> Trace:
             kept.append(event)
         return [] if stays else [event]
 
-    return _freed_otherwise(trace, free, lambda phase: kept if phase == last else [])
+    return _freed_otherwise(trace, free, lambda phase: kept if phase == trace.last_backward else [])
 
 
 def _freed_otherwise(

@@ -44,9 +44,6 @@ class Held(Value):
     def __add__(self, other: Held) -> Held:
         return Held(**{name: value + getattr(other, name) for name, value in self.model_dump().items()})
 
-    def __floordiv__(self, by: int) -> Held:
-        return Held(**{name: value // by for name, value in self.model_dump().items()})
-
 
 class States(Value):
     """Model states of one rank, or the sum over several ranks."""
@@ -140,7 +137,7 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     elif recipe.offload == "cpu":
         # Whole gradients stay on the GPU until the last micro-batch.
         made = States(
-            gpu=Held(buffers=model.buffers, gradients=whole if _waits(recipe) else 0),
+            gpu=Held(buffers=model.buffers, gradients=whole if recipe.gradients_wait else 0),
             host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
         )
     else:
@@ -209,10 +206,6 @@ def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     return len(optimizer.states) * shard.numel * CODE
 
 
-def _waits(recipe: Recipe) -> bool:
-    return recipe.grad_sync == "last" and recipe.grad_accum > 1
-
-
 def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     """Return the peak bytes of gradients, as launcher.train.sharding.sharding.price_of_last counts them.
 
@@ -225,8 +218,8 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     if recipe.optimizer_step == "backward":
         return 0
     if recipe.gradients_leave:
-        return whole if _waits(recipe) and recipe.sharding in SHARDED else 0
-    if not _waits(recipe) or not can_wait(recipe):
+        return whole if recipe.gradients_wait and recipe.sharding in SHARDED else 0
+    if not recipe.gradients_wait or not can_wait(recipe):
         return reduced
     return 2 * whole if in_buckets(recipe) else whole
 

@@ -41,14 +41,20 @@ class Timeline:
         """Return the moment and the phase of an event."""
         return next((when, phase) for start, when, phase in reversed(self.spans) if start <= event)
 
+    def allocate(self, name: str, size: int, stream: str = COMPUTE) -> int:
+        """Allocate a storage and return its number."""
+        number = len(self.sizes)
+        self.events.append(number)
+        self.sizes.append(size)
+        self.names.append(name)
+        self.streams.append(stream)
+        return number
+
     def stays(self, tensors: Iterable[tuple[str, int]]) -> None:
         """Allocate tensors that are never freed."""
         for name, size in tensors:
             if size:
-                self.events.append(len(self.sizes))
-                self.sizes.append(size)
-                self.names.append(name)
-                self.streams.append(COMPUTE)
+                self.allocate(name, size)
 
 
 def timeline(
@@ -79,21 +85,19 @@ def _step(
 ) -> None:
     """Append one step. The update runs before the gradients are freed, and allocates `states`."""
     numbers: dict[int, int] = {}
-    events: list[tuple[int, int]] = []
     for name, start, end in trace.spans():
         if name == "evaluation":
             break
-        events = list(enumerate(trace.events[start:end], start))
+        events = trace.events[start:end]
         freed_last = len(events)
-        while freed_last and events[freed_last - 1][1] < 0:
+        while freed_last and events[freed_last - 1] < 0:
             freed_last -= 1
         line.begin(when, name.split()[0])
-        _follow(line, trace, recipe, (event for _, event in events[:freed_last]), numbers)
-        rest = [event for _, event in events[freed_last:]]
-        if name == _last_pass(trace):
+        _follow(line, trace, recipe, events[:freed_last], numbers)
+        if name == trace.last_backward:
             line.begin(when, "optimizer")
             line.stays(states)
-        _follow(line, trace, recipe, rest, numbers)
+        _follow(line, trace, recipe, events[freed_last:], numbers)
     line.events += [~number for number in numbers.values()]
 
 
@@ -118,19 +122,8 @@ def _follow(
         storage = trace.storages[event]
         if storage.category == PRODUCT:
             line.stays([(CUBLAS, line.workspaces.pop(line.spans[-1][2], 0))])
-        size = storage.at(recipe.micro_batch_size)
-        if not size:
-            continue
-        number = len(line.sizes)
-        line.events.append(number)
-        line.sizes.append(size)
-        line.names.append(storage.module)
-        line.streams.append(storage.stream)
-        numbers[event] = number
-
-
-def _last_pass(trace: Trace) -> str:
-    return [name for name, _ in trace.phases if name.startswith("backward")][-1]
+        if size := storage.at(recipe.micro_batch_size):
+            numbers[event] = line.allocate(storage.module, size, storage.stream)
 
 
 def _standing(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[str, int]]:

@@ -108,6 +108,11 @@ class Trace:
     backward, if it leaves gradients of weights for later."""
     work: Work
 
+    @property
+    def last_backward(self) -> str:
+        """Name of the step's last backward phase."""
+        return [name for name, _ in self.phases if name.startswith("backward")][-1]
+
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Yield (phase, first event, event after the last one)."""
         ends = [start for _, start in self.phases[1:]] + [len(self.events)]

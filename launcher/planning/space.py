@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.planning.batches import divisors
+from launcher.planning.batches import divisors, with_micro_batch
 from launcher.spec.mesh import can_wait, data_ranks
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
@@ -103,7 +103,7 @@ class Space:
         for micro in (recipe.micro_batch_size,) if fixed else reversed(divisors(per_rank)):
             one = recipe
             if micro != recipe.micro_batch_size:
-                one = recipe.model_copy(update={"micro_batch_size": micro, "grad_accum": per_rank // micro})
+                one = with_micro_batch(recipe, micro)
             if self.has(one):
                 yield one
 
@@ -124,12 +124,9 @@ class Space:
         return [one for one in made if one.changes_from(recipe).keys() <= self.axes.keys()]
 
     def has(self, recipe: Recipe) -> bool:
-        if recipe.grad_sync == "last" and "grad_sync" in self.axes and not _waits(recipe):
+        waits = recipe.gradients_wait and can_wait(recipe)
+        if recipe.grad_sync == "last" and "grad_sync" in self.axes and not waits:
             return False  # the same as `each`
         if not obeys_rules(recipe, self.setting):
             return False
         return not (self.setting.entrypoint and unsupported(recipe))
-
-
-def _waits(recipe: Recipe) -> bool:
-    return recipe.grad_accum > 1 and can_wait(recipe)

@@ -59,7 +59,7 @@ def recipe_line(recipe: Recipe) -> str:
         parts.append(f"loss in {recipe.loss_chunks} chunks")
     if recipe.compile:
         parts.append("compiled")
-    if recipe.grad_sync == "last" and recipe.grad_accum > 1:
+    if recipe.gradients_wait:
         parts.append("gradients reduced after the last micro-batch")
     parts.append(f"micro-batch {recipe.micro_batch_size} x accumulation {recipe.grad_accum}")
     return ", ".join(parts)

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from launcher.spec.adapter import Adapter
-from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value
+from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value, number_as_text
 from launcher.spec.command import check_command, reads, seen_as, uses
 from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.fire_drill import env_problems
@@ -184,7 +184,7 @@ def _as_command(value: Any) -> Any:
         except ValueError as error:
             raise ValueError(f"cannot split into arguments ({error}); write a list instead") from None
     if isinstance(value, list | tuple):
-        return [str(x) if isinstance(x, int | float) and not isinstance(x, bool) else x for x in value]
+        return [number_as_text(argument) for argument in value]
     return value
 
 

@@ -123,6 +123,11 @@ class Recipe(Value):
         gradients in its buckets. With `hybrid` their memory is freed at the end of the pass."""
         return self.offload in ("cpu-optimizer", "nvme-optimizer") and self.sharding not in REPLICATED
 
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether gradients wait for the last micro-batch of a step, if anything reduces them."""
+        return self.grad_sync == "last" and self.grad_accum > 1
+
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:
         """Return `{field: (value in other, value here)}` for every field that differs."""
         mine, theirs = self.model_dump(), other.model_dump()

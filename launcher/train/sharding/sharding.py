@@ -347,7 +347,7 @@ def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
 
 
 def _report_gradient_bytes(model: nn.Module, rank: Rank) -> None:
-    if rank.recipe.grad_sync == "last" and rank.recipe.grad_accum > 1:
+    if rank.recipe.gradients_wait:
         last, each = price_of_last(model, rank.recipe)
         kind = "unsharded gradients" if rank.recipe.sharding in SHARDED else "gradients outside DDP's buckets"
         rank.say(
