@@ -20,7 +20,6 @@ from pydantic import JsonValue, NonNegativeInt, PositiveInt
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.time import now
-from launcher.rundir.versions import version_of
 from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
 from launcher.spec.fire_drill import BUDGET, parse_budget
@@ -101,18 +100,16 @@ class Correction(Value):
     "Fields of the recipe, except batch sizes, in which at least one entry differs."
 
 
-def family_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> Family | None:
-    """Return the family of the job's runs; None for a command, or if torch's version is unknown."""
-    if job.task is None or (version := version_of("torch")) is None:
+def family_of(job: Job, cluster: Cluster, torch: str | None, *, on_gpu: bool) -> Family | None:
+    """Return the family of the job's runs; None for a command, or if torch's version is unknown.
+
+    `torch`: the version, such as `2.13.0+cpu`.
+    """
+    if job.task is None or torch is None:
         return None
     gpu = cluster.node.gpu
     kind = gpu.type if on_gpu and gpu is not None else "cpu"
-    return Family(task=job.task, gpu=kind, torch=minor(version))
-
-
-def minor(version: str) -> str:
-    """Return major and minor version: `"2.13.0+cpu"` -> `"2.13"`."""
-    return ".".join(version.split(".")[:2])
+    return Family(task=job.task, gpu=kind, torch=".".join(torch.split(".")[:2]))
 
 
 def default_folder(runs_root: Path) -> Path:

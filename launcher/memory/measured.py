@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.memory.ledger import Entry, Family, capacity_of, minor
+from launcher.memory.ledger import Entry, capacity_of, family_of
 from launcher.rundir.downgrades import changes_within, ran_out, recipe_in_force
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -135,19 +135,15 @@ def _entry(
     parameters: int | None,
 ) -> Entry | None:
     job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
-    gpu = cluster.node.gpu
-    if job.task is None:
-        return None
     on_gpu, versions = about["gpus_per_node"] > 0, about["versions"]
+    family = family_of(job, cluster, versions["torch"], on_gpu=on_gpu)
+    if family is None:
+        return None
     begun = Recipe.model_validate(run.read_recipe(attempt))
     recipe = recipe_in_force(begun, events, attempt.number)
     as_planned = recipe.model_dump() == plan.get("recipe")
     return Entry(
-        family=Family(
-            task=job.task,
-            gpu=gpu.type if on_gpu and gpu is not None else "cpu",
-            torch=minor(versions["torch"]),
-        ),
+        family=family,
         args=job.shaped_by,
         parameters=parameters,
         recipe=recipe,

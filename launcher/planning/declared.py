@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import BF16, FP32, Ranks
@@ -57,6 +56,3 @@ class DeclaredParams:
         raise NoTraceError(
             "only the model's number of parameters is known; plan.model: hf:PATH gives its layers"
         )
-
-    def files(self) -> list[Path]:
-        return []

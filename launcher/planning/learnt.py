@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from launcher.memory.ledger import Entry, capacity_of, entries, family_of, too_large
 from launcher.planning.plan import Plan
+from launcher.rundir.versions import version_of
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
@@ -15,7 +16,7 @@ from launcher.spec.recipe import Recipe
 
 def known_of(job: Job, cluster: Cluster, ledger: Path, *, on_gpu: bool) -> tuple[Entry, ...]:
     """Return the ledger's entries for this model and these arguments, the oldest first."""
-    family = family_of(job, cluster, on_gpu=on_gpu)
+    family = family_of(job, cluster, version_of("torch"), on_gpu=on_gpu)
     found = entries(ledger, family) if family is not None else ()
     return tuple(entry for entry in found if entry.args == job.shaped_by)
 

@@ -16,6 +16,7 @@ from launcher.planning.declared import DeclaredParams
 from launcher.planning.learnt import begun_where_it_fitted, known_of
 from launcher.planning.plan import Plan, make_plan
 from launcher.render.shipped import clusters_dir
+from launcher.rundir.versions import version_of
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster, load_job
@@ -54,7 +55,7 @@ def ran(folder: Path, fitted: int, run: str = "again-1", out: int = 16) -> None:
     """A run in 64 MiB that went on with `fitted` samples at once after `out` had been too many."""
     plan = make_plan(job(), HERE)
     rungs = {rung.micro_batch_size: rung for rung in (plan.recipe, *plan.ladder)}
-    family = family_of(job(), HERE, on_gpu=False)
+    family = family_of(job(), HERE, version_of("torch"), on_gpu=False)
     assert family is not None
     entry = Entry(
         family=family,
@@ -117,7 +118,7 @@ def test_a_plan_by_estimate_also_tells_the_run_what_to_try_again(tmp_path):
 
     first = planned()
     half = with_micro_batch(first.recipe, first.recipe.micro_batch_size // 2)
-    family = family_of(asked, gpus, on_gpu=True)
+    family = family_of(asked, gpus, version_of("torch"), on_gpu=True)
     assert family is not None and first.above == ()
     for number in (1, 2):
         entry = Entry(
