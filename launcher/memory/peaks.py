@@ -79,7 +79,7 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     def add(
         when: When, phase: str, profile: Profile, name: str, known: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """`name`: of the phase in the trace. `known`: bytes beside the trace's, by category."""
+        """`name`: the phase in the trace. `known`: bytes that the trace does not have, by category."""
         moment = max(profile.highest.get(name, ()), key=lambda one: one.at(micro), default=None)
         if moment is None:
             return

@@ -39,7 +39,7 @@ SCALAR = 8
 
 
 class Profile:
-    """The trace of all recipes with one trace and one `kind`. `profile_of` makes it."""
+    """A trace as all recipes of one `kind` use it. `profile_of` makes it."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Profile:
         whole: Profile | None = None,
         left_out: Callable[[Storage], bool] = lambda _: False,
     ) -> None:
-        """`trace`: as the recipe's use of gradients changes it. `again`: the trace of a pass beside gradients
-        of earlier micro-batches, if it is another one. `whole`: this is a part of it, without the storages
-        for which `left_out` returns True."""
+        """`trace`: changed for what the recipe does with gradients. `again`: the trace of a pass that runs
+        beside gradients of earlier micro-batches, if it differs. `whole`: the profile of which this one is a
+        part, without the storages for which `left_out` returns True."""
         self.trace, self._model, self._recipe = trace, model, recipe
         self._again = again if again is not None else trace
         self._whole, self._left_out = whole, left_out
@@ -81,7 +81,7 @@ class Profile:
 
     @cached_property
     def again(self) -> Profile:
-        """This profile for a pass beside gradients of earlier micro-batches, without those."""
+        """This profile for a pass that runs beside gradients of earlier micro-batches. It excludes them."""
         whole = self._whole.again if self._whole is not None else None
         return Profile(self._again, self._model, self._recipe, None, whole, self._left_out)
 
@@ -190,8 +190,8 @@ def leave_the_gpu(recipe: Recipe) -> bool:
 
 
 def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
-    """Return the recipe and the ranks to trace each stage of a rank by itself: those of a pipeline of more
-    ranks, each with one stage."""
+    """Return the recipe and the ranks with which to trace each stage of a rank by itself: in a pipeline of
+    more ranks, which have one stage each."""
     number = recipe.virtual_stages
     alone = recipe.model_copy(update={"pipeline": recipe.pipeline * number, "virtual_stages": 1})
     return [
@@ -201,10 +201,12 @@ def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
 
 
 def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bool = False) -> Trace:
-    """Return the trace of a micro-batch in all stages of a rank, one stage after the other, beside other
-    micro-batches that wait for their backward pass, or for gradients of weights: in each pass as many as take
-    most memory. `again`: the pass is one beside gradients of earlier micro-batches, as phases with that name
-    are."""
+    """Return the trace of one micro-batch in all stages of a rank, one stage after the other.
+
+    Meanwhile, other micro-batches wait for their backward pass or for gradients of weights. Each pass has
+    those of the moment at which they need the most memory. `again`: every pass runs beside gradients of
+    earlier micro-batches, as the phases whose names end with ` again` do.
+    """
     kept = [_live_before(trace, "backward") for trace in traces]
     if LATER in dict(traces[0].phases):
         left = (one for one in _live_before(traces[0], LATER) if one.category in _LEFT)
@@ -245,8 +247,8 @@ class _Merged:
     """The storages and events of several traces as one."""
 
     def __init__(self, traces: Sequence[Trace], kept: Sequence[Sequence[Storage]]) -> None:
-        """`kept`: the storages of each trace that are alive between its forward and its backward pass, and
-        then what else may wait."""
+        """`kept`: for each trace the storages that are alive between its forward and its backward pass. One
+        more list has those that wait for gradients of weights, if there are any."""
         self._traces, self._kept = traces, kept
         self.storages = [storage for trace in traces for storage in trace.storages]
         self._firsts = [0, *itertools.accumulate(len(trace.storages) for trace in traces)]
@@ -256,10 +258,10 @@ class _Merged:
         self._waiting: list[list[int]] = [[] for _ in kept]
 
     def hold(self, numbers: Sequence[int], stage: int) -> None:
-        """Let as many micro-batches of each stage wait, one of which may be the traced one; `stage` runs."""
+        """Let so many micro-batches of each stage wait while `stage` runs. One may be the traced one."""
         for at, number in enumerate(numbers):
-            # The traced micro-batch waits itself in the stages before. In the stages behind it does not, and
-            # parameters that stay gathered for others are there once.
+            # In earlier stages, the traced micro-batch is one of those that wait. Later stages have only
+            # others, and the parameters that stay gathered for them, once.
             held = (number - 1, False) if at < stage and number else (number, at > stage and number > 0)
             if held != self._held[at]:
                 self.events += [~one for one in self._waiting[at]]

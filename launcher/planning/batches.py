@@ -24,7 +24,7 @@ def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
     return tuple(rungs)
 
 
-def finely(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
+def with_sizes_between(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
     """Return `recipe` and its `rungs`, with every divisor of the batch between their micro-batches."""
     found = [recipe]
     for rung in rungs:

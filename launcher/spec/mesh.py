@@ -24,7 +24,7 @@ class Mesh(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of a model a rank has, apart from its sharding."""
+    """The part of the model that a rank has, before sharding."""
 
     tensor: int = 1
     "Ranks that share each layer; the part is that of the first one."
@@ -68,8 +68,8 @@ def in_buckets(recipe: Recipe) -> bool:
 
 
 def can_wait(recipe: Recipe) -> bool:
-    """Return whether `grad_sync` decides when gradients are reduced. Those that nobody else has, and those of
-    replicas on a mesh, wait for the last micro-batch anyway."""
+    """Return whether `grad_sync` decides when gradients are reduced. Nothing reduces them with
+    `sharding: none`, and those of replicas on a mesh always wait for the last micro-batch."""
     return recipe.sharding in SHARDED or in_buckets(recipe)
 
 

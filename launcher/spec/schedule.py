@@ -133,8 +133,10 @@ class Beside(NamedTuple):
 
 
 def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
-    """Return what a rank of the pipeline, counted from 0, holds during the passes of a step. Moments are left
-    out at which it holds no more of any chunk than at another one that is alike."""
+    """Return what a rank of the pipeline, counted from 0, holds during the passes of a step.
+
+    A moment is left out if another one of the same kind holds at least as much of every chunk.
+    """
     if recipe.pipeline == 1:
         passes: tuple[Pass, ...] = ("forward", "backward")
         return frozenset(Beside(kind, 0, (0,), again=again) for kind in passes for again in (False, True))

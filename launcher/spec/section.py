@@ -33,7 +33,7 @@ class Section(Value):
     rents: ClassVar[bool] = False
     "Whether nodes are rented for the run, and paid by the hour."
     asks_price: ClassVar[str] = ""
-    "How a user learns a price that the profile does not tell, as the end of a sentence."
+    "How a user finds a price that is not in the profile, as the end of a sentence."
 
     @classmethod
     def of(cls: type[S], cluster: Cluster) -> S | None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.planning.batches import WITHIN_A_RUN, finely, with_micro_batch
+from launcher.planning.batches import WITHIN_A_RUN, with_micro_batch, with_sizes_between
 from launcher.planning.lower import STATES_ALONE, lower, within_a_run
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules
@@ -87,7 +87,7 @@ class Walk:
         memory = self.draw(st.sampled_from(["gpu-oom", "gpu-oom", "gpu-oom", "host-oom"]))
         below = within_a_run(at, self.setting, self.planned)
         if phase == "probe" and memory == "gpu-oom":
-            rungs = finely(at, below)
+            rungs = with_sizes_between(at, below)
             fits = self.draw(st.integers(1, len(rungs)))
             self.tried += rungs[1 : fits + 1]
             if fits < len(rungs):
@@ -168,7 +168,7 @@ def test_where_every_pass_runs_out_of_memory_each_rung_is_tried_or_one_that_need
         in_process, probed = data.draw(st.booleans()), data.draw(st.booleans())
         below = within_a_run(at, setting, planned)
         if probed:
-            walk.tried += finely(at, below)[1:]
+            walk.tried += with_sizes_between(at, below)[1:]
         elif in_process and below:
             at = below[0]
             walk.tried.append(at)

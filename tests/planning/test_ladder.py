@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.batches import finely
+from launcher.planning.batches import with_sizes_between
 from launcher.planning.ladder import Rung, can_go_on, ladder_of
 from launcher.planning.lower import lower, why_none_within, within_a_run
 from launcher.spec.base import GIB
@@ -333,7 +333,7 @@ LATE: list[dict[str, Any]] = [
 
 
 def asked_by_a_probe(recipe: Recipe, *planned: Recipe) -> tuple[Recipe, ...]:
-    return finely(recipe, within_a_run(recipe, SETTING, planned))
+    return with_sizes_between(recipe, within_a_run(recipe, SETTING, planned))
 
 
 def test_the_micro_batches_that_a_probe_may_ask_about_are_all_divisors():
@@ -364,5 +364,5 @@ def test_the_probe_asks_about_every_rung_of_the_plan_that_needs_no_restart():
         (1, 8),
     ]
     statistics = PLAIN.model_copy(update={"micro_batch_size": 3, "grad_accum": 2})
-    asked = finely(statistics, within_a_run(statistics, STATISTICS))
+    asked = with_sizes_between(statistics, within_a_run(statistics, STATISTICS))
     assert [one.micro_batch_size for one in asked] == [3, 2], "half is too small, two is not"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from launcher.planning.batches import finely
+from launcher.planning.batches import with_sizes_between
 from launcher.planning.lower import words_of
 from launcher.spec.events import Climb, CouplesSamples, Downgrade, Probed, ProbeSkipped, RecoveryOff
 from launcher.spec.recipe import Recipe
@@ -97,7 +97,7 @@ class CurrentRecipe:
         """Use the largest micro-batch that fits on every rank. The ranks search independently, then agree.
         `since` is the time.perf_counter at which training stopped, if before this call."""
         began, agreement, before = time.perf_counter(), self.recovery.agreement, self.recipe
-        rungs, asked = finely(before, self.fallback.within(before)), self.probe.asked
+        rungs, asked = with_sizes_between(before, self.fallback.within(before)), self.probe.asked
         with self.probe.unseen():
             found = self.probe.largest(rungs)
             [lowest] = agreement.maximum(len(rungs) if found is None else found)
