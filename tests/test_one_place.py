@@ -37,7 +37,7 @@ ADDED = {
     ),
     "launcher/spec/command.py": (
         "PLACEHOLDERS = {\n",
-        'PLACEHOLDERS = {\n    "job_name": Placeholder("name of the job", "name"),\n',
+        'PLACEHOLDERS = {\n    "job_name": "name",\n',
     ),
 }
 "One of each: the file, and what is replaced by what."

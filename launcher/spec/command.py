@@ -6,35 +6,27 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.spec.text import no_nul
 
-
-class Placeholder(NamedTuple):
-    """A value passed to a command and its ranks, as `{name}` in the command and as the variable
-    `environment_name` in a rank's environment."""
-
-    meaning: str
-    field: str
-    "Field of the job file, or `run.` and a property of the run."
-
-
 PLACEHOLDERS = {
-    "micro_batch_size": Placeholder("samples per rank and forward pass", "recipe.micro_batch_size"),
-    "grad_accum": Placeholder("micro-batches per optimizer step", "recipe.grad_accum"),
-    "global_batch": Placeholder("samples per optimizer step over all ranks", "batch.global"),
-    "precision": Placeholder("precision of the recipe, e.g. bf16-mixed", "recipe.precision"),
-    "optimizer": Placeholder("optimizer of the recipe, e.g. adamw-8bit", "recipe.optimizer"),
-    "sharding": Placeholder("sharding of the recipe, e.g. fsdp", "recipe.sharding"),
-    "activations": Placeholder("activation policy of the recipe, e.g. checkpoint", "recipe.activations"),
-    "steps": Placeholder("optimizer steps the job asks for", "steps"),
-    "epochs": Placeholder("epochs the job asks for", "epochs"),
-    "run_id": Placeholder("name of the run", "run.id"),
-    "run_dir": Placeholder("directory of the run", "run.dir"),
-    "checkpoint_dir": Placeholder("directory for checkpoints, the same in every attempt", "run.checkpoints"),
-    "attempt": Placeholder("0 for the first start, 1 for the next ...", "run.attempt"),
+    "micro_batch_size": "recipe.micro_batch_size",
+    "grad_accum": "recipe.grad_accum",
+    "global_batch": "batch.global",
+    "precision": "recipe.precision",
+    "optimizer": "recipe.optimizer",
+    "sharding": "recipe.sharding",
+    "activations": "recipe.activations",
+    "steps": "steps",
+    "epochs": "epochs",
+    "run_id": "run.id",
+    "run_dir": "run.dir",
+    "checkpoint_dir": "run.checkpoints",
+    "attempt": "run.attempt",
 }
+"""Values passed to a command and its ranks: `{name}` in the command, and the variable `environment_name` in a
+rank's environment. Each has its field of the job file, or `run.` and a property of the run."""
 _UNREAD = ("train", "recipe", "tags")
 _READ = ("recipe.expandable_segments",)
 
@@ -81,15 +73,15 @@ def environment_name(placeholder: str) -> str:
 
 def seen_as(field: str) -> str | None:
     """Return the placeholder that passes a field of the job to a command, or None."""
-    return next((name for name, row in PLACEHOLDERS.items() if row.field == field), None)
+    return next((name for name, source in PLACEHOLDERS.items() if source == field), None)
 
 
 def values_of(job: Mapping[str, Any], recipe: Mapping[str, Any], run: Mapping[str, object]) -> dict[str, str]:
     """Return every placeholder with its value. The value is empty if the job does not set it."""
     found: dict[str, str] = {}
-    for name, row in PLACEHOLDERS.items():
+    for name, source in PLACEHOLDERS.items():
         value: Any = {**job, "recipe": recipe, "run": run}
-        for key in row.field.split("."):
+        for key in source.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         found[name] = "" if value is None else str(value)
     return found

@@ -134,15 +134,15 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.video = nn.ModuleList(
             Conv(nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False), outputs)
-            for inputs, outputs in _pairs(3, *shape.video_channels)
+            for inputs, outputs in pairwise((3, *shape.video_channels))
         )
         self.audio = nn.ModuleList(
             Conv(nn.Conv1d(inputs, outputs, kernel_size=3, padding=1, bias=False), outputs)
-            for inputs, outputs in _pairs(shape.mels, *shape.audio_channels)
+            for inputs, outputs in pairwise((shape.mels, *shape.audio_channels))
         )
         self.text = Dense(shape.words, shape.text_width)
         # The first of these is the giant layer. Each one is a separate FSDP unit.
-        giant, *rest = _pairs(shape.features, *shape.layers)
+        giant, *rest = pairwise((shape.features, *shape.layers))
         self.layers = nn.ModuleList([Dense(*giant, parts), *(Dense(*pair) for pair in rest)])
         self.voxels = nn.ModuleList([nn.Linear(shape.layers[-1], shape.voxels)])
 
@@ -184,7 +184,3 @@ class Dense(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.norm(torch.cat([whole(rows(x)) for rows in self.rows], dim=1)))
-
-
-def _pairs(*widths: int) -> list[tuple[int, int]]:
-    return list(pairwise(widths))

@@ -47,12 +47,6 @@ class Shape:
     tied: bool = False
     "The output layer uses the embedding's weight."
 
-    @property
-    def parameters(self) -> int:
-        kv = self.dim * self.kv_heads // self.heads
-        layer = 2 * self.dim * (self.dim + kv) + 3 * self.dim * self.hidden + 2 * self.dim
-        return self.layers * layer + (1 if self.tied else 2) * self.vocabulary * self.dim + self.dim
-
 
 # 1b is from Llama 3.2, 7b from Llama 2, 70b and 405b from Llama 3.1, without its position scaling beyond a
 # context of 8192. 13.14b: a field report gives only 13.14 billion parameters in layers 0 to 56. Llama 2's

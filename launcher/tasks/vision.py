@@ -23,11 +23,6 @@ class VisionShape:
     pooled: int
     "The patches are averaged to pooled x pooled tokens."
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens per picture."""
-        return self.pooled**2
-
 
 class VisionEncoder(nn.Module):
     """Pictures (n, 3, side, side) from 0 to 1 -> (n, tokens, dim)."""

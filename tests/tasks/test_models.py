@@ -40,12 +40,12 @@ def parameters(task: Task) -> list[int]:
     ],
 )
 def test_llama_shapes_have_the_published_sizes(shape: str, count: int) -> None:
-    assert sum(parameters(llama.LanguageModel(shape))) == llama.SHAPES[shape].parameters == count
+    assert sum(parameters(llama.LanguageModel(shape))) == count
 
 
 def test_the_sizes_of_the_field_reports_are_met() -> None:
     assert llama.SHAPES["13.14b"].layers == 57
-    assert llama.SHAPES["13.14b"].parameters == pytest.approx(13.14e9, rel=0.005)
+    assert sum(parameters(llama.LanguageModel("13.14b"))) == pytest.approx(13.14e9, rel=0.005)
     counts = parameters(brain.BrainAutoencoder("8b"))
     assert sum(counts) == pytest.approx(8.36e9, rel=0.005)
     assert round(max(counts) / 2**30, 2) == 6.26  # GiB that one byte for each of its elements takes
