@@ -19,7 +19,7 @@ from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
 from launcher.spec.section import fields_in
 from launcher.spec.typed import Raw, Typed, given_as
-from launcher.spec.yaml import Document, parse, parse_value, read_bytes
+from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes, short
 
 Model = TypeVar("Model", bound=BaseModel)
 CLUSTER_PREFIX = "cluster."
@@ -78,7 +78,7 @@ def read_plain(file: Path) -> dict[str, Any]:
     typed, document = Typed(), parse(read_bytes(file), str(file))
     data: dict[str, Any] = typed.of(Any, document.data)
     if typed.wrong:
-        raise SpecError(_no_values(document, typed))
+        raise SpecError(_problems(document, typed.wrong))
     return data
 
 
@@ -89,10 +89,12 @@ _parsed = functools.lru_cache(maxsize=8)(parse)
 def validate(model: type[Model], document: Document) -> Model:
     """Return the validated value. Raises SpecError with all problems in the order of the file."""
     if model is Cluster:
-        model = _with_its_section(model, document.data)
+        from launcher.spec.plugins import cluster_model
+
+        model = cast("type[Model]", cluster_model(document.data.get("scheduler")))
     typed = Typed()
     data = typed.of(model, document.data)
-    problems = _no_values(document, typed)
+    problems = _problems(document, typed.wrong)
     try:
         value = model.model_validate(data)
     except ValidationError as error:
@@ -104,30 +106,21 @@ def validate(model: type[Model], document: Document) -> Model:
         told = {path for path, _ in typed.wrong}
         for detail in details:
             if isinstance(found := detail.get("ctx", {}).get("error"), ContradictionsError):
-                problems += _contradictions(document, found.found)
+                problems += _problems(document, found.found)
             elif detail["loc"] not in told:
                 problems.append(_problem(document, typed, detail))
         if model is Job:
-            problems += _contradictions(document, cross_problems(data))
+            problems += _problems(document, cross_problems(data))
         elif issubclass(model, Cluster):
-            problems += _contradictions(document, model.sections_problems(data))
+            problems += _problems(document, model.sections_problems(data))
     if problems:
         raise SpecError(sorted(dict.fromkeys(problems), key=lambda p: _line(p.where)))
     return value
 
 
-def _with_its_section(model: type[Model], data: dict[str, Any]) -> type[Model]:
-    from launcher.spec.plugins import cluster_model
-
-    return cast("type[Model]", cluster_model(data.get("scheduler")))
-
-
-def _contradictions(document: Document, found: Iterable[tuple[tuple[str, ...], str]]) -> list[Problem]:
-    return [Problem(document.place(path), ".".join(path), message) for path, message in found]
-
-
-def _no_values(document: Document, typed: Typed) -> list[Problem]:
-    return [Problem(document.place(path), ".".join(map(str, path)), said) for path, said in typed.wrong]
+def _problems(document: Document, found: Iterable[tuple[KeyPath, str]]) -> list[Problem]:
+    """Return a problem for each (key path, message)."""
+    return [Problem(document.place(path), ".".join(map(str, path)), message) for path, message in found]
 
 
 def _line(where: str) -> int:
@@ -173,11 +166,11 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
         hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
     elif details["type"] == "string_pattern_mismatch" and (about := _description(models, str(path[-1]))):
-        message = f"{_short(details['input'])} does not have the form of this field: {about}"
+        message = f"{short(repr(details['input']))} does not have the form of this field: {about}"
     elif details["type"] != "value_error":
         must = re.sub(r"^\w+ should ", "must ", message)
         wanted = _WANTED.get(details["type"], f"{must[0].lower()}{must[1:]}")
-        message = f"{wanted}, not {_short(details['input'])}"
+        message = f"{wanted}, not {short(repr(details['input']))}"
     return Problem(document.place(path), ".".join(map(str, path)), message)
 
 
@@ -213,11 +206,6 @@ def _description(models: Sequence[type[BaseModel]], field: str) -> str | None:
 
     texts = (descriptions(model).get(field) for model in models)
     return next((text for text in texts if text is not None), None)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _literals(details: ErrorDetails) -> list[str]:

@@ -63,7 +63,7 @@ def _whole(text: str) -> int:
     digits = text.lstrip("+-")
     base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2], 10)
     if len(digits) > 80:
-        raise ValueError(f"{_short(text)} is too large for a number")
+        raise ValueError(f"{short(text)} is too large for a number")
     return int(text, base)
 
 
@@ -71,11 +71,12 @@ def _in_range(number: int | float, text: str) -> int | float:
     if number != number:
         raise ValueError(f"{text} is not a number")
     if abs(number) >= 2**64 if isinstance(number, int) else number in (float("inf"), float("-inf")):
-        raise ValueError(f"{_short(text)} is too large for a number")
+        raise ValueError(f"{short(text)} is too large for a number")
     return number
 
 
-def _short(text: str, most: int = 60) -> str:
+def short(text: str, most: int = 60) -> str:
+    """Return the text, cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -150,14 +151,14 @@ def tree(text: bytes | str, name: str) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return _short(" ".join(str(error).split()), 300) or type(error).__name__
+    return short(" ".join(str(error).split()), 300) or type(error).__name__
 
 
 def _message(error: MarkedYAMLError) -> str:
     problem = (error.problem or "not readable as YAML").splitlines()[0]
     if "\\t" in problem:
         return "a tab cannot indent YAML; use spaces"
-    return _short(problem, 300)
+    return short(problem, 300)
 
 
 def _refused(problem: str, node: Any) -> MarkedYAMLError:
@@ -273,4 +274,4 @@ def _check_tag(node: Any, name: str) -> None:
 
 def _unknown_tag(node: Any) -> MarkedYAMLError:
     tag = str(node.tag).replace(_CORE, "!!")
-    return _refused(f"the tag {_short(tag)} is not supported in launcher's files: write plain YAML", node)
+    return _refused(f"the tag {short(tag)} is not supported in launcher's files: write plain YAML", node)
