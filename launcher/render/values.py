@@ -86,18 +86,6 @@ class Target:
         return self.job.image or self.cluster.container.image
 
 
-@dataclass(frozen=True)
-class SecretValues:
-    """A secret, as the templates need it."""
-
-    name: str
-    source: str
-    "Variable from which it is copied."
-    file: str | None
-    home_file: str | None
-    "The part after `~/` of a file in the home directory."
-
-
 def start_values(target: Target) -> dict[str, Any]:
     """Return the values of torchrun/start.sh.j2, torchrun/numa-binding.sh.j2 and torchrun/per-node.sh.j2."""
     job, cluster = target.job, target.cluster
@@ -174,17 +162,20 @@ def uses_modules(cluster: Cluster) -> bool:
     return any(re.search(r"(^|[\s;&|(])(module|ml)\s", line) for line in cluster.setup)
 
 
-def secret_values(target: Target) -> tuple[SecretValues, ...]:
-    return tuple(_secret(target, secret) for secret in target.job.secrets)
+def secret_values(target: Target) -> list[dict[str, str | None]]:
+    """Return the secrets as the templates need them."""
+    return [_secret(target, secret) for secret in target.job.secrets]
 
 
-def _secret(target: Target, secret: Secret) -> SecretValues:
+def _secret(target: Target, secret: Secret) -> dict[str, str | None]:
     file = secret.file
     home = file[2:] if file is not None and file.startswith("~/") else None
     given = target.secrets_given
-    return SecretValues(
-        name=secret.name,
-        source=secret.name if given else secret.env or secret.name,
-        file=None if given or home is not None else file,
-        home_file=None if given else home,
-    )
+    return {
+        "name": secret.name,
+        # The variable from which it is copied.
+        "source": secret.name if given else secret.env or secret.name,
+        "file": None if given or home is not None else file,
+        # The part after `~/` of a file in the home directory.
+        "home_file": None if given else home,
+    }

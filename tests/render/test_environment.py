@@ -17,7 +17,7 @@ from launcher.render.context import check_shell_template
 from launcher.render.environment import kind_of, render_template
 from launcher.render.quote import RenderError
 from launcher.render.render import render_image
-from launcher.render.values import SecretValues
+from launcher.spec.job import Secret
 from tests.render.examples import clusters, target
 from tests.render.run import notes, render_run
 
@@ -242,7 +242,7 @@ ESCAPES = [
 def test_a_template_reaches_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RenderError, match=r"^templates/slurm/own\.sbatch\.j2:1: "):
-        render(tmp_path, text, x="x", secret=SecretValues("A", "A", None, None), many=["a"])
+        render(tmp_path, text, x="x", secret=Secret(name="A"), many=["a"])
     assert not (tmp_path / "PWNED").exists()
 
 

@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from launcher import __version__
@@ -36,18 +36,6 @@ _POD_NEEDS = re.compile(
 
 class TooLongError(RenderError):
     """The start script does not fit into the pod's arguments."""
-
-
-@dataclass(frozen=True)
-class Carried:
-    """A file embedded in the script."""
-
-    path: str
-    content: quote.Written
-    "base64"
-    mode: str
-    replace: bool
-    "Whether to overwrite an existing file: true for scripts, false for files that the run itself updates."
 
 
 CHANGE_ME = "CHANGE-ME"
@@ -135,14 +123,14 @@ def added_at_creation(target: Target) -> tuple[Secret, ...]:
 
 def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
     """Return the values of runpod/on-pod.sh.j2. `start_sh` is the rendered start.sh, which is embedded."""
-    files = [
-        Carried(path, _base64(text), "644", replace=False) for path, text in sorted(target.carried.items())
-    ]
-    for file in files:
-        normal = posixpath.normpath(file.path)
-        if posixpath.isabs(normal) or normal.startswith("..") or normal != file.path:
-            raise RenderError(f"carried file {file.path!r} is not a plain path below the run directory")
-    files.append(Carried("scripts/start.sh", _base64(start_sh), "755", replace=True))
+    files: list[dict[str, Any]] = []
+    for path, text in sorted(target.carried.items()):
+        normal = posixpath.normpath(path)
+        if posixpath.isabs(normal) or normal.startswith("..") or normal != path:
+            raise RenderError(f"carried file {path!r} is not a plain path below the run directory")
+        # Files that the run itself updates are not replaced.
+        files.append({"path": path, "content": _base64(text), "mode": "644", "replace": False})
+    files.append({"path": "scripts/start.sh", "content": _base64(start_sh), "mode": "755", "replace": True})
     code = target.workdir if target.workdir != target.run_dir else None
     packed = target.code.inline if target.code is not None else None
     return {
@@ -157,7 +145,7 @@ def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
         # Beginning of the run's handle; the id of the pod or cluster follows.
         "handle_prefix": f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
         "setup": setup_lines(target.cluster),
-        "files": tuple(files),
+        "files": files,
         # Folder that must exist before the run starts, or None if the job brings no code of its own.
         "code": code,
         # Archive that is unpacked into `code`, or None if `code` already exists.
@@ -170,7 +158,7 @@ def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
 
 
 def in_on_pod(values: Mapping[str, Any]) -> tuple[Packed, ...]:
-    found = [Packed(file.path, file.content) for file in values["files"] if file.content]
+    found = [Packed(file["path"], file["content"]) for file in values["files"] if file["content"]]
     if values["packed"] is not None:
         found.append(Packed("the job's code as tar.gz", values["packed"]))
     return tuple(found)
