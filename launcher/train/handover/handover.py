@@ -52,14 +52,16 @@ class Found:
     """The handover of the previous attempt for this rank."""
 
     own: Packed
-    states: list[list[str]]
-    "Names of the optimizer states of each trained parameter."
     tensors: list[Parts]
-    "First the parameters, then the states."
-    whole: bool
-    "All files are of the same attempt and step."
+    """First the parameters, then the states. Empty if the files of the node are not all of one step; the
+    offers of its ranks then differ, too."""
     differ: list[str]
     "Layout entries that differ and that resharding cannot handle."
+
+    @property
+    def offer(self) -> dict[str, Any]:
+        """What the ranks compare before they load."""
+        return {"attempt": self.own.about["attempt"], "step": self.own.about["step"], "differ": self.differ}
 
 
 class Handover:
@@ -120,9 +122,8 @@ class Handover:
         """
         with self.progress.budget.host_side():
             found = self._found()
-        offer = self._offer(found)
         newest = self.checkpoints.newest()
-        offers = self.rank.all_values(offer)
+        offers = self.rank.all_values(None if found is None else found.offer)
         dist.barrier()  # every rank has opened its files, so they can be unlinked
         if self.rank.local == 0:
             remove_handover(self.rank.run, self.rank.node)
@@ -158,16 +159,14 @@ class Handover:
         found = [file for file in files if file is not None]
         if len(found) < len(files):
             return None
-        same = all(file.about[name] == own.about[name] for file in found for name in ("attempt", "step"))
-        states = own.about["states"]
-        if not same:
-            return Found(own, states, [], same, differ)
+        if any(file.about[name] != own.about[name] for file in found for name in ("attempt", "step")):
+            return Found(own, [], differ)
         parts = parts_of([(file.about["places"], file.tensors) for file in found])
         if reshards:
             parameters = zip(self._parameters, parts[: len(self._parameters)], strict=True)
             if all(part.complete for part in parts) and all(part.fits(p) for p, part in parameters):
                 differ = []
-        return Found(own, states, parts, same, differ)
+        return Found(own, parts, differ)
 
     def _reshards(self, differ: list[str]) -> bool:
         """Return whether resharding can handle these differences. The scales of 8-bit states cannot be
@@ -176,17 +175,6 @@ class Handover:
             self.rank.recipe.optimizer
         ].eight_bit
 
-    def _offer(self, found: Found | None) -> dict[str, Any] | None:
-        if found is None:
-            return None
-        about = found.own.about
-        return {
-            "whole": found.whole,
-            "attempt": about["attempt"],
-            "step": about["step"],
-            "differ": found.differ,
-        }
-
     @torch.no_grad()
     def _take(self, found: Found) -> Resumed:
         """Copy the state into the existing tensors: optimizer states stay on their device."""
@@ -194,7 +182,7 @@ class Handover:
         own, tensors = found.own, iter(found.tensors)
         for p in self._parameters:
             next(tensors).copy_into(p)
-        for p, names in zip(self._trained(), found.states, strict=True):
+        for p, names in zip(self._trained(), own.about["states"], strict=True):
             if not names:  # the parameter never had a gradient
                 self.optimizer.state.pop(p, None)
             for name in names:
@@ -270,9 +258,7 @@ def why_not(offers: list[dict[str, Any] | None], newest: int) -> str | None:
     differ = sorted({name for offer in there for name in offer["differ"]})
     if differ:
         return f"the state has another layout: other {', '.join(differ)}"
-    if len({(offer["attempt"], offer["step"], offer["whole"]) for offer in there}) > 1 or not all(
-        offer["whole"] for offer in there
-    ):
+    if len({(offer["attempt"], offer["step"]) for offer in there}) > 1:
         return "the ranks' states in shared memory are of different steps"
     if there[0]["step"] <= newest:
         return f"the checkpoint of step {newest} is as new"
