@@ -94,6 +94,11 @@ class ModelShapes:
         """Number of the model's parameters, whatever they are stored in."""
         return sum((p.packs or p.whole_numel) * count for p, count in self.distinct)
 
+    @cached_property
+    def gradients(self) -> int:
+        """Bytes of all gradients, whole."""
+        return sum(p.nbytes * count for p, count in self.distinct if p.requires_grad)
+
     @property
     def trained(self) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if p.requires_grad)

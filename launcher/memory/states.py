@@ -123,7 +123,7 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
         if p.requires_grad:
             reduced += size
             trained.append((p, updated_by(p, recipe, ranks, part), count))
-    whole = sum(count * p.nbytes for p, _, count in trained)
+    whole = model.gradients
     paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
     states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
     counted = OPTIMIZERS[recipe.optimizer].steps

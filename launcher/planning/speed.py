@@ -209,8 +209,7 @@ def _later(recipe: Recipe, work: Work, ranks: Ranks, hardware: Hardware) -> floa
 def _between_stages(recipe: Recipe, ranks: Ranks, hardware: Hardware) -> float:
     """Return the bytes/s from a rank to the same rank of the next stage."""
     if ranks.world // recipe.pipeline < ranks.per_node:
-        reached = NVLINK_REACHED if hardware.gpu.nvlink else PCIE_RING_REACHED
-        return hardware.intra_node * reached
+        return _within_node(hardware)
     return hardware.inter_node * NETWORK_REACHED / ranks.per_node
 
 
@@ -230,7 +229,7 @@ def _synchronise(
 ) -> _Links:
     """Return the time to reduce gradients once: reduce-scatter over shards, all-reduce over replicas."""
     # FSDP reduces in the type of the shards, DDP in that of the gradients. Both are the parameters' type.
-    whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
+    whole = model.gradients
     if in_buckets(recipe):
         return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
     down = _to_host(recipe, states, ranks, hardware)
@@ -273,8 +272,7 @@ def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: 
 
 def _over_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
     """Return the seconds to gather, or to reduce, what is trained of one rank's model over its replicas."""
-    whole = sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
-    return _ring(whole, data_ranks(recipe, ranks.world), ranks, hardware, apart=recipe.tensor)
+    return _ring(model.gradients, data_ranks(recipe, ranks.world), ranks, hardware, apart=recipe.tensor)
 
 
 def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: int = 1) -> float:
@@ -288,8 +286,7 @@ def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: i
         return 0.0
     rates, within = [], max(1, ranks.per_node // apart)
     if within > 1:
-        reached = NVLINK_REACHED if hardware.gpu.nvlink else PCIE_RING_REACHED
-        rates.append(hardware.intra_node * reached)
+        rates.append(_within_node(hardware))
     if over > within:
         rates.append(hardware.inter_node * NETWORK_REACHED / min(apart, ranks.per_node))
     return whole * (over - 1) / over / min(rates)
@@ -307,9 +304,7 @@ def _optimizer(
     # The update reads and writes parameters and states, and reads gradients. Clipping reads gradients twice
     # and writes them once; those of `zero1` are whole.
     once = 2 * parameters + 2 * kept + parameters
-    clipping = 3 * parameters
-    if recipe.sharding == "zero1":
-        clipping = 3 * sum(count * p.nbytes for p, count in model.distinct if p.requires_grad)
+    clipping = 3 * (model.gradients if recipe.sharding == "zero1" else parameters)
     on_gpu = hardware.gpu.bandwidth * GIGA * MEMORY_REACHED
     if recipe.offload == "none":
         traffic = once * (PLAIN_TRAFFIC if optimizer.temporaries is not None else 1.0) + clipping
@@ -319,11 +314,15 @@ def _optimizer(
     on_host = max(numel / (optimizer.host_rate * hardware.threads), once / node)
     if recipe.offload == "cpu":
         return on_host + clipping / node, 0.0
+    files = 2 * states.nvme * ranks.per_node / NVME
     if recipe.gradients_leave:
-        copies = parameters / _pcie(hardware) + 2 * states.nvme * ranks.per_node / NVME
-        return on_host + clipping / node, copies
-    copies = 2 * parameters / _pcie(hardware) + 2 * states.nvme * ranks.per_node / NVME
-    return on_host + clipping / on_gpu, copies
+        return on_host + clipping / node, parameters / _pcie(hardware) + files
+    return on_host + clipping / on_gpu, 2 * parameters / _pcie(hardware) + files
+
+
+def _within_node(hardware: Hardware) -> float:
+    """Return the bytes/s from one GPU to another GPU of its node."""
+    return hardware.intra_node * (NVLINK_REACHED if hardware.gpu.nvlink else PCIE_RING_REACHED)
 
 
 def _pcie(hardware: Hardware) -> float:
