@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,10 @@ def test_what_a_worker_raises_is_the_users_error_with_the_workers_trace(tmp_path
 
 def _of(process: psutil.Process, run: RunDir) -> bool:
     return (process.info["environ"] or {}).get("LAUNCHER_RUN_DIR") == str(run.path)
+
+
+def test_a_worker_that_begins_after_the_end_of_its_rank_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("orphan.py"))], timeout=60, check=False
+    )
+    assert done.returncode == 1, "77: it has gone on"

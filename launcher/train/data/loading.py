@@ -9,6 +9,7 @@ state. Before `collate` the random state is seeded from the position of the firs
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -114,7 +115,8 @@ def _initialise_worker(_: int) -> None:
     """
     threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # the rank ended before the call to prctl
+    rank = multiprocessing.parent_process()
+    if rank is None or os.getppid() != rank.pid:  # the rank ended before the call to prctl
         os._exit(1)
 
 
