@@ -116,7 +116,7 @@ def label_of(why: str) -> str:
     return "follows" if why.startswith(_FOLLOWS) else "also"
 
 
-def told_other(failure: str, why: str) -> str:
+def other_sentence(failure: str, why: str) -> str:
     """Return the class of one of `Cause.others`, if it has one, and why it is not the cause."""
     return why.removeprefix("follows ") if failure == "unknown" else f"{failure}, {why}"
 

@@ -187,8 +187,8 @@ def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int 
         for one in entry.ran_out:
             fits = 0 if _changed(one, entry.recipe) else entry.recipe.micro_batch_size
             least = max(held, fits) + 1 if fits else max(held + 1, one.micro_batch_size)
-            told = one.micro_batch_size > held and recipe.micro_batch_size >= least
-            if told and not _changed(one, recipe):
+            counts = one.micro_batch_size > held and recipe.micro_batch_size >= least
+            if counts and not _changed(one, recipe):
                 found.setdefault(entry.run, entry)
         if not _changed(entry.recipe, recipe):
             held = max(held, entry.recipe.micro_batch_size)

@@ -97,11 +97,11 @@ class Choice(Value):
             changes = _differences(loser.recipe, self.chosen.recipe)
             for name, new in changes.items() if len(changes) == 1 else ():
                 lines.setdefault(name, {}).setdefault(loser.why, []).append(as_yaml(new))
-        told = (
+        compared = (
             f"{name}: " + "; ".join(f"{', '.join(values)} {why}" for why, values in whys.items())
             for name, whys in lines.items()
         )
-        return (self.reason, *told, *self.lines)
+        return (self.reason, *compared, *self.lines)
 
 
 class Bounds(NamedTuple):

@@ -179,16 +179,16 @@ class Decider:
             one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.exposed)
         ):
             return choice
-        told = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]
+        speeds = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]
         for tensor in self._sizes():
             try:
                 part = self._part(tensor)
                 tried = part.choose(part.space(), nearest=False)
             except LauncherError as error:
-                told.append(f"{tensor} is not possible: {error}")
+                speeds.append(f"{tensor} is not possible: {error}")
                 continue
             found = tried.chosen
-            told.append(
+            speeds.append(
                 f"{tensor} {found.speed:.3g} samples/s" if found is not None else f"{tensor} does not fit"
             )
             least = 0.0 if one is None else PARALLEL * one.speed
@@ -200,7 +200,7 @@ class Decider:
                     else "nothing fits without"
                 )
                 choice = tried.model_copy(update={"reason": f"{tried.reason}; tensor {tensor} because {why}"})
-        lines = (f"tensor: {', '.join(told)}",) if len(told) > 1 else ()
+        lines = (f"tensor: {', '.join(speeds)}",) if len(speeds) > 1 else ()
         return choice.model_copy(update={"lines": lines})
 
     def _sizes(self) -> list[int]:

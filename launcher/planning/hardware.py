@@ -216,12 +216,12 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     if inter_node is None and ranks.world > ranks.per_node:
         assumed.append("100 Gb/s between nodes, since the profile has no network.inter_node")
     # A rank has OMP_NUM_THREADS=1 if a node has several and the variable is not set, as under torchrun.
-    told = {**cluster.env, **(env or {})}.get("OMP_NUM_THREADS", "")
+    omp_threads = {**cluster.env, **(env or {})}.get("OMP_NUM_THREADS", "")
     alone = (cluster.node.cpus or 1) if ranks.per_node == 1 else 1
     return Hardware(
         gpu=found,
         inter_node=DEFAULT_INTER_NODE if inter_node is None else inter_node,
-        threads=int(told) if told.isdigit() and int(told) else alone,
+        threads=int(omp_threads) if omp_threads.isdigit() and int(omp_threads) else alone,
         assumed=tuple(assumed),
     )
 

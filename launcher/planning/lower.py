@@ -103,8 +103,8 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
     if smaller is not None and not _full_host_of_gpus(verdict, setting):
         return Lowered(smaller, words_of(smaller, recipe, setting), tuple(passed.values()))
     nothing = Lowered(None, _why_nothing(recipe, verdict, setting), tuple(passed.values()))
-    told = "; left out: ".join(filter(None, (nothing.reason, "; ".join(nothing.left_out))))
-    return Lowered(None, told, nothing.excluded)
+    refusals = "; left out: ".join(filter(None, (nothing.reason, "; ".join(nothing.left_out))))
+    return Lowered(None, refusals, nothing.excluded)
 
 
 def _candidates(

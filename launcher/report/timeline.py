@@ -36,7 +36,7 @@ KINDS = ("queue", "start-up", "attempt", "probe", "lost", "checkpoint", "change"
 "Kinds of spans and marks, in the order of the legend."
 _LINES_BEFORE, _LINES_AFTER, _WINDOW = 4, 3, 32 * 1024
 _CLOCK = slice(11, 23)
-_NOT_TOLD = frozenset({"time", "event", "recipe", "command", "last_state"})
+_NOT_SHOWN = frozenset({"time", "event", "recipe", "command", "last_state"})
 
 
 class Span(NamedTuple):
@@ -204,7 +204,7 @@ def text_of(event: Event) -> str:
     return "; ".join(
         f"{name}: {_short(value)}"
         for name, value in event.items()
-        if name not in _NOT_TOLD and value not in (None, "")
+        if name not in _NOT_SHOWN and value not in (None, "")
     )
 
 

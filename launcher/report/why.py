@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.diagnosis.cause import label_of, told_other
+from launcher.diagnosis.cause import label_of, other_sentence
 from launcher.doctor.options import Options
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
@@ -159,7 +159,7 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
     shown += [
         f"{label_of(one.why):<10}{cut(f'{label}: {one.place}  {one.text}'.strip())}"
         for one in others[: max(room, 1)]
-        for label in [told_other(one.failure, one.why)]
+        for label in [other_sentence(one.failure, one.why)]
     ]
     return shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.diagnosis.cause import Candidate, Cause, cause_of, clues_of_text, label_of, told_other
+from launcher.diagnosis.cause import Candidate, Cause, cause_of, clues_of_text, label_of, other_sentence
 from launcher.diagnosis.clue import CLASS_OF, MEMORY_OF, Clue
 from launcher.diagnosis.memory import sizes
 from launcher.diagnosis.remedies import remedy_of
@@ -35,7 +35,7 @@ def why_log(name: str, cause: Cause | None) -> list[str]:
     if memory := memory_text(memory_of(clue)):
         lines.append(f"memory    {memory}")
     for other, why in _distinct(cause):
-        text = f"{told_other(CLASS_OF[other.kind], why)}: {name}:{other.line}  {other.text}"
+        text = f"{other_sentence(CLASS_OF[other.kind], why)}: {name}:{other.line}  {other.text}"
         lines.append(f"{label_of(why):<10}{cut(text)}")
     if advice := advice_of(cause.failure, clue):
         lines.append(f"do        {advice}")

@@ -158,8 +158,8 @@ def _has_handle(run: RunDir, handle: str) -> bool:
 
 def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
     """The sweep whose id begins with `name`. Raises RunNotFoundError if these are not all runs of one."""
-    told = (run.read_about().sweep for run in matches)  # None if the record is damaged
-    sweep = next((one.id for one in told if one is not None), "")
+    sweeps = (run.read_about().sweep for run in matches)  # None if the record is damaged
+    sweep = next((one.id for one in sweeps if one is not None), "")
     if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):
         return SweepRuns(sweep, tuple(sorted(matches, key=lambda run: _task(sweep, run) or 0)))
     part = "beginning" if matches[0].id.startswith(name) else "end"

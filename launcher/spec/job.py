@@ -282,8 +282,8 @@ class Job(Value):
         for field in _changed_fields(self) if self.command is not None else ():
             placeholder = seen_as(field)
             if placeholder is None:
-                told = field == "tags" or (declared and field.startswith("recipe."))
-                nothing += [field] if not (reads(field) or told) else []
+                used = field == "tags" or (declared and field.startswith("recipe."))
+                nothing += [field] if not (reads(field) or used) else []
             elif placeholder not in ("global_batch", "micro_batch_size", "grad_accum"):
                 environment += [field] if not uses(self.command or (), placeholder) else []
         return nothing, environment

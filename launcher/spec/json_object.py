@@ -28,7 +28,7 @@ class Record(Mapping[str, Any]):
     appended: `from_` is `from` in the file.
     """
 
-    _said: Mapping[str, Any]
+    _data: Mapping[str, Any]
 
     def __init__(self, **fields: Any) -> None:
         self._hold({_on_disk(name): value for name, value in fields.items()})
@@ -39,35 +39,35 @@ class Record(Mapping[str, Any]):
         return cls.of(value) if isinstance(value, dict) and fits(value, form_of(cls)) else None
 
     @classmethod
-    def of(cls: type[R], said: Mapping[str, Any]) -> R:
+    def of(cls: type[R], data: Mapping[str, Any]) -> R:
         """Return a record of this object without checking it."""
         made = cls.__new__(cls)
-        made._hold(said)
+        made._hold(data)
         return made
 
-    def _hold(self, said: Mapping[str, Any]) -> None:
-        self.__dict__["_said"] = said
+    def _hold(self, data: Mapping[str, Any]) -> None:
+        self.__dict__["_data"] = data
         for name, disk, record in _fields(type(self)):
-            if (value := said.get(disk)) is not None:
+            if (value := data.get(disk)) is not None:
                 self.__dict__[name] = value if record is None else record.of(value)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is a value: {name} cannot be set")
 
     def __getitem__(self, name: str) -> Any:
-        return self._said[name]
+        return self._data[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._said)
+        return iter(self._data)
 
     def __len__(self) -> int:
-        return len(self._said)
+        return len(self._data)
 
     def __or__(self, more: Mapping[str, Any]) -> dict[str, Any]:
         return {**self, **more}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self._said)})"
+        return f"{type(self).__name__}({dict(self._data)})"
 
 
 def _on_disk(name: str) -> str:

@@ -103,11 +103,11 @@ def validate(model: type[Model], document: Document) -> Model:
         wrong = {d["loc"][:depth] for d in details for depth in range(len(d["loc"]))}
         # pydantic does not count an invalid item, so a list with one may also be reported as "too short".
         details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
-        told = {path for path, _ in typed.wrong}
+        reported = {path for path, _ in typed.wrong}
         for detail in details:
             if isinstance(found := detail.get("ctx", {}).get("error"), ContradictionsError):
                 problems += _problems(document, found.found)
-            elif detail["loc"] not in told:
+            elif detail["loc"] not in reported:
                 problems.append(_problem(document, typed, detail))
         if model is Job:
             problems += _problems(document, cross_problems(data))

@@ -232,8 +232,10 @@ def finish(table: Table, later: float = 0.0) -> list[float]:
                 moved = True
     waiting = [rank for rank, actions in enumerate(table) if at[rank] < len(actions)]
     if waiting:
-        told = ", ".join(f"{rank} in {' '.join(map(str, table[rank][at[rank]][:2]))}" for rank in waiting)
-        raise DeadlockError(f"all ranks wait: {told}")
+        described = ", ".join(
+            f"{rank} in {' '.join(map(str, table[rank][at[rank]][:2]))}" for rank in waiting
+        )
+        raise DeadlockError(f"all ranks wait: {described}")
     return clocks
 
 

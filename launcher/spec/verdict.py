@@ -107,12 +107,12 @@ class Judged(NamedTuple):
     then: str = ""
 
     @classmethod
-    def read(cls, said: object) -> Judged | None:
-        """Return the verdict, or None if `said` is none. Fields of other versions are ignored."""
-        if not isinstance(said, dict):
+    def read(cls, data: object) -> Judged | None:
+        """Return the verdict, or None if `data` is none. Fields of other versions are ignored."""
+        if not isinstance(data, dict):
             return None
         try:
-            known = {name: value for name, value in said.items() if name in Verdict.model_fields}
-            return cls(Verdict.model_validate(known), str(said.get("then", "")))
+            known = {name: value for name, value in data.items() if name in Verdict.model_fields}
+            return cls(Verdict.model_validate(known), str(data.get("then", "")))
         except ValidationError:
             return None

@@ -169,8 +169,8 @@ def _ask(query: str) -> list[str]:
         process.kill()  # not waited for: a process that waits for a GPU's driver may never end
         raise BusyError(f"nvidia-smi gave no answer in {PATIENCE_SECONDS} s: a GPU may hang") from None
     if process.returncode:
-        said = (out + err).strip().splitlines()
-        raise BusyError(f"nvidia-smi: {said[0] if said else f'exit code {process.returncode}'}")
+        lines = (out + err).strip().splitlines()
+        raise BusyError(f"nvidia-smi: {lines[0] if lines else f'exit code {process.returncode}'}")
     return [line.strip() for line in out.splitlines() if ", " in line]
 
 

@@ -158,8 +158,8 @@ def judge(evidence: Evidence) -> Verdict:
     )
     if evidence.started or EXIT_NOT_STARTED not in evidence.exit_codes.values():
         return _with_slow_data(evidence, verdict)
-    said = start_script_message(evidence.torchrun_lines)
-    return verdict.model_copy(update={"reason": said}) if said else verdict
+    message = start_script_message(evidence.torchrun_lines)
+    return verdict.model_copy(update={"reason": message}) if message else verdict
 
 
 def _with_slow_data(evidence: Evidence, verdict: Verdict) -> Verdict:
@@ -200,9 +200,9 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     cause = cause_of(found)
     if cause is None or cause.confidence == "guess":
         lines = evidence.torchrun_lines
-        said = f"{reason}, and its output holds no known error"
+        text = f"{reason}, and its output holds no known error"
         return Verdict(
-            failure="unknown", reason=said, last_lines=lines, evidence=(record,), seen=_seen(cause),
+            failure="unknown", reason=text, last_lines=lines, evidence=(record,), seen=_seen(cause),
             confidence="guess",
         )  # fmt: skip
     verdict = _verdict(evidence, cause)
@@ -214,16 +214,16 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
 def _with_orders_compared(evidence: Evidence) -> Evidence:
     """Return evidence whose records say so if ranks issued different collectives, which explains time-outs
     and whatever else these ranks met then."""
-    said = [error for error in evidence.errors if error.get("collectives")]
-    begun = {error["collectives"]["begun"] for error in said}
+    compared = [error for error in evidence.errors if error.get("collectives")]
+    begun = {error["collectives"]["begun"] for error in compared}
     if len(begun) != 1:
         return evidence  # ranks in different steps cannot be compared
-    orders = {int(error["rank"]): error["collectives"]["issued"] for error in said}
-    problem = problem_of(said[0]["collectives"]["units"], orders, ended=False)
+    orders = {int(error["rank"]): error["collectives"]["issued"] for error in compared}
+    problem = problem_of(compared[0]["collectives"]["units"], orders, ended=False)
     if problem is None:
         return evidence
-    told = {"failure": "desync", "exception": problem}
-    return replace(evidence, errors=tuple({**error, **told} for error in said))
+    changes = {"failure": "desync", "exception": problem}
+    return replace(evidence, errors=tuple({**error, **changes} for error in compared))
 
 
 def _candidates_of_errors(evidence: Evidence) -> Iterator[Candidate]:
@@ -260,10 +260,10 @@ def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
         how = "no checkpoint could be written; the previous one is kept"
     else:
         own = _failed_while_stopping(evidence)
-        told = [own.reason] if own is not None else []
+        reasons = [own.reason] if own is not None else []
         if any(map(killed_while_stopping, evidence.exits)):
-            told.append("ranks that did not end in time were killed")
-        how = "; ".join(told) or "the ranks were ended"
+            reasons.append("ranks that did not end in time were killed")
+        how = "; ".join(reasons) or "the ranks were ended"
         if own is not None:
             stopped = {"failure": failure, "reason": f"{why}; {how}", "exit_code": None}
             return own.model_copy(update={**stopped, "confidence": "certain"})
@@ -342,14 +342,14 @@ def _reason(
     step: int | None = None,
     memory: OutOfMemory | None = None,
     gpus: bool = True,
-    said: str = "",
+    text: str = "",
 ) -> str:
-    """Return the reason as a sentence. `said`: the decisive line or exception."""
+    """Return the reason as a sentence. `text`: the decisive line or exception."""
     if memory is not None and memory.kind == "shared":
         what = "ran out of shared memory (/dev/shm)"
     elif failure == "gpu-oom" and not gpus:
         what = "ran out of memory"
-    elif failure == "rendezvous-failed" and PORT_TAKEN.search(said):
+    elif failure == "rendezvous-failed" and PORT_TAKEN.search(text):
         what = "could not listen at its port, where another program does"
     elif failure == "user-error" and phase == "checkpoint":  # reading comes before the first step
         what = "could not save" if step is not None else "cannot go on from what is there"
@@ -372,10 +372,10 @@ def _failed_exits(evidence: Evidence) -> list[dict[str, Any]]:
 
 def _ended_first(evidence: Evidence) -> dict[str, Any] | None:
     """Return the record of the first failed rank if it ended before it recorded an error."""
-    said = {int(error["rank"]) for error in evidence.errors}
+    recorded = {int(error["rank"]) for error in evidence.errors}
     for record in _failed_exits(evidence)[:1]:
         if record["exit_code"] < 0 or _left_by_itself(record):
-            return record if record["rank"] not in said else None
+            return record if record["rank"] not in recorded else None
     return None
 
 
@@ -464,18 +464,18 @@ def _only_stopped(evidence: Evidence) -> bool:
 
 
 def _verdict(evidence: Evidence, cause: Cause) -> Verdict:
-    clue, rank, node, told, where = cause.found
+    clue, rank, node, own_reason, where = cause.found
     record = _exit_of(evidence, rank) if rank is not None else {}
     memory = None
-    if clue.kind in MEMORY_OF and not told:
+    if clue.kind in MEMORY_OF and not own_reason:
         memory = OutOfMemory(kind=MEMORY_OF[clue.kind], **sizes(clue.memory_text))
     named = clue.kind == "exception" or NAMED.match(clue.text) is not None
     ended_by = -int(record.get("exit_code") or 0)
-    reason = told or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, said=clue.text)
-    if clue.own and not told:
+    reason = own_reason or _reason(cause.failure, rank, memory=memory, gpus=evidence.gpus, text=clue.text)
+    if clue.own and not own_reason:
         who = "the job" if rank is None else f"rank {rank}"
         reason = f"{who} printed `{clue.text[:200]}`, which is {cause.failure} by `failures:`"
-    if ended_by > 0 and not told and clue.kind == "exception":
+    if ended_by > 0 and not own_reason and clue.kind == "exception":
         reason += f" and was then ended by {signal_name(ended_by)}"
     return Verdict(
         failure=cause.failure,
@@ -530,8 +530,8 @@ def _unexplained(record: Mapping[str, Any], cause: Cause | None = None) -> Verdi
     """Return the verdict if no output explains the end: only the exit code is known."""
     rank, code = int(record["rank"]), int(record["exit_code"])
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    said = cause.found.clue.text if cause is not None and cause.found.clue.uncaught else None
-    if child := _CHILD_FAILED.search(said or ""):
+    exception = cause.found.clue.text if cause is not None and cause.found.clue.uncaught else None
+    if child := _CHILD_FAILED.search(exception or ""):
         how += f" because a program that it ran {child[1]}"
     return Verdict(
         failure="unknown",
@@ -539,7 +539,7 @@ def _unexplained(record: Mapping[str, Any], cause: Cause | None = None) -> Verdi
         rank=rank,
         node=record.get("node"),
         exit_code=code,
-        exception=said,
+        exception=exception,
         last_lines=tuple(record.get("last_lines", ())),
         evidence=(f"exits/rank-{rank:03d}.json",),
         seen=_seen(cause),

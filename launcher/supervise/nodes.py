@@ -211,8 +211,8 @@ class Nodes:
         found = {0: own}
         while True:
             for node in range(1, self.place.count):
-                if (told := read_json(self._file(attempt, node, "checked"))) is not None:
-                    found[node] = str(told.get("unfit", ""))
+                if (checked := read_json(self._file(attempt, node, "checked"))) is not None:
+                    found[node] = str(checked.get("unfit", ""))
             if {*range(self.place.count)} <= {*found, *lost}:
                 break
             if time.monotonic() > deadline or self.asked_to_stop():

@@ -60,11 +60,11 @@ def advice(verdict: Verdict, *, command: bool) -> str:
         return COMMAND_OOM_ADVICE
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
-    told = [verdict.exception or "", *(one.text for one in verdict.seen[:1])]
-    if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, told)):
+    texts = [verdict.exception or "", *(one.text for one in verdict.seen[:1])]
+    if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, texts)):
         return PORT_ADVICE
     usual, then, rest = FAILURES[verdict.failure].advice.partition(THEN)
-    return f"{remedy_of(verdict.failure, told) or usual}{then}{rest}"
+    return f"{remedy_of(verdict.failure, texts) or usual}{then}{rest}"
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ def after_check(decision: Decision, unfit: Mapping[int, str], nodes: int, leaves
     """
     if not unfit:
         return decision
-    told = "; ".join(unfit.values())
+    faults = "; ".join(unfit.values())
     if leaves and (len(unfit) < nodes or nodes == 1):
         which = "it" if len(unfit) == 1 else "them"
-        return Decision("requeue", None, f"{told}: going on without {which}", leaves=tuple(sorted(unfit)))
-    return replace(decision, reason=f"{decision.reason}, although {told}")
+        return Decision("requeue", None, f"{faults}: going on without {which}", leaves=tuple(sorted(unfit)))
+    return replace(decision, reason=f"{decision.reason}, although {faults}")
 
 
 def _lower(
@@ -164,7 +164,7 @@ def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     the supervisor ended after its job was requeued.
     """
     spent: dict[Budget, int] = {}
-    said = requeued = False
+    counted = requeued = False
     for event in since_submission(events):
         budget: Budget | None = None
         if isinstance(event, Downgrade):
@@ -174,11 +174,11 @@ def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
         elif isinstance(event, Finished) and event.state == "interrupted":
             late = requeued and event.by is None
             # After any other failure, the run left a node that failed.
-            budget, said = None if late else _REQUEUED.get(event.failure or "", "same"), True
+            budget, counted = None if late else _REQUEUED.get(event.failure or "", "same"), True
         elif isinstance(event, Requeued):
-            budget, requeued = None if said else _REQUEUED.get(event.reason or ""), True
+            budget, requeued = None if counted else _REQUEUED.get(event.reason or ""), True
         elif isinstance(event, SlurmJob | SupervisorStarted):
-            said, requeued = False, requeued and isinstance(event, SlurmJob)
+            counted, requeued = False, requeued and isinstance(event, SlurmJob)
         if budget is not None:
             spent[budget] = spent.get(budget, 0) + 1
     return spent

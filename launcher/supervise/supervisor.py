@@ -143,7 +143,7 @@ class Supervisor:
         self._signals: list[str] = []
         self._handled = 0
         self._stop_reason: str | None = None
-        self._untold: list[str] = []
+        self._unrecorded: list[str] = []
         "Requests to stop that are not recorded yet."
         self._stopped_at = 0.0
         self._until: float | None = None
@@ -313,9 +313,12 @@ class Supervisor:
         ended = self._run(attempt)
         self.nodes.report(attempt, ended, oom_kills() - kills)
         reports, lost = self.nodes.wait_for_reports(attempt, self._no_time_left, self._stops)
-        if self._stop_reason is None and (told := read_stop_request(attempt.stop).reason) in SIGNALS.values():
-            self._stop_for(told)  # only another node's supervisor was asked to stop
-            self.journal.event(Stopping(reason=told))
+        if (
+            self._stop_reason is None
+            and (reason := read_stop_request(attempt.stop).reason) in SIGNALS.values()
+        ):
+            self._stop_for(reason)  # only another node's supervisor was asked to stop
+            self.journal.event(Stopping(reason=reason))
         codes = {0: ended.exit_code, **{n: r["exit_code"] for n, r in reports.items()}}
         first = self.nodes.failed_first(attempt)
         return Evidence(
@@ -413,7 +416,7 @@ class Supervisor:
         for reason in self._requests():
             self._stop_for(reason)
             if self.nodes.leader:  # node 0 writes the records that all nodes share
-                self._untold.append(reason)
+                self._unrecorded.append(reason)
                 self._record_state("stopping", attempt=attempt.number)
         self._record_requests()
         if self._stop_reason is not None and self._until is not None:
@@ -466,14 +469,14 @@ class Supervisor:
 
         `ended`: no later call follows.
         """
-        if not self._untold:
+        if not self._unrecorded:
             return
-        said = self._why_stopped() if ended else self._job_request().reason
-        waits = self._stop_file is not None and not said and "cancelled" not in self._untold
+        recorded = self._why_stopped() if ended else self._job_request().reason
+        waits = self._stop_file is not None and not recorded and "cancelled" not in self._unrecorded
         if ended or not waits or time.monotonic() > self._stopped_at + REASON_SECONDS:
-            for reason in self._untold:
-                self.journal.event(Stopping(reason=reason if reason == "cancelled" else said or reason))
-            self._untold.clear()
+            for reason in self._unrecorded:
+                self.journal.event(Stopping(reason=reason if reason == "cancelled" else recorded or reason))
+            self._unrecorded.clear()
 
     def _print_deadline(self) -> None:
         """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""
@@ -485,9 +488,10 @@ class Supervisor:
         self._printed_until = self._until
         left = max(0.0, self._until - time.monotonic())
         does = "save and end" if not self._at_once else "end"
-        told = self._last_request.reason if self._stop_reason != "cancelled" else ""
+        reason = self._last_request.reason if self._stop_reason != "cancelled" else ""
         print(
-            f"[launcher] {told or self._stop_reason}: the ranks have {left:.0f} s to {does}", file=sys.stderr
+            f"[launcher] {reason or self._stop_reason}: the ranks have {left:.0f} s to {does}",
+            file=sys.stderr,
         )
 
     def _no_time_left(self) -> bool:
@@ -560,10 +564,10 @@ class Supervisor:
         shared = self._scheduler == "local"
         # It keeps its locks as long as this process lives.
         self._turn = Turn(self.run, chosen, os.environ, shared=shared)
-        said = ""
+        printed = ""
         while (why := self._turn.take()) and not self._asked_to_stop():
-            if why != said:
-                said = why
+            if why != printed:
+                printed = why
                 self._record_state("submitted", reason=why)
             time.sleep(TURN_SECONDS)
 

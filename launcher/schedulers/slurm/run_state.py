@@ -16,7 +16,7 @@ from launcher.schedulers.slurm.jobs import begun, submission_of
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records
 from launcher.schedulers.slurm.site import Site
-from launcher.schedulers.slurm.states import UNTOLD, Meaning, meaning
+from launcher.schedulers.slurm.states import WITHOUT_SUPERVISOR, Meaning, meaning
 from launcher.spec.events import Finished
 from launcher.supervise.host import shows_life
 
@@ -124,7 +124,7 @@ def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
 
 def _beside_the_records(run: RunDir, record: JobRecord, slurm: Meaning) -> str:
     """What a job that has its nodes is doing, if the supervisor does not tell it; empty if it does."""
-    if record.state in UNTOLD:
+    if record.state in WITHOUT_SUPERVISOR:
         return f"job {record.id} {slurm.words}"
     if _newest(run, "submitting", "job", "started") != "job":
         return ""

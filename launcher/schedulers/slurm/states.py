@@ -60,7 +60,7 @@ SLURM_STATES: dict[str, Meaning] = {
 }
 
 
-UNTOLD = frozenset({"SUSPENDED", "STOPPED", "COMPLETING", "STAGE_OUT"})
+WITHOUT_SUPERVISOR = frozenset({"SUSPENDED", "STOPPED", "COMPLETING", "STAGE_OUT"})
 "States in which the supervisor is suspended too, or has ended, so that the run's records cannot show them."
 
 

@@ -377,14 +377,14 @@ class Checkpoints:
 
     def _newest_on_all(self) -> int:
         """Return `newest` if each node has its own folder. Raises PartsError if a node has lost its part."""
-        rank, mine, told = self.rank, None, set[int]()
+        rank, mine, recorded = self.rank, None, set[int]()
         if rank.leads:
             complete = complete_checkpoints(self.folder)
             mine = {step: str(read_marker(path).get("save")) for step, path in complete.items()}
             remove_partial_checkpoints(rank.run)
         if rank.first:
-            told = {event.step for event in rank.run.read_events() if isinstance(event, CheckpointSaved)}
-        answers = rank.all_values((rank.node, mine, told))
+            recorded = {event.step for event in rank.run.read_events() if isinstance(event, CheckpointSaved)}
+        answers = rank.all_values((rank.node, mine, recorded))
         found = {node: steps for node, steps, _ in answers if steps is not None}
         newest = newest_on_all_nodes(list(found.values()))
         lost = [

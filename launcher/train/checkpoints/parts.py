@@ -67,13 +67,13 @@ class NodeWriter(Writer):
         """Send each rank the bytes that its node writes. Rank 0 cannot check the disks of other hosts."""
         bare = [replace(plan, storage_data=None) for plan in plans]
         named = FileSystemWriter.prepare_global_plan(self, bare)
-        told = []
+        extended = []
         for number, plan in enumerate(named):
             first = number - number % self.per_node
             node = plans[first : first + self.per_node]
             needed = bytes_of(node) + sum(one.storage_data for one in node)
-            told.append(replace(plan, storage_data=(plan.storage_data, needed)))
-        return told
+            extended.append(replace(plan, storage_data=(plan.storage_data, needed)))
+        return extended
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name, needed = plan.storage_data

@@ -51,9 +51,9 @@ class GracePeriod:
     def _watch(self, restart: Restart, start_seconds: float) -> None:
         until, latest = None, float("inf")
         while not self._leaves.wait(LOOK_SECONDS):
-            told = read_stop_request(self.rank.stop_file).killed_at
-            if told is not None and told != until:
-                until, latest = told, self._latest(restart, start_seconds, told)
+            deadline = read_stop_request(self.rank.stop_file).killed_at
+            if deadline is not None and deadline != until:
+                until, latest = deadline, self._latest(restart, start_seconds, deadline)
             if time.time() > latest:
                 restart.out_of_time()
                 return

@@ -57,9 +57,9 @@ class CudaRecording:
         # (device, requested bytes, bytes that this process may use, bytes free on the device).
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
 
-    def moment(self, *told: int) -> Moment:
-        """Return the state of memory at an OOM. `told` are the arguments of the observer."""
-        _, requested, total, free = told
+    def moment(self, *arguments: int) -> Moment:
+        """Return the state of memory at an OOM. `arguments` are those of the observer."""
+        _, requested, total, free = arguments
         return Moment(requested, total, free, largest(cuda_pieces()))
 
 
@@ -95,10 +95,10 @@ class BudgetRecording:
     def on_oom(self, observer: Callable[..., None]) -> None:
         self.budget.on_oom = observer
 
-    def moment(self, *told: int) -> Moment:
+    def moment(self, *arguments: int) -> Moment:
         limit = self.budget.limit
         free = limit - self.budget.live if limit is not None else None
-        return Moment(told[0], limit, free, largest(_pieces(self.budget.contents())))
+        return Moment(arguments[0], limit, free, largest(_pieces(self.budget.contents())))
 
 
 Recording = CudaRecording | BudgetRecording
@@ -144,9 +144,9 @@ def watch_out_of_memory(rank: Rank, budget: Budget, where: Where) -> None:
         return
     path = rank.attempt.snapshot(rank.number, None, recording.suffix)
 
-    def observer(*told: int) -> None:
+    def observer(*arguments: int) -> None:
         try:
-            where.failed = recording.moment(*told)
+            where.failed = recording.moment(*arguments)
             if where.trying:
                 return
             path.parent.mkdir(parents=True, exist_ok=True)

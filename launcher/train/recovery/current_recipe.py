@@ -51,7 +51,7 @@ class CurrentRecipe:
         if recovery.why_not is not None:
             recorder.event(RecoveryOff(attempt=self.attempt, reason=recovery.why_not))
         self.fallback = Fallback(rank, setting, recovery.agreement)
-        self._fitted = self._said_off = False
+        self._fitted = self._reported_off = False
 
     def step_done(self) -> None:
         """Record that a step with the current recipe fitted."""
@@ -67,8 +67,8 @@ class CurrentRecipe:
 
         Raises: TaskError if the loss is a mean.
         """
-        told = self.rank.run.read_events() if self.rank.first else []
-        known = any(isinstance(one, CouplesSamples) for one in told)
+        events = self.rank.run.read_events() if self.rank.first else []
+        known = any(isinstance(one, CouplesSamples) for one in events)
         found = self.setting.couples_samples or bool(self.recovery.agreement.from_rank_0(known))
         off = self.probe.off  # the same on every rank so far
         with self.probe.unseen():
@@ -129,8 +129,8 @@ class CurrentRecipe:
         """Return whether the probe is off on any rank; the same on every rank. Report the reason once."""
         everyones = self.recovery.agreement.all_values((self.probe.off, self.probe.may_send))
         offs = [(off, may_send) for off, may_send in everyones if off is not None]
-        if offs and not self._said_off:
-            self._said_off = True
+        if offs and not self._reported_off:
+            self._reported_off = True
             self.recorder.event(ProbeSkipped(attempt=self.attempt, reason=offs[0][0]))
             self.rank.say(f"probe skipped: {offs[0][0]}")
         sends = [off for off, may_send in offs if may_send]

@@ -109,18 +109,18 @@ def _of_group(group: Any) -> tuple[list[Shape], list[torch.Tensor | None]]:
         own = padded.numel() * part.numel() // max(1, parameter.padded_sharded_param_size.numel())
         shape = Shape(offset, padded.numel(), own, padded.numel() * world <= WHOLE)
         last_is_empty = (world - 1) * -(-whole[0] // world) >= whole[0]
-        told = padded if shape.small else padded[: min(own, SAMPLE)] if last_is_empty else None
+        kept = padded if shape.small else padded[: min(own, SAMPLE)] if last_is_empty else None
         shapes.append(shape)
-        parts.append(None if told is None else told.to("cpu", copy=True))
+        parts.append(None if kept is None else kept.to("cpu", copy=True))
         offset += shape.size
     return shapes, parts
 
 
 def _pieces(shapes: list[Shape], of_ranks: list[list[torch.Tensor]]) -> Iterator[Piece]:
     for at, shape in enumerate(shapes):
-        told = [parts[at] for parts in of_ranks]
-        samples = [part for part in told if part is not None and part.numel()]
-        yield Piece(shape, tuple(told) if shape.small else None, samples[0] if samples else None)
+        shards = [parts[at] for parts in of_ranks]
+        samples = [part for part in shards if part is not None and part.numel()]
+        yield Piece(shape, tuple(shards) if shape.small else None, samples[0] if samples else None)
 
 
 def _write(target: torch.Tensor, piece: Piece, number: int, mine: torch.Tensor) -> None:
