@@ -225,6 +225,7 @@ def test_a_reason_that_slurm_gives_is_not_a_person_s(end: str, failure: str) -> 
         "[2024-01-01 10:00:00,000] [ERROR] [launch.py:322:sigkill_handler] ['python'] exits with return code = -9",
         "Error: Process completed with exit code 1.",
         "ERROR: Job failed: exit code 1",
+        "slurmstepd: error: task_p_post_term: rmdir(/dev/cpuset/slurm5) failed Device or resource busy",
     ],
 )
 def test_how_a_program_ended_is_not_why(text: str) -> None:
