@@ -207,7 +207,7 @@ def compare_nothing(trainer: Trainer) -> None:
     """For a pretended rank, whose values are nobody's."""
     trainer.guard.refuses = lambda *_, **__: None
     trainer.copies.check_loss = lambda *_: None
-    trainer.samples.apart = lambda: 0.0  # type: ignore[method-assign]
+    trainer.samples.difference = lambda: 0.0  # type: ignore[method-assign]
 
 
 def pretended(rank: Rank, world: int) -> Rank:
@@ -223,7 +223,11 @@ def pretended(rank: Rank, world: int) -> Rank:
 
 def apart(rank: Rank) -> AbstractContextManager[object]:
     """The pretended group does not count its collectives."""
-    return patch.object(collectives, "sent", lambda: 0) if isinstance(rank, OneOfMany) else nullcontext()
+    return (
+        patch.object(collectives, "issued_so_far", lambda: 0)
+        if isinstance(rank, OneOfMany)
+        else nullcontext()
+    )
 
 
 class OneOfMany(Rank):
