@@ -65,11 +65,11 @@ def arm(trainer: Trainer, fails: Fails) -> None:
         first = True
         return gradients(step)
 
-    def watched(batch: Any, *, last: bool) -> Any:
+    def watched(batch: Any, sums: Any, *, last: bool) -> Any:
         nonlocal first, due
         due = first if fails.step == 1 else last
         first = False
-        return micro_batch(batch, last=last)
+        return micro_batch(batch, sums, last=last)
 
     def strikes(phase: str) -> bool:
         large = trainer.current.recipe.micro_batch_size >= fails.micro_batch
