@@ -19,7 +19,7 @@ def harmless(block: bytes) -> bytes:
 
     Keeps the number of lines.
     """
-    if not block.translate(None, _TEXT):  # a hundred times as fast as the regular expression
+    if not block.translate(None, _TEXT):  # some forty times as fast as the regular expression
         return block
     block = _CONTROL.sub(_spell_out, block)
     return _COLOURED_LINE.sub(rb"\1" + RESET, block) if b"\x1b" in block else block

@@ -93,7 +93,7 @@ class Recorded:
     """A traced step, before or after unrolling."""
 
     storages: list[Storage] = field(default_factory=list)
-    "With the sizes of one micro-batch as their fixed sizes."
+    "The storages that the trace allocated; the fixed size of each is its size for one micro-batch."
     segments: list[Segment] = field(default_factory=list)
     runs: Sequence[Run] = ()
 
