@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time as _time
 from datetime import datetime
+from functools import lru_cache
 
 STAMP_LENGTH = 27
 
@@ -11,7 +12,12 @@ STAMP_LENGTH = 27
 def stamp(seconds: float) -> str:
     """Unix seconds -> `2026-11-21T08:54:01.123456Z`."""
     whole, micro = divmod(round(seconds * 1e6), 1_000_000)
-    return _time.strftime("%Y-%m-%dT%H:%M:%S", _time.gmtime(whole)) + f".{micro:06d}Z"
+    return f"{_second(whole)}.{micro:06d}Z"
+
+
+@lru_cache(maxsize=1)  # a short step writes several stamps of one second
+def _second(whole: int) -> str:
+    return _time.strftime("%Y-%m-%dT%H:%M:%S", _time.gmtime(whole))
 
 
 def now() -> str:

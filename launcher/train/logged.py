@@ -48,8 +48,11 @@ def added(sums: Sums, more: Sums) -> Sums:
 
 
 def _exact(value: Number) -> Number:
-    """Return the value without its graph and in fp64: a sum of small numbers in bf16 stops at 256 of them."""
-    return value.detach().reshape(()).double() if isinstance(value, torch.Tensor) else float(value)
+    """Return the value without its graph and in fp64: a sum of small numbers in bf16 stops at 256 of them.
+    A value on the GPU stays there: to read it would wait for the pass."""
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return value.detach().reshape(()).double()
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 _open: list[Logged] = []

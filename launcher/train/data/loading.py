@@ -55,17 +55,17 @@ class Loader:
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
         """Return an iterator with one batch per list, in order. Each worker fetches two batches ahead."""
+        if not self._workers:
+            return self._checked(map(self._collated, map(self._samples.__getitems__, batches)))
         loader = DataLoader(
             self._samples,
             batch_sampler=batches,
             collate_fn=self._collated,
             num_workers=self._workers,
-            multiprocessing_context="fork" if self._workers else None,
-            worker_init_fn=_initialise_worker if self._workers else None,
+            multiprocessing_context="fork",
+            worker_init_fn=_initialise_worker,
             generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
-        if not self._workers:
-            return self._checked(iter(loader))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_SUPERVISOR)  # inherited by the workers
         try:
             return self._checked(iter(loader))
