@@ -82,6 +82,7 @@ def test_stages_are_shown_where_no_rank_has_another_part_of_the_model() -> None:
     one = decider(gpus=1, precision="bf16")
     [table, about] = sections(Page(one.job, one.cluster, None, zero=found_by(one)), explain=False)
     assert len({row[1:6] for row in table.rows}) == 1 and "ZeRO-2 is fsdp-keep" in about.lines[-1]
+    assert about.lines[0].startswith("all stages hold the same")
 
 
 def test_states_are_shared_out_over_all_nodes() -> None:
