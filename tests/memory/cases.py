@@ -39,6 +39,17 @@ HUGGING_FACE = {
         "head_dim": 32,
         "tie_word_embeddings": True,
     },
+    "mixtral": {
+        "model_type": "mixtral",
+        "hidden_size": 192,
+        "intermediate_size": 256,
+        "vocab_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 "Configs of `transformers`; a number is the name of the file that configs() writes."
 BATCH_NORM = {"model": {"batch_norm": True}}

@@ -25,6 +25,8 @@ ALONE: tuple[Case, ...] = (
     case("gpt dropout", micro=4, activations="compress", precision="bf16"),
     case("llama qlora", micro=2, activations="compress", **MIXED),
     case("hf gpt2", micro=2),
+    case("hf mixtral", micro=2),
+    case("hf mixtral", micro=2, activations="selective", **MIXED),
     case("hf qwen3", micro=2, loss_chunks=4, precision="bf16"),
     case("llama", micro=2, optimizer="adamw-bf16", precision="bf16", optimizer_step="backward"),
     case("gpt", micro=4, optimizer="adamw-8bit", activations="checkpoint", optimizer_step="backward"),

@@ -56,6 +56,38 @@ def test_counting_leaves_the_task_as_it_was() -> None:
     assert task.net is net and len(task.seen) == 1 and torch.equal(task.mean, torch.ones(4))
 
 
+class Experts(nn.Module):
+    """As transformers has a mixture of experts: each token goes through `chosen` of them."""
+
+    def __init__(self, experts: int, dim: int, hidden: int, chosen: int) -> None:
+        super().__init__()
+        self.router, self.chosen = nn.Linear(dim, experts, bias=False), chosen
+        self.weights = nn.Parameter(torch.zeros(experts, dim, hidden))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        experts = self.router(tokens).topk(self.chosen).indices.flatten().sort()
+        counts = torch.histc(experts.values.int(), len(self.weights), 0, len(self.weights) - 1)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        rows = tokens[experts.indices // self.chosen]
+        return torch.nn.functional.grouped_mm(rows, self.weights, offs=ends)
+
+
+class Mixture(Task):
+    def model(self) -> nn.Module:
+        return Experts(experts=4, dim=16, hidden=32, chosen=2)
+
+    def data(self, split: str) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return model(batch).sum(), len(batch)
+
+
+def test_the_products_of_the_chosen_experts_are_counted() -> None:
+    """In fp32, too, which torch's own kernel for the meta device refuses."""
+    tokens, products = 10, 2 * 16 * 32  # of two experts for each token
+    assert count_flops(Mixture(), torch.zeros(tokens, 16)) == 3 * 2 * tokens * (16 * 4 + products)
+
+
 class LooksAtValues(Task):
     def model(self) -> nn.Module:
         return nn.Linear(4, 4)

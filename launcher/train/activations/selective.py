@@ -41,6 +41,7 @@ MATRIX_PRODUCTS = frozenset(
         aten.mm.default,
         aten.addmm.default,
         aten._scaled_mm.default,  # of precision: float8
+        aten._grouped_mm.default,  # of the experts of a mixture
     }
 )
 # Not bmm: in attention without a fused kernel its results are the scores, length x length for each head,

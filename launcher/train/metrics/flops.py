@@ -13,6 +13,7 @@ from launcher.planning.hardware import peak_flops
 from launcher.spec.mesh import model_parallel
 from launcher.train.rank import Rank
 from launcher.train.task import Task
+from launcher.train.tracing.kernels import FakeKernels
 from launcher.train.undo.undo import Undo
 
 FORWARD_AND_BACKWARD = 3
@@ -33,7 +34,7 @@ def count_flops(task: Task, batch: Any) -> int:
     try:
         with torch.device("meta"):
             model = task.model()
-        with FlopCounterMode(display=False) as counter:
+        with FakeKernels(), FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
             task.loss(model, to_meta(batch))
     finally:
         before.restore()

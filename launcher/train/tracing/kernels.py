@@ -1,17 +1,18 @@
-"""Fake kernels of operators for which torch has none, or one that allocates what the real kernel does not, or
-less.
+"""Fake kernels of operators for which torch has none, or one that refuses what the real kernel takes, or that
+allocates more or less than the real one. FLOPs of operators that torch does not count.
 
-The recorder of a trace calls them in place of the operator, below autograd, on fake tensors.
+They run in place of the operator, below autograd, on fake tensors or those of the meta device.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 aten = torch.ops.aten
 PERIOD = 64
@@ -76,6 +77,32 @@ def _workspace(
     return None if workspace is None else workspace.nbytes
 
 
+def _grouped_mm(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return the products of the experts of a mixture. torch's fake kernel refuses all types but bf16."""
+    groups = (first if offsets is None or first.dim() > 2 else offsets).shape[:1]
+    shape = (first.shape[-2], second.shape[-1])
+    if first.dim() == second.dim():
+        shape = (*groups, *shape)
+    return first.new_empty(shape, dtype=out_dtype or first.dtype)
+
+
+def _flops_of_groups(first: Sequence[int], second: Sequence[int], *_: Any, **__: Any) -> int:
+    """Return the FLOPs of `_grouped_mm`, from the shapes of its arguments: an argument of two dimensions is
+    divided among the groups, so each of its rows or columns has a part in one product."""
+    groups = first[0] if len(first) == len(second) == 3 else 1
+    return 2 * groups * first[-2] * first[-1] * second[-1]
+
+
+if aten._grouped_mm not in flop_registry:
+    register_flop_formula(aten._grouped_mm)(_flops_of_groups)
+
+
 def _in_place_of_all(loss: Any) -> Callable[..., torch.Tensor]:
     """Return a fake kernel of a loss whose sum or mean stays in the memory of the losses of all elements: the
     real kernel shrinks that tensor to a scalar, which frees nothing (mse_loss in ATen/native/Loss.cpp)."""
@@ -102,7 +129,17 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.mkldnn_rnn_layer.default: _mkldnn_rnn_layer,
+    aten._grouped_mm.default: _grouped_mm,
     **{loss: _in_place_of_all(loss) for loss in _SHRUNK},
     # A wait for a collective returns its tensor. torch's fake kernel makes a new one.
     torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
 }
+
+
+class FakeKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs KERNELS in place of their operators."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return KERNELS.get(func, func)(*args, **kwargs or {})
