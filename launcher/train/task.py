@@ -87,7 +87,8 @@ class Task(ABC):
         """Return a map-style dataset (`len(data)`, `data[index]`). "eval" is used if the job evaluates."""
 
     def example(self) -> Any:
-        """Return a sample of the largest size. The plan uses its shapes; the values do not matter.
+        """Return a sample of the largest size. The plan uses its shapes, and its integers where code
+        reads them, such as lengths and masks; other values do not matter.
 
         The default is the first training sample. Override this if samples differ in size, or if the data
         are not on the machine that makes the plan.

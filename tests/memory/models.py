@@ -30,6 +30,26 @@ class Odd(Task):
         return nn.functional.cross_entropy(model(classes), classes, reduction="sum"), len(classes)
 
 
+class Padded(Task):
+    """Samples of which only the first part counts, which code reads from their lengths and from masks."""
+
+    def model(self) -> nn.Module:
+        return Network(dim=64, frozen=False, tied=False)
+
+    def data(self, split: str) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        classes = torch.randint(0, CLASSES, (64, 48), generator=generator)
+        return torch.utils.data.TensorDataset(classes, torch.full((64,), 32))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        classes, lengths = batch
+        longest = int(lengths.max())
+        keep = torch.arange(longest, device=lengths.device) < torch.tensor([n - 8 for n in lengths])[:, None]
+        classes = classes[:, :longest]
+        kept = model(classes.flatten()).view(*classes.shape, -1)[keep]
+        return nn.functional.cross_entropy(kept, classes[keep], reduction="sum"), int(keep.sum())
+
+
 class Network(nn.Module):
     def __init__(self, dim: int, frozen: bool, tied: bool) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def test_the_shorter_way_to_results_of_operators_leads_to_the_same_trace(
     ranks = Ranks(4, 4, on_gpu=True)
     steps = [recipe(activations="checkpoint", tensor=2), recipe(sharding="none")]
     found = [tracer(task, args).trace(step, ranks) for step in steps]
-    monkeypatch.setattr("launcher.train.tracing.tracer.TraceMode", FakeTensorMode)
+    monkeypatch.setattr("launcher.train.tracing.fake_mode._KNOWN", False)
     assert found == [tracer(task, args).trace(step, ranks) for step in steps]
 
 
@@ -429,6 +429,31 @@ def test_a_model_that_asks_for_values_says_where() -> None:
     traced, ranks = Tracer(Blocks(asks=True), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
     with pytest.raises(UntraceableError, match="_local_scalar_dense"):
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
+class ReadsIntegers(Blocks):
+    """Reads what its samples contain, also in ways that torch does for real tensors only."""
+
+    def data(self, split: str) -> Any:
+        return [(torch.ones(6, 16), torch.tensor(4), torch.tensor([True] * 3 + [False] * 3))] * 8
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        rows, lengths, mask = batch
+        assert lengths.tolist() == [4] * len(rows) and (lengths == torch.tensor(list(lengths))).all()
+        inside = torch.arange(6) < lengths[:, None]
+        inside[:, 0] = False
+        kept = model(rows[inside & mask])
+        return kept.sum(), int(mask.sum())
+
+
+def test_code_may_read_the_integers_of_the_sample() -> None:
+    traced, ranks = Tracer(ReadsIntegers(), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    trace = traced.sample(recipe(precision="fp32", sharding="none"), ranks, 4)
+    rows_of_a_sample = 2  # the second and the third
+    outputs = [one.at(1) for one in trace.storages if one.module == "layers.7"]
+    assert 4 * rows_of_a_sample * 16 * 4 in outputs
+    batch = [one.at(1) for one in trace.storages if one.category == BATCH]
+    assert sorted(batch) == [4 * 6, 4 * 8, 4 * 6 * 16 * 4]
 
 
 def test_another_order_of_events_is_no_law() -> None:

@@ -1,18 +1,25 @@
-"""torch's mode for fake tensors, with a shorter way to the results that it keeps.
+"""torch's mode for fake tensors, with a shorter way to the results that it keeps, and known integers.
 
 FakeTensorMode keeps what an operator returns, by the metadata of its arguments. Its keys also cover symbolic
 shapes, sparse tensors and graphs, and took a third of the time of a trace.
+
+It also computes with the values of small constants. With `knows_integers` these are all integers and booleans
+of the batch and what is computed from them alone, so that code may read lengths, masks and targets. It takes
+longer, so a trace tries without them first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._subclasses.fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 _CONSTANTS = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -22,6 +29,13 @@ _torch: Any = torch._subclasses.fake_tensor
 _KNOWN = hasattr(FakeTensorMode, "_output_from_cache_entry") and hasattr(_torch, "_DispatchCacheValidEntry")
 "Whether this torch has the private parts of torch 2.13 that TraceMode uses."
 
+LARGEST_KNOWN = 2**20
+"Maximum number of elements of a tensor whose values are known. Larger ones take long to compute with."
+
+_aten = torch.ops.aten
+_FROM_NUMBERS = frozenset((_aten.arange, _aten.zeros, _aten.ones, _aten.full))
+"Operators that make a tensor of numbers that the code gives."
+
 _NO_SYMBOLS: Any = None
 "In place of torch's key, which only symbolic shapes read."
 
@@ -29,12 +43,43 @@ _NO_SYMBOLS: Any = None
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode that looks the results of ordinary arguments up by a key of its own."""
 
+    def __init__(self, *, knows_integers: bool = False) -> None:
+        super().__init__()
+        self.knows_integers = knows_integers
+
     _entries: dict[tuple[Any, ...], Any] = {}
     "(operator, arguments) -> torch's entry, for all instances. Only results that torch keeps have one."
+
+    def new(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a fake tensor with the form of this real one, and its values if they are known here."""
+        if self.may_turn_const(tensor):
+            return self._known(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor:
+        with _disable_current_modes():
+            copy = tensor.clone(memory_format=torch.contiguous_format)
+            return self.fake_tensor_converter.from_real_tensor(self, copy, make_constant=True)
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        """Return whether the values of this real tensor are to be known: torch asks this of each result of
+        known values."""
+        return super().may_turn_const(t) or (type(t) is torch.Tensor and self._knows(t, t.device))
+
+    def _knows(self, tensor: torch.Tensor, device: torch.device) -> bool:
+        integers = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+        strided = device.type == "cpu" and tensor.layout == torch.strided
+        return self.knows_integers and integers and strided and tensor.numel() <= LARGEST_KNOWN
 
     def _cached_dispatch_impl(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        if self.knows_integers and getattr(func, "overloadpacket", None) in _FROM_NUMBERS:
+            made: Any = super()._cached_dispatch_impl(func, types, args, kwargs)
+            if made.constant is not None or not self._knows(made, made.fake_device):
+                return made
+            with _disable_current_modes():
+                return self._known(func(*args, **kwargs))
         parts = [func, torch.get_default_dtype(), torch._C._get_default_device()]
         parts.append(torch.is_inference_mode_enabled())
         ordinary = _KNOWN and self.shape_env is None
@@ -69,3 +114,17 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             else:
                 return False
         return True
+
+
+@contextmanager
+def lists_of_known_numbers() -> Iterator[None]:
+    """Let torch.tensor take lists of known numbers in tensors: it reads their memory itself."""
+    of_torch = torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        if isinstance(data, (list, tuple)):
+            data = tree_map_only(FakeTensor, lambda t: t.item() if t.dim() == 0 else t.tolist(), data)
+        return of_torch(data, **options)
+
+    with patch.object(torch, "tensor", tensor):
+        yield

@@ -32,9 +32,9 @@ from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
 TO_DO = (
-    "a step is traced on tensors without values: Python code must not depend on values (.item(), .tolist(), "
-    "bool(), boolean masks), and each custom operator needs a fake implementation "
-    "(torch.library.register_fake)"
+    "a trace knows no values but the integers of the sample: Python code must not depend on what the model "
+    "computes (.item(), .tolist(), bool(), boolean masks), and each custom operator needs a fake "
+    "implementation (torch.library.register_fake)"
 )
 
 
@@ -166,8 +166,8 @@ def _reason(error: Exception) -> str:
     operator = getattr(error, "func", None)
     if isinstance(operator, OpOverload) and operator.namespace == "aten" and operator not in OF_PYTHON:
         return (
-            f"{operator} is an operator of torch whose results have sizes that depend on values, and a step "
-            "is traced on tensors without values; boolean masks call such operators"
+            f"{operator} is an operator of torch whose results have sizes that depend on values, and a trace "
+            "knows none but the integers of the sample; boolean masks call such operators"
         )
     return TO_DO
 

@@ -144,7 +144,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._communication = root._get_fsdp_state()._comm_ctx
 
     def arrive(self, batch: Any) -> None:
-        self._are(BATCH, (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            self._see(tensor)  # no operator of the trace has made those of known values
+        self._are(BATCH, tensors)
 
     def follow_gradients(self, model: nn.Module) -> None:
         """Free each gradient when it is complete, which launcher.memory.trace describes."""

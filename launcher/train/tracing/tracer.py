@@ -42,14 +42,14 @@ from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
-from launcher.train.tracing.fake_mode import TraceMode
+from launcher.train.tracing.fake_mode import TraceMode, lists_of_known_numbers
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
 class UntraceableError(Exception):
-    """The step does not run on tensors without values, for example because a branch depends on a value."""
+    """The step does not run on fake tensors, for example because a branch depends on the model's output."""
 
     def __init__(self, module: str, error: Exception) -> None:
         self.module, self.error = module, error
@@ -96,6 +96,8 @@ class Tracer:
         self._stages: dict[Any, _Recording] = {}
         self._blocks: dict[Any, Sequence[int]] = {}
         "How a pipeline is cut -> the number of blocks of each stage."
+        self._reads_integers = False
+        "The task's code reads values, which may be integers of the batch."
         self._too_few = 0
         "A run of so many equal blocks did not stand for the model in an earlier trace."
 
@@ -183,6 +185,17 @@ class Tracer:
         self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
     ) -> _Recording:
         """`form`: of what the stage before sends; None without one."""
+        try:
+            return self._run(recipe, ranks, form, most, complete=complete)
+        except UntraceableError:
+            if self._reads_integers:
+                raise
+            self._reads_integers = True
+            return self._run(recipe, ranks, form, most, complete=complete)
+
+    def _run(
+        self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
+    ) -> _Recording:
         rank = self.rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
@@ -193,11 +206,12 @@ class Tracer:
             stack.enter_context(patch.object(_Forward, "_check", lambda *_: None))
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
-            fake = TraceMode()
+            fake = TraceMode(knows_integers=self._reads_integers)
             model, names, runs, blocks = self._built(rank, most)
             make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)
             stack.enter_context(no_packed_mask())
+            stack.enter_context(lists_of_known_numbers())
             stack.enter_context(as_cuda() if self.like == "cuda" else as_cpu())
             try:
                 units = set(outermost(self.task.blocks(model)))
@@ -215,7 +229,8 @@ class Tracer:
             stack.enter_context(compiling(fake, recorder))
             try:
                 with recorder.following():
-                    returned = self._step(model, rank, recorder, batch, form, empty, complete=complete)
+                    arrive = partial(_arriving, batch, fake, recorder)
+                    returned = self._step(model, rank, recorder, arrive, form, empty, complete=complete)
             except NotCapturedError:
                 raise
             except Exception as error:
@@ -248,7 +263,7 @@ class Tracer:
         model: nn.Module,
         rank: Rank,
         recorder: StorageRecorder,
-        batch: Any,
+        arrive: Callable[[], Any],
         form: Form | None,
         empty: Callable[[Form], torch.Tensor],
         *,
@@ -272,7 +287,7 @@ class Tracer:
         for number, (forward, backward) in enumerate(passes, start=1):
             recorder.begin(forward)
             sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
-            arrived = _arriving(batch, recorder)
+            arrived = arrive()
             last = number == len(passes)
             with accumulate(model, rank.recipe, last=last), ExitStack() as stack:
                 received = empty(form).requires_grad_() if form is not None else None
@@ -300,7 +315,7 @@ class Tracer:
             recorder.begin("evaluation")
             model.eval()
             sent_before = None if last_stage else empty(returned)
-            arrived = _arriving(batch, recorder)
+            arrived = arrive()
             with torch.no_grad():
                 received = empty(form) if form is not None else None
                 self._forward(model, rank, arrived, received)
@@ -356,9 +371,9 @@ def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _arriving(batch: Any, recorder: StorageRecorder) -> Any:
-    """Return a new batch with the same shapes, and record its arrival."""
-    made = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), batch)
+def _arriving(batch: Any, fake: TraceMode, recorder: StorageRecorder) -> Any:
+    """Return a new batch of the same form, and record its arrival."""
+    made = tree_map_only(torch.Tensor, fake.new, batch)
     recorder.arrive(made)
     return made
 
