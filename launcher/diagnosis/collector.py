@@ -405,11 +405,13 @@ class Collector:
         after = (*old.after, line.text[:MAX_CONTEXT])
         new = old._replace(after=after, strength="weak" if retried else old.strength)
         found = self._found[old.kind, old.strength]
+        found[:] = [new if clue is old else clue for clue in found]
         if retried:
-            found.remove(old)
-            self._found.setdefault((new.kind, new.strength), []).append(new)
-        else:
-            found[:] = [new if clue is old else clue for clue in found]
+            caught = [clue for clue in found if clue is new or (_by(clue) == _by(new) and not clue.uncaught)]
+            found[:] = [clue for clue in found if clue not in caught]
+            weak = self._found.setdefault((new.kind, "weak"), [])
+            weak += [clue._replace(strength="weak") for clue in caught]
+            del weak[1:-1]  # the first and the last
         reader.growing = new if len(new.after) < AFTER else None
 
     def _advanced(self, text: str) -> bool:
@@ -470,6 +472,11 @@ class Collector:
                 clue._replace(survived=clue.survived or survived(clue)) if clue.label == label else clue
                 for clue in clues
             ]
+
+
+def _by(clue: Clue) -> tuple[str, str]:
+    """Return what tells whose words a clue is."""
+    return clue.stream, clue.label
 
 
 def _kind_of_exception(

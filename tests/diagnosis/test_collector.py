@@ -237,3 +237,22 @@ def test_a_line_of_any_length_is_read_in_bounded_memory() -> None:
 def test_lines_of_a_file_are_whole_while_they_are_short() -> None:
     text = b"a\n\nbb\r\n" + b"c" * 100_000 + b"\nd"
     assert [line[:3] for line in lines_of(io.BytesIO(text))] == [b"a\n", b"\n", b"bb\r", b"ccc", b"d"]
+
+
+def test_a_program_that_skips_each_batch_that_does_not_fit_is_remembered_in_bounded_memory() -> None:
+    collector = Collector()
+    lines = b"CUDA out of memory. Tried to allocate 2.00 GiB\nskipping batch\n"
+    for number in range(1, 100, 2):
+        collector.feed("err", lines, number)
+    assert [(clue.strength, clue.line) for clue in collector.clues()] == [("weak", 1), ("weak", 99)]
+
+
+def test_one_of_several_ranks_may_go_on_after_its_clue_was_forgotten() -> None:
+    collector = Collector()
+    said = [f"[rank{rank}]: CUDA out of memory. Tried to allocate 2.00 GiB" for rank in range(3)]
+    for number, line in enumerate((*said, "[rank1]: skipping batch", "[rank2]: skipping batch"), 1):
+        collector.feed("", line.encode() + b"\n", number)
+    assert {clue.label: clue.strength for clue in collector.clues()} == {
+        "[rank0]:": "words",
+        "[rank2]:": "weak",
+    }
