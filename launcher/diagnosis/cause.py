@@ -69,10 +69,15 @@ def clue_of_exception(text: str) -> Clue:
     """
     first, *rest = text.splitlines() or [""]
     pattern = pattern_of(first)
-    below = (one for line in rest if (one := pattern_of(line)) is not None and one.kind in MEMORY_OF)
+    below = (
+        one
+        for line in rest
+        if (one := pattern_of(line)) is not None and one.kind in MEMORY_OF and not one.weak
+    )
     found = pattern if pattern is not None and pattern.kind in MEMORY_OF else next(below, pattern)
     kind = found.kind if found is not None else "exception"
-    return Clue(kind, text, strength="record")
+    likely = found is not None and found.weak and kind in MEMORY_OF
+    return Clue(kind, text, strength="words" if likely else "record")
 
 
 def clues_of_text(lines: Iterable[bytes], extra: Sequence[tuple[str, Kind]] = ()) -> list[Clue]:

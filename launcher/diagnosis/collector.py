@@ -492,7 +492,7 @@ def _kind_of_exception(
         return kind, "weak"
     if pattern is not None and pattern.record:
         return kind, "record"
-    if pattern is not None and pattern.weak:
+    if pattern is not None and pattern.weak and kind not in MEMORY_OF:
         return "exception", "words"
     retried = noise is None and _RETRIED.search(text) is not None
     return kind, "weak" if retried or _mild(line, kind) else "words"

@@ -7,7 +7,7 @@ import re
 
 from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
 from launcher.diagnosis.clue import MEMORY_OF
-from launcher.diagnosis.collector import pattern_of
+from launcher.diagnosis.collector import NAMED, pattern_of
 from launcher.diagnosis.lines import normalise
 from launcher.spec.verdict import FailureClass, MemoryKind, OutOfMemory
 
@@ -38,13 +38,18 @@ def out_of_memory(text: str) -> OutOfMemory | None:
 
     A line about shared memory explains the others, which are about a full device.
     """
-    found = (pattern_of(normalise(line).text) for line in text.splitlines())
-    kinds = [
-        MEMORY_OF[pattern.kind] for pattern in found if pattern is not None and pattern.kind in MEMORY_OF
-    ]
+    kinds = [memory for line in text.splitlines() if (memory := _memory_in(normalise(line).text)) is not None]
     if not kinds:
         return None
     return OutOfMemory(kind="shared" if "shared" in kinds else kinds[0], **sizes(text))
+
+
+def _memory_in(text: str) -> MemoryKind | None:
+    """Return which memory ran out according to a line. Weak words count only in an exception's message."""
+    pattern = pattern_of(text)
+    if pattern is None or (pattern.weak and NAMED.fullmatch(text.strip()) is None):
+        return None
+    return MEMORY_OF.get(pattern.kind)
 
 
 def sizes(text: str) -> dict[str, int | None]:

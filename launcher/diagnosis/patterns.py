@@ -23,13 +23,14 @@ class Pattern(NamedTuple):
     record: bool = False
     "Whether the scheduler or the kernel writes it, not the program."
     weak: bool = False
-    "Whether many programs print it without failing. It counts only if nothing else was found."
+    """Whether many programs print it without failing. It counts only if nothing else was found. In an
+    exception's message, words about memory are decisive."""
 
 
 _P = Pattern
 
 UNLESS: dict[Kind, str] = {
-    "gpu-memory": r"(?i)\b(?:may|might|could|avoid\w*|prevent\w*|if you|in case|to fix|potential\w*|risk|handles?|halve|patterns?|catch\w*)\b[^\n]{0,60}\b(?:out of memory|memory errors?)(?!. Tried to)|1EB|skipping tactic|memory space vmem",
+    "gpu-memory": r"(?i)\b(?:may|might|could|avoid\w*|prevent\w*|if you|in case|to fix|potential\w*|risk|handl(?:es?|ing)|halve|patterns?|catch\w*)\b[^\n]{0,60}\b(?:out of (?:\w+ )?memory|memory errors?|oom)(?!. Tried to)|1EB|skipping tactic|memory space vmem|not a failure",
     "preempted": r"PreemptionMode|(?i:sequence group|\brequest \S+ was|\bblocks?\b|kv cache)|handler (?:is )?installed|handler registered|[Ww]atching for|preempted,? or \w",
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
     "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno (?:nan|inf checks)",
@@ -43,7 +44,10 @@ _ZERO = r":\s*(?:0|N/A)\b|counters: 0"
 _CU_INIT = r"(?i)failed call to cuInit"  # TensorFlow prints it on any machine without a GPU and continues
 _CORRECTED = r"(?i)\bcorrected\b"
 _ELSEWHERE = r"(?i)\btrying (?:port|another|the next|\d)|\busing (?:port )?\d|\binstead\b"
-_QUOTED = r"""(?<![(\w])(['\"`])(?:\w+ )?out of memory\.?\1"""
+_QUOTED = r"""(?<![(\w])(['\"`])(?:\w+ )?out of memory\.?\1(?! error\b)"""
+_DEVICE = r"(?:cuda|cu(?=mem)|cudnn|cublas|hip|rocm|gpu|vram|hbm|xpu|npu|mlu|musa|sycl|vulkan|metal|opencl|device|\w*devmem)"
+_IN_GENERAL = rf"(?i)\b(?:can|will|would|runs?|running|if|when|on|upon|after|any|avoid\w*|detect\w*|for|retr\w+)\b[^\n]{{0,30}}\b(?:out of memory|oom)\b|{_QUOTED}"
+_BYTES = r"(?=[^\n]*(?:memory|\bmem\b|bytes|\bsize|buffer|cache|tensor|vram|hbm|[\d )][KMGT]i?B\b))"
 
 # fmt: off
 PATTERNS: tuple[Pattern, ...] = (
@@ -64,9 +68,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("host-memory", r"cannot allocate vector of size", "dynverse/dynbenchmark_results"),
     _P("host-memory", r"memory exhausted \(limit reached", "dynverse/dynbenchmark_results"),
     _P("host-memory", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory", "austinxu87/handsoff#4"),
-    _P("host-memory", r"(?:^|[\s.])(?!OutOf)\w*(?<!OutOf)MemoryError(?=:|$)", "neka-nat/cupoch#98", unless=r"CUDA|RMM|cudaError|\bGPU"),
+    _P("host-memory", r"(?:^|[\s.])(?!OutOf)\w*(?<!OutOf)MemoryError(?=:|$)", "neka-nat/cupoch#98", unless=r"(?i)cuda|\brmm\b|\bgpu"),
     _P("host-memory", r"Unable to allocate [\d.]+ [KMGT]iB for an array", "ru1ven/KeypointFusion#3"),
-    _P("host-memory", r"std::bad_alloc", "neka-nat/cupoch#98", unless=r"CUDA|RMM|cudaError|\bGPU"),
+    _P("host-memory", r"std::bad_alloc", "neka-nat/cupoch#98", unless=r"(?i)cuda|\brmm\b|\bgpu"),
     _P("host-memory", r"(?:Errno 12\] |OSError|fork|mmap|os\.fork|clone)[^\n]*Cannot allocate memory", "microsoft/Graphormer#7", unless=r"ibv_|static TLS"),
     _P("host-memory", r"Cannot allocate memory", "NVIDIA/nccl#563", unless=r"(?i)static TLS|ibv_|\bIB\b|mlx|UCX|rdma|OFI|fi_mr|libfabric|verbs|openib|regist\w+ (?:memory|mr)|efa\b"),
     _P("host-memory", r"DataLoader worker .* is killed by signal: (?:Killed|Aborted\. Out)", "pytorch/pytorch#8976"),
@@ -112,15 +116,17 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("host-memory", r"\b(?:re)?alloc of size \d+ failed|\bFail to alloc memory of \d+ size|\bmalloc of size \d+ failed|Out of Memory Error: |\bOutOfMemoryException\b", "apache/arrow (cpp/src/arrow/memory_pool.cc)"),
     # GPU memory.
     _P("gpu-memory", r"""\b(?:CUDA|HIP|XPU|NPU|MUSA) out of memory(?=[.:)\"'!]|,? [Tt]ried|, please| occurred|\s*$)""", "QwenLM/Qwen3-Coder#174", unless=_QUOTED),
+    _P("gpu-memory", r"[A-Z]{3,5} out of memory\. Tried to alloc", "JDAI-CV/centerX#51"),
     _P("gpu-memory", r"MPS backend out of memory", "pytorch/pytorch#152351"),
     _P("gpu-memory", r"""(?:^|[\s(\['\"])(?:torch\.(?:cuda\.)?|cupy\.cuda\.memory\.)OutOfMemoryError(?=:|\(|$)""", "QwenLM/Qwen3-Coder#174"),
     _P("gpu-memory", r"(?:^|: )OutOfMemoryError(?=: |$)(?!: (?:Java|Killed))", "Viola868/deepseek_training"),
     _P("gpu-memory", r"Out of memory on the CPU\. Tried to allocate", "launcher itself (train/memory/budget)"),
     _P("gpu-memory", r"(?i:\b(?:cuda|hip|gpu)(?: runtime| driver)? (?:error|failure)\b[^\n]{0,40}out of memory)", "PKU-YuanGroup/Open-Sora-Plan#386"),
-    _P("gpu-memory", r"\bcudaErrorMemoryAllocation\b", "Bartzi/see#30"),
+    _P("gpu-memory", r"\bcudaErrorMemoryAllocation\b|get_temporary_buffer:: failed", "Bartzi/see#30"),
+    _P("gpu-memory", r"\bAllocation on device(?: \d+ would exceed allowed memory|$)", "pytorch/pytorch (c10/cuda/CUDAMallocAsyncAllocator.cpp)"),
     _P("gpu-memory", r"\bout of memory\b[^\n]{0,80}(?:\.cu\b|\.cuh\b|cudaMalloc|CUDACachingAllocator|THCStorage|StorageUtil)", "hezhangsprinter/DCPDN#30"),
     _P("gpu-memory", r"(?:\.cuh?[:\d(]|THC\w*\.\w+ line=)[^\n]{0,60}out of memory", "Cadene/vqa.pytorch#47"),
-    _P("gpu-memory", r"[A-Z]{5,9}_STATUS_ALLOC_FAILED", "QwenLM/Qwen3#873"),
+    _P("gpu-memory", r"[A-Z]{5,9}_STATUS_ALLOC(?:_FAILED|ATOR_FAILURE)|\bmiopenStatusAllocFailed", "QwenLM/Qwen3#873"),
     _P("gpu-memory", r"CUFFT_ALLOC_FAILED", "cupy/cupy#1063"),
     _P("gpu-memory", r"rocblas_status_memory_error", "ROCm/rocBLAS#1063"),
     _P("gpu-memory", r"CUDNN_STATUS_\w*DEVICE_ALLOCATION_FAILED", "docs.nvidia.com/deeplearning/cudnn"),
@@ -136,12 +142,12 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("gpu-memory", r"\bINTERNAL: Failed to allocate \d+ bytes", "octo-models/octo#22"),
     _P("gpu-memory", r"OOM when allocating tensor", "tensorflow/models#5527"),
     _P("gpu-memory", r"Dst tensor is not initialized", "naturomics/CapsNet-Tensorflow#39"),
-    _P("gpu-memory", r"llocator \(GPU_\d+_bfc\) ran out of memory", "google-deepmind/alphafold3#209", unless=r"not a failure"),
+    _P("gpu-memory", r"llocator \(GPU_\d+_bfc\) ran out of memory", "google-deepmind/alphafold3#209"),
     _P("gpu-memory", r"ResourceExhaustedError[^\n]*failed to allocate memory", "faustomorales/keras-ocr#195"),
     _P("gpu-memory", r"failed to allocate memory \[Op:", "faustomorales/keras-ocr#195"),
     _P("gpu-memory", r"failed to allocate [\d.]+\w* \(\d+ bytes\) from device", "ROCm/tensorflow-upstream#82"),
     _P("gpu-memory", r"No available memory for the cache blocks", "vllm-project/vllm#27508"),
-    _P("gpu-memory", r"[Nn]ot enough (?:GPU )?memory\. Please try (?:to )?increas", "sgl-project/sglang#4330"),
+    _P("gpu-memory", r"[Nn]ot enough (?:GPU )?memory(?:\. Please try (?:to )?increas| to handle \d)", "sgl-project/sglang#4330"),
     _P("gpu-memory", r"KV cache is needed, which is larger than the available KV cache memory", "vllm-project/vllm#16118"),
     _P("gpu-memory", r"less than desired GPU memory utilization", "vllm-project/vllm#20305"),
     _P("gpu-memory", r"larger than the maximum number of tokens that can be stored in KV cache", "vllm-project/vllm#2418"),
@@ -168,7 +174,11 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("gpu-memory", r"(?:unable|failed) to allocate (?:CUDA|ROCm|HIP|Vulkan|Metal|SYCL|MUSA)\w* (?:compute )?buffer", "ggml-org/llama.cpp (src/llama-model.cpp)"),
     _P("gpu-memory", r"\b(?:Prefill|Decode) out of memory", "sgl-project/sglang (managers/schedule_batch.py)"),
     _P("gpu-memory", r"(?i)\b(?:out of|insufficient|not enough|exhausted|ran out of) (?:free )?(?:gpu|cuda|device|video|graphics|hbm|npu|accelerator)[ -](?:memory|ram)\b", "triton-inference-server/server#1765"),
-    _P("gpu-memory", r"(?i)\b(?:gpu|cuda|hip|hbm|npu|xpu|tpu|vram|metal|accelerator)\b[^\n]{0,40}\b(?:memory (?:exhausted|is full)|(?:insufficient|not enough) (?:free )?memory|ran out of (?:memory|vram))", "triton-inference-server/server#1765"),
+    _P("gpu-memory", r"(?i)\b(?:gpu|cuda|hip|hbm|npu|xpu|tpu|vram|metal|accelerator)\b[^\n]{0,40}\b(?:memory (?:exhausted|is (?:full|overflow))|(?:insufficient|not enough) (?:free )?memory|ran out of (?:memory|vram))", "triton-inference-server/server#1765"),
+    _P("gpu-memory", rf"(?i)\b{_DEVICE}\w*(?:\W+\w+){{0,2}}\W+out of m(?:emory\b|\w{{0,5}}$)", "microsoft/LightGBM (utils/log.h)", unless=_IN_GENERAL, weak=True),
+    _P("gpu-memory", rf"(?i)\b(?:fail\w*|unable|cannot|can't|could ?n[o']t)\b[^\n]{{0,12}}\balloc\w*\b{_BYTES}[^\n]{{0,60}}\b{_DEVICE}\b|\b{_DEVICE}\b[^\n]{{0,20}}\balloc\w*\b{_BYTES}[^\n]{{0,40}}\bfail(?:ed|ure)?\b", "ggml-org/llama.cpp (ggml-vulkan.cpp)", weak=True),
+    _P("gpu-memory", r"(?i)\b(?:insufficient|not enough|out of|ran out of) (?:free |space in )?(?:vram|hbm|device alloc\w*)\b|\bran out of memory (?:on|in) (?:the )?(?:gpu|device)\b", "turboderp-org/exllamav2 (model.py)", weak=True),
+    _P("gpu-memory", r"(?i)\b(?:cuda|gpu|vram|hip|xpu|npu|mps)[ -]oom\b(?! ?(?:count|events?|guard|handl\w*)\b)|\boom\b(?: error)? (?:on|in) (?:the )?(?:gpu|cuda|device)\b", "NVIDIA/MinkowskiEngine#359", unless=_IN_GENERAL, weak=True),
     # Disks and quotas.
     _P("disk-full", r"No space left on device", "ultralytics/ultralytics#1238"),
     _P("disk-full", r"\bENOSPC\b", "man7.org/linux/man-pages/man3/errno.3.html"),
@@ -185,7 +195,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("disk-full", r"low on resource: ephemeral-storage", "kubernetes.io/docs/concepts/workloads"),
     _P("disk-full", r"exceeding \w+ quota", "payu-org/payu#587"),
     _P("disk-full", r"\bDiskPressure\b|low on resource: (?:nodefs|imagefs|inodes|containerfs)", "operate-first/apps#1352", unless=r"DiskPressure +(?:False|Unknown)|NoDiskPressure"),
-    _P("disk-full", r"(?i)\b(?:not enough|insufficient|out of) (?:free |available )?(?:disk |storage )?space\b", "huggingface/huggingface_hub (file_download.py)", unless=r"(?i)warning|memory|address"),
+    _P("disk-full", r"(?i)\b(?:not enough|insufficient|out of) (?:free |available )?(?:disk |storage )?space\b", "huggingface/huggingface_hub (file_download.py)", unless=r"(?i)warning|memory|address|device alloc"),
     _P("disk-full", r"\berrno ?[=:]? ?28\b|\bcode: 28\b", "man7.org/linux/man-pages/man3/errno.3.html"),
     _P("disk-full", r"File size limit exceeded", "www.gnu.org/software/libc (SIGXFSZ)"),
     # Hardware, driver and interconnect of one machine.

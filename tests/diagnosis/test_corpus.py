@@ -123,6 +123,17 @@ def test_every_pattern_names_its_source_and_can_match() -> None:
         "2023-03-06 12:41:16,652 WARNING [trainer.py:680] (2/4) Grad scale is small: 0.0078125",
         "checkpoint: wrote 12 shards instead of 16, 4 were up to date",
         "Failed to bind threads to cores 0-7: affinity is off",
+        "If you run out of GPU memory, lower the batch size",
+        "the GPU can run out of memory with long sequences",
+        "auto_find_batch_size retries on CUDA OOM",
+        "CUDA OOMs: 0            |        cudaMalloc retries: 0",
+        "GPU OOM count: 0",
+        "GPU 0: out of 24 GiB memory 3 GiB are used",
+        "Unable to allocate 8 GPUs on node n1",
+        "Failed requests are allocated to another GPU",
+        "GPU memory monitor failed to start",
+        "Allocation on device cuda:0: 3.2 GiB",
+        "the device is out of members",
     ],
 )
 def test_ordinary_lines_match_nothing(line: str) -> None:

@@ -417,6 +417,25 @@ def test_memory_stays_the_cause_of_what_may_follow_from_it(after: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "[LightGBM] [Fatal] [CUDA] out of memory /tmp/src/cuda_utils.hpp 38",
+        "ggml_vulkan: Device memory allocation of size 1073741824 failed.",
+        "ERROR TDRV:dmem_alloc_internal Failed to alloc DEVICE memory: 1073741824",
+        "hipMalloc failed: out of memory",
+        "not enough VRAM to load the model",
+        "CUDA OOM at step 512",
+        "`XPU out of memory` error",
+    ],
+)
+def test_any_words_about_a_device_s_memory_are_the_best_guess_and_decisive_in_an_exception(line: str) -> None:
+    assert judged(line) == ("gpu-oom", "guess")
+    assert judged(f"{ENDED}RuntimeError: {line}") == ("gpu-oom", "likely")
+    assert clue_of_exception(f"RuntimeError: {line}").strength == "words", "it is no record of memory"
+    assert judged(f"{line}\n{KEY}") == ("user-error", "likely")
+
+
+@pytest.mark.parametrize(
     ("text", "failure"),
     [
         ("ValueError: unknown policy 'CUDA out of memory'", "user-error"),
