@@ -89,6 +89,8 @@ _OWN_FAULT = re.compile(
     r"Syntax|Indentation)Error\b"
 )
 "Exceptions that show an error of the program itself, never that something else failed before."
+_MISSING = re.compile(r"(?:UnboundLocal|Name)Error\b|\w+Error: .*\bNoneType\b")
+"Exceptions that show that a value is missing. Directly after a failure that was caught, it is what failed."
 _CHECK = re.compile(r"(?:Assertion|Value|ZeroDivision)Error\b")
 _BAR = re.compile(r"\d%\||\bit/s|s/it\b")
 "A progress bar. It is printed to stderr, which is not buffered."
@@ -278,6 +280,8 @@ class Collector:
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)
             result = self._kind_of(reader, line, many[index], known, before)
+            if reader.growing is not None and (result is None or _RETRIED.search(line.text)):
+                self._grow(reader, line)
             if result is not None:
                 # What it follows from, such as the words of a program that failed, precedes the traceback.
                 follows = open_before and result[0] == "consequence"
@@ -292,8 +296,6 @@ class Collector:
                 if open_before and not reader.frames and reader.wrapper is not None:
                     clue = self._unwrapped(clue, reader.wrapper)
                 self._keep(reader, clue)
-            elif reader.growing is not None:
-                self._grow(reader, line)
         elif reader.frames < MAX_FRAMES:  # a frame shows source code, which says nothing about this run
             reader.frames += 1
         else:
@@ -326,7 +328,7 @@ class Collector:
             reader.noise = "thread"
         elif not chained:
             reader.noise = ""
-        reader.frames, reader.growing = 1, None
+        reader.frames = 1
         reader.outermost, reader.innermost, reader.chained, reader.above = "", "", chained, above
 
     @staticmethod
@@ -376,6 +378,15 @@ class Collector:
             self._harmless.add(shape)
 
     def _keep(self, reader: _Reader, clue: Clue) -> None:
+        failed = reader.growing
+        if (
+            failed is not None
+            and failed.kind in MEMORY_OF
+            and len(failed.after) < 3
+            and _MISSING.match(clue.text)
+            and not clue.own
+        ):
+            clue = clue._replace(kind="consequence")
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
             self._outlived(reader, clue)
         end = self._own_ends.get(clue.label)
@@ -387,7 +398,7 @@ class Collector:
         found.append(clue)
         reader.growing = clue
         if clue.kind != "consequence":
-            self._counters = {}
+            self._counters = self._counters or {}
             self._advanced(clue.text)  # a progress bar may be on the same line
 
     def _unwrapped(self, clue: Clue, wrapper: Clue) -> Clue:
@@ -419,12 +430,16 @@ class Collector:
         assert self._counters is not None
         if _DONE.search(text):
             return True
-        found = _COUNTER.search(text)
-        if found is None or _MEASURE.search(text) is None or _OTHER_COUNTER.search(text[: found.end()]):
+        if _MEASURE.search(text) is None:
             return False
-        value = float(next(group for group in found.groups() if group is not None))
-        key = re.sub(r"\W|\d|_", "", text[: found.end()])[:40]
-        return value > self._counters.setdefault(key, value)
+        advanced = False
+        for index, found in enumerate(_COUNTER.finditer(text)):  # an epoch and a step, for example
+            if _OTHER_COUNTER.search(text[: found.end()]):
+                break
+            value = float(next(group for group in found.groups() if group is not None))
+            key = f"{index} {re.sub(r'[^A-Za-z]', '', text[: found.end()])[:40]}"
+            advanced |= value > self._counters.setdefault(key, value)
+        return advanced
 
     def _survive(self, reader: _Reader, line: Line, number: int, *, buffered: bool) -> None:
         """Note that the rank of this line continues, so it survived the failures so far.
@@ -436,7 +451,7 @@ class Collector:
         label = line.label
 
         def goes_on(clue: Clue) -> bool:
-            if clue.text.startswith(_FATAL):
+            if clue.text.startswith(_FATAL) or (clue.kind, clue.strength) == ("time-limit", "record"):
                 return False
             return not (delayed and clue.uncaught and clue.strength != "weak")
 

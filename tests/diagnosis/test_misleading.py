@@ -302,8 +302,10 @@ def test_what_stdout_held_back_is_no_progress(log: str) -> None:
         f"{ENDED}{MEMORY}\n{bars(10, 20, 30)}",
         f"{ENDED}{MEMORY}\n2024-03-12 10:11:12 INFO step 1 loss 3\n2024-03-12 10:11:13 INFO step 2 loss 2",
         f"batch 64: {MEMORY}\n{STEPS}",
+        f"{ENDED}{MEMORY}\nEpoch 0:  10%|█| 10/99 [00:01, 3.9it/s, loss=2]\nEpoch 0:  11%|█| 11/99 [00:01, 3.9it/s, loss=2]",
+        f"Epoch 0: 10/99 [00:01, 3.9it/s, loss=2]{MEMORY}\nstep failed: {MEMORY}\nEpoch 0: 11/99 [00:01, 3.9it/s, loss=2]",
     ],
-    ids=["caught by a function", "bar", "logger", "printed"],
+    ids=["caught by a function", "bar", "logger", "printed", "bar of an epoch", "again before it went on"],
 )
 def test_progress_that_nothing_delays_is_survival(log: str) -> None:
     assert judged(log) == ("unknown", "guess")
@@ -322,6 +324,39 @@ def test_progress_that_nothing_delays_is_survival(log: str) -> None:
 )
 def test_memory_that_a_program_outlived_is_not_the_cause_of_its_own_fault(before: str) -> None:
     assert judged(f"{before}\nlowering the rest\n{ENDED}KeyError: 'labels'") == ("user-error", "likely")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "UnboundLocalError: local variable 'loss' referenced before assignment",
+        "AttributeError: 'NoneType' object has no attribute 'data'",
+        "TypeError: unsupported operand type(s) for +=: 'NoneType' and 'float'",
+    ],
+)
+def test_a_value_that_is_missing_directly_after_memory_ran_out_is_missing_because_of_it(after: str) -> None:
+    for said in (f"caught: {MEMORY}", f"{MEMORY}\n| WARNING: ran out of memory, skipping batch"):
+        assert judged(f"{said}\n{ENDED}{after}")[0] == "gpu-oom"
+        assert judged(f"{said}\n{STEPS}\n{ENDED}{after}") == ("user-error", "likely"), "it went on"
+    assert judged(f"caught: {MEMORY}\n1\n2\n3\n{ENDED}{after}") == ("user-error", "likely"), "later"
+    assert judged(f"{ENDED}{after}") == ("user-error", "likely")
+
+
+@pytest.mark.parametrize(
+    ("after", "confidence"),
+    [("", "likely"), ("\nskipping this batch", "guess"), ("\nGPU OOM, skipping this batch", "guess")],
+)
+def test_words_that_the_program_goes_on_leave_a_guess_also_if_they_tell_of_memory(
+    after: str, confidence: str
+) -> None:
+    assert judged(f"{MEMORY}{after}") == ("gpu-oom", confidence)
+    traced = f"{CAUGHT}{MEMORY}{after}"
+    assert judged(f"step 3 failed: {MEMORY}\n{traced}") == ("gpu-oom", confidence if after else "likely")
+
+
+def test_steps_after_the_time_limit_are_the_last_ones() -> None:
+    limit = "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2024-04-02T19:13:08 DUE TO TIME LIMIT ***"
+    assert judged(f"{bars(10)}{limit}\n{bars(20, 30)}") == ("time-limit", "certain")
 
 
 def judged_of_rank(text: str, stream: str = "err") -> str:
