@@ -65,6 +65,8 @@ _NOISE = re.compile(
     r"Exception ignored|Error in atexit|Error in sys\.excepthook|--- Logging error ---|never retrieved"
 )
 "The traceback after this is not about the program's own end."
+_TASK_FAILED = re.compile(r"srun: error: \S+: tasks? \S+: (?:Exited with exit code|Segmentation|Aborted)")
+"Words of srun about a task that failed. After them, somebody may cancel the rest of the job."
 _THREAD = re.compile(r"Exception in thread")
 _RAISED_AGAIN = re.compile(r"\bCaught \w+ in (?:DataLoader worker|replica|pin memory thread)\b")
 "Begins an exception of torch that raises one of a worker or thread again. Its `Original Traceback` follows."
@@ -387,6 +389,8 @@ class Collector:
             and not clue.own
         ):
             clue = clue._replace(kind="consequence")
+        if (clue.kind, clue.strength) == ("cancelled", "record") and self._a_task_failed():
+            clue = clue._replace(strength="weak")  # who cancels a job that has failed did not end it
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
             self._outlived(reader, clue)
         end = self._own_ends.get(clue.label)
@@ -400,6 +404,10 @@ class Collector:
         if clue.kind != "consequence":
             self._counters = self._counters or {}
             self._advanced(clue.text)  # a progress bar may be on the same line
+
+    def _a_task_failed(self) -> bool:
+        """Whether srun has reported a task that failed."""
+        return any(_TASK_FAILED.match(one.text) for one in self._found.get(("consequence", "words"), ()))
 
     def _unwrapped(self, clue: Clue, wrapper: Clue) -> Clue:
         """Forget the exception that raised this one again, and return this one with its effect."""

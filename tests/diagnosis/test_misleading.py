@@ -359,6 +359,16 @@ def test_steps_after_the_time_limit_are_the_last_ones() -> None:
     assert judged(f"{bars(10)}{limit}\n{bars(20, 30)}") == ("time-limit", "certain")
 
 
+def test_who_cancels_a_job_that_has_failed_did_not_end_it() -> None:
+    cancelled = "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2024-10-09T23:25:32 ***"
+    failed, ended = "srun: error: n1: task 3: Exited with exit code 1", "srun: error: n1: task 3: Terminated"
+    port = "The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+    assert judged(f"{port}\n{failed}\n{cancelled}\n{ended}") == ("rendezvous-failed", "likely")
+    assert judged(f"{failed}\n{cancelled}") == ("cancelled", "guess")
+    assert judged(f"{port}\n{cancelled}\n{failed}") == ("cancelled", "certain"), "a consequence of it"
+    assert judged(f"{cancelled}\n{ended}") == ("cancelled", "certain")
+
+
 def judged_of_rank(text: str, stream: str = "err") -> str:
     collector = Collector()
     for number, line in enumerate(text.splitlines(), 1):
