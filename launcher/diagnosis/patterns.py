@@ -62,7 +62,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("shared-memory", r"/dev/shm[^\n]*No space left on device|No space left on device[^\n]*/dev/shm", "pytorch/ci-infra#490"),
     _P("shared-memory", r"(?:caused by|due to) insufficient shared memory|workers are out of shared memory", "facebookresearch/mmf#441"),
     # Host memory.
-    _P("host-memory", r"(?i)(?:fail\w*|unable|could not|out of memory|cannot)[^\n]{0,60}pinned host memory|pinned host memory[^\n]{0,60}(?:fail|out of memory)", "talmolab/sleap#2001"),
+    _P("host-memory", r"(?i)(?:fail\w*|unable|could not|out of memory|cannot)[^\n]{0,60}pinned host memory|pinned host memory[^\n]{0,60}(?:fail|out of memory)|\b(?:cuda|hip|cuMem)(?:(?:Malloc|Alloc)Host|Host(?:Alloc|Malloc|Register))\b[^\n]{0,60}(?:out of memory|MemoryAllocation)", "talmolab/sleap#2001"),
     _P("host-memory", r"failed to alloc \d+ bytes on host", "talmolab/sleap#2001"),
     _P("host-memory", r"OOM when allocating tensor[^\n]*(?:device:CPU|by allocator cpu)", "dynverse/dynbenchmark_results"),
     _P("host-memory", r"cannot allocate vector of size", "dynverse/dynbenchmark_results"),

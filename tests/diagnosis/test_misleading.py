@@ -553,6 +553,18 @@ def test_what_a_logger_prints_below_an_error_is_none(level: str) -> None:
     assert judged(f"2024-03-12 10:11:12 {level} the reward server went home") == ("unknown", "guess")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cudaMallocHost failed: cudaErrorMemoryAllocation: out of memory",
+        "cuMemHostAlloc failed: out of memory",
+    ],
+)
+def test_pinned_memory_is_the_host_s_whatever_the_name_of_the_error(call: str) -> None:
+    assert judged(f"2026-09-25 00:13:34 FATAL startup failed | {call}") == ("host-oom", "likely")
+    assert judged("cudaMalloc failed: cudaErrorMemoryAllocation: out of memory") == ("gpu-oom", "likely")
+
+
 def test_an_error_behind_its_place_in_the_source_is_the_best_guess() -> None:
     for told in ("k.cu(12): error: identifier", "/src/PxgCudaUtils.h (54) : internal error : memcpy failed"):
         assert judged(f"{told}\nSegmentation fault (core dumped)") == ("user-error", "guess"), told
