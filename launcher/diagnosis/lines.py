@@ -21,6 +21,7 @@ _LABEL = re.compile(
     | [\w.-]+/[\w.-]+[ ]\[[\w.-]+\][ ]
     | \[pod/[\w.-]+/[\w.-]+\][ ]  # kubectl logs --prefix
     | [\w.-]+[ ][\w./@-]+\[\d+\]:[ ]  # journalctl
+    | [\w.-]+[ ][\w.]+\[\d+\][ ](?=(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ])  # coloredlogs
     | (?:\d{1,3}\.){3}\d{1,3}(?:[ ]\[\d+\]|:(?=[ ]))[ ]?
     )""",
     re.VERBOSE | re.IGNORECASE,

@@ -553,6 +553,16 @@ def test_what_a_logger_prints_below_an_error_is_none(level: str) -> None:
     assert judged(f"2024-03-12 10:11:12 {level} the reward server went home") == ("unknown", "guess")
 
 
+def test_a_traceback_behind_the_prefix_of_coloredlogs_is_read() -> None:
+    lines = f"{HEAD}SolverStopped: no step fits".split("\n")
+    told = "\n".join(f"2021-06-02 15:51:03 n1 root[14429] ERROR {line}" for line in lines)
+    assert judged(told) == ("user-error", "likely")
+    assert judged("2021-06-02 15:51:03 n1 root[14429] INFO the reward server went home") == (
+        "unknown",
+        "guess",
+    )
+
+
 @pytest.mark.parametrize(
     "call",
     [
