@@ -62,7 +62,8 @@ _OTHER_NETWORK = re.compile(
 "Exceptions of the program's own connections, as opposed to the network between ranks."
 _CHAINED = re.compile(r"another exception occurred:|direct cause of the following exception:")
 _NOISE = re.compile(
-    r"Exception ignored|Error in atexit|Error in sys\.excepthook|--- Logging error ---|never retrieved"
+    r"Exception ignored|Error in atexit|Error in sys\.excepthook|--- Logging error ---|never retrieved|"
+    r"Could not load bitsandbytes native library|Jax plugin configuration error"
 )
 "The traceback after this is not about the program's own end."
 _TASK_FAILED = re.compile(r"srun: error: \S+: tasks? \S+: (?:Exited with exit code|Segmentation|Aborted)")

@@ -369,6 +369,12 @@ def test_who_cancels_a_job_that_has_failed_did_not_end_it() -> None:
     assert judged(f"{cancelled}\n{ended}") == ("cancelled", "certain")
 
 
+def test_a_traceback_of_a_library_that_goes_on_is_no_cause() -> None:
+    traced = f"{ENDED}AttributeError: 'NoneType' object has no attribute 'split'\nDevice set to use cuda:0"
+    assert judged(f"Could not load bitsandbytes native library: no CUDA\n{traced}")[1] == "guess"
+    assert judged(f"the tokenizer could not be loaded\n{traced}") == ("user-error", "likely")
+
+
 def judged_of_rank(text: str, stream: str = "err") -> str:
     collector = Collector()
     for number, line in enumerate(text.splitlines(), 1):
