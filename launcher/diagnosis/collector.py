@@ -368,7 +368,7 @@ class Collector:
                 return pattern.kind, "record"
             mild = pattern.weak or _mild(line, pattern.kind) or _RETRIED.search(text) is not None
             return pattern.kind, "weak" if mild else "words"
-        if line.severe and _SOURCE.match(text) is None:
+        if line.severe and not line.text[:1].isspace() and _SOURCE.match(text) is None:
             return "user-error", "weak"
         self._learn_harmless(raw, known)
         return None

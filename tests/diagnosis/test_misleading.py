@@ -581,6 +581,22 @@ def test_pinned_memory_is_the_host_s_whatever_the_name_of_the_error(call: str) -
     assert judged("cudaMalloc failed: cudaErrorMemoryAllocation: out of memory") == ("gpu-oom", "likely")
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("    self.workers = start_workers(", "    ^^^^^^^^^^^^^^"),
+        ('  File "/app/core.py", line 70, in run', "    return start(config)"),
+    ],
+)
+def test_the_lines_of_a_traceback_without_its_head_are_no_error_of_the_program(
+    lines: tuple[str, str],
+) -> None:
+    prefix = "(EngineCore_0 pid=33) ERROR 11-18 14:16:34 [core.py:708]"
+    told = "\n".join(f"{prefix} {line}" for line in lines)
+    assert judged(told) == ("unknown", "guess")
+    assert judged(f"{told}\n{prefix} the engine stopped") == ("user-error", "guess")
+
+
 def test_an_error_behind_its_place_in_the_source_is_the_best_guess() -> None:
     for told in ("k.cu(12): error: identifier", "/src/PxgCudaUtils.h (54) : internal error : memcpy failed"):
         assert judged(f"{told}\nSegmentation fault (core dumped)") == ("user-error", "guess"), told
