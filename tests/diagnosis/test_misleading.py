@@ -177,6 +177,8 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         ("ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory", "gpu-oom"),
         ("job info: This job was terminated because it used more memory than it was allocated.", "host-oom"),
         ("Your notebook tried to allocate more memory than is available. It has restarted.", "host-oom"),
+        ("fatal error: out of memory allocating heap arena map", "host-oom"),
+        ("Error response from daemon: failed to resolve reference \"docker.io/x:1\": not found", "image-error"),
         ("Your session crashed after using all available RAM.", "host-oom"),
         ("The job running on agent Azure Pipelines 2 ran longer than the maximum time of 60 minutes. The operation was canceled.", "time-limit"),
         ("The error from device(chipId:5, dieId:0), serial number is 17, hccl fftsplus task timeout occurred during task execution, stream_id:7", "nccl-timeout"),
@@ -579,6 +581,35 @@ def test_a_traceback_behind_the_prefix_of_coloredlogs_is_read() -> None:
 def test_pinned_memory_is_the_host_s_whatever_the_name_of_the_error(call: str) -> None:
     assert judged(f"2026-09-25 00:13:34 FATAL startup failed | {call}") == ("host-oom", "likely")
     assert judged("cudaMalloc failed: cudaErrorMemoryAllocation: out of memory") == ("gpu-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CPU out of memory. Tried to allocate 3.00 GiB",
+        "model requires more system memory (5.6 GiB) than is available (3.1 GiB)",
+        "insufficient host memory for the object store",
+        "memory limit exceeded",
+    ],
+)
+def test_any_words_about_the_memory_of_a_machine_are_never_a_gpu_s(said: str) -> None:
+    assert judged(said) == ("host-oom", "guess")
+    assert judged(f"{ENDED}RuntimeError: {said}") == ("host-oom", "likely")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "host memory: 64 GB, exhausted: never",
+        "memory limit exceeded: no",
+        "memory usage limit exceeded 0 times",
+        "GPU memory usage exceeded 0.9 of the pool",
+        "GPU memory limit exceeded 0 times",
+        "system memory: 64 GB, more is required for a larger model",
+    ],
+)
+def test_a_count_of_a_machine_s_memory_is_no_failure(line: str) -> None:
+    assert judged(line) == ("unknown", "guess")
 
 
 @pytest.mark.parametrize(
