@@ -547,6 +547,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("user-error", r"(?i)\b(?:unknown|unrecogni[sz]ed|invalid|illegal|unsupported|bad|undefined)(?: \w+)? (?:option|argument|flag|command|layer|style|type|parameter|key|file|magic|keyword|choice|format|number)\b", "lammps/lammps#387", weak=True),
     _P("user-error", r"\bCheck failed: ", "sfzhang15/RefineDet#112", weak=True),
     _P("user-error", r"terminate called after throwing an instance of '(?:\w+::)*(?:invalid_\w+|out_of_range|logic_error|domain_error|length_error|bad_(?:\w*cast|optional_access|variant_access|function_call))'", "en.cppreference.com/w/cpp/error/logic_error", weak=True),
+    _P("user-error", r"^(?:\S+: )?panic: |^thread '[^']*' (?:\(\d+\) )?panicked at |\bAssertion [`'][^'\n]+' failed|^CMake Error|\bLmod has detected the following error|^Error in \S+\(|\bException in thread \"|forrtl: severe|\bFortran runtime error|\bExpected all tensors to be on the same device", "doc.rust-lang.org/std/macro.panic.html", weak=True),
     _P("user-error", r"AlgorithmError: ExecuteUserScriptError", "huggingface/notebooks#136", weak=True),
     _P("user-error", r"not enough slots|There is no domain decomposition", "hugary1995/raccoon#230", weak=True),
     # Consequences of another failure. A closed connection is usually one.

@@ -628,6 +628,24 @@ def test_the_lines_of_a_traceback_without_its_head_are_no_error_of_the_program(
     assert judged(f"{told}\n{prefix} the engine stopped") == ("user-error", "guess")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "panic: runtime error: index out of range [3] with length 3",
+        "thread 'main' panicked at src/main.rs:3:5: called `Option::unwrap()` on a `None` value",
+        "python: malloc.c:2379: sysmalloc: Assertion `(old_top == initial_top (av))' failed.",
+        "CMake Error at CMakeLists.txt:3 (find_package):",
+        'Lmod has detected the following error: The following module(s) are unknown: "cuda/99"',
+        "Error in library(torch) : there is no package called 'torch'",
+        'Exception in thread "main" java.lang.NullPointerException',
+        "forrtl: severe (24): end-of-file during read, unit 5",
+    ],
+)
+def test_how_other_languages_report_a_fault_is_the_best_guess(line: str) -> None:
+    assert judged(line) == ("user-error", "guess")
+    assert judged(f"{line}\n{OOM}") == judged(f"{OOM}\n{line}") == ("gpu-oom", "likely")
+
+
 def test_an_error_behind_its_place_in_the_source_is_the_best_guess() -> None:
     for told in ("k.cu(12): error: identifier", "/src/PxgCudaUtils.h (54) : internal error : memcpy failed"):
         assert judged(f"{told}\nSegmentation fault (core dumped)") == ("user-error", "guess"), told
