@@ -283,7 +283,8 @@ class Collector:
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)
             result = self._kind_of(reader, line, many[index], known, before)
-            if reader.growing is not None and (result is None or _RETRIED.search(line.text)):
+            plain = result is None and not reader.frames  # else a frame's code, whose indentation was taken
+            if reader.growing is not None and (plain or _RETRIED.search(line.text)):
                 self._grow(reader, line)
             if result is not None:
                 # What it follows from, such as the words of a program that failed, precedes the traceback.

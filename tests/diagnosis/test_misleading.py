@@ -341,6 +341,9 @@ def test_a_value_that_is_missing_directly_after_memory_ran_out_is_missing_becaus
         assert judged(f"{said}\n{ENDED}{after}")[0] == "gpu-oom"
         assert judged(f"{said}\n{STEPS}\n{ENDED}{after}") == ("user-error", "likely"), "it went on"
     assert judged(f"caught: {MEMORY}\n1\n2\n3\n{ENDED}{after}") == ("user-error", "likely"), "later"
+    deep = f"caught: {MEMORY}\n{ENDED}{CAUGHT.split(chr(10), 1)[1] * 4}{after}"
+    bare = "\n".join(line.strip() for line in deep.split("\n"))
+    assert judged(deep)[0] == judged(bare)[0] == "gpu-oom", "a collector may take the indentation"
     assert judged(f"{ENDED}{after}") == ("user-error", "likely")
 
 
