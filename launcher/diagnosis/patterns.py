@@ -47,7 +47,7 @@ _ELSEWHERE = r"(?i)\btrying (?:port|another|the next|\d)|\busing (?:port )?\d|\b
 _QUOTED = r"""(?<![(\w])(['\"`])(?:\w+ )?out of memory\.?\1(?! error\b)"""
 _DEVICE = r"(?:cuda|cu(?=mem)|cudnn|cublas|hip|rocm|gpu|vram|hbm|xpu|npu|mlu|musa|sycl|vulkan|metal|opencl|device|\w*devmem)"
 _IN_GENERAL = rf"(?i)\b(?:can|will|would|runs?|running|if|when|on|upon|after|any|avoid\w*|detect\w*|for|retr\w+)\b[^\n]{{0,30}}\b(?:out of memory|oom)\b|{_QUOTED}"
-_BYTES = r"(?=[^\n]*(?:memory|\bmem\b|bytes|\bsize|buffer|cache|tensor|vram|hbm|[\d )][KMGT]i?B\b))"
+_BYTES = r"(?=[^\n]{0,120}(?:memory|\bmem\b|bytes|\bsize|buffer|cache|tensor|vram|hbm|[\d )][KMGT]i?B\b))"
 
 # fmt: off
 PATTERNS: tuple[Pattern, ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -138,3 +139,10 @@ def test_every_pattern_names_its_source_and_can_match() -> None:
 )
 def test_ordinary_lines_match_nothing(line: str) -> None:
     assert pattern_of(line) is None
+
+
+@pytest.mark.parametrize("words", ["gpu 12 alloc ", "failed alloc ", "cuda out of "])
+def test_a_long_line_about_memory_is_read_at_once(words: str) -> None:
+    begun = time.process_time()
+    pattern_of(words * (16_000 // len(words)))
+    assert time.process_time() - begun < 2
