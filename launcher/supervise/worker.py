@@ -184,7 +184,9 @@ class Worker:
         values = placeholder_values(self.run, self.attempt)
         placeholders = {environment_name(name): value for name, value in values.items() if value}
         heap = cpu_heap_variables(self.run.read_about())
-        environment = {"PYTHONUNBUFFERED": "1", **heap, **self.environ, **placeholders}
+        # Sets of strings, such as the words of a vocabulary, have one order on all ranks and in all attempts.
+        python = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}
+        environment = {**python, **heap, **self.environ, **placeholders}
         if not self.path_of_job:
             environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', os.defpath)}"
         return {

@@ -42,6 +42,25 @@ def test_a_task_on_the_cpu_has_its_heap_in_huge_pages(
     assert said.partition(" ")[2].strip() == heap
 
 
+SAY_HASH = "print(hash('a word'))"
+
+
+def test_sets_of_strings_have_one_order_on_all_ranks_unless_the_job_says_otherwise(tmp_path: Path) -> None:
+    """A vocabulary made from a set then gives a word the same number everywhere, and after a restart."""
+    (tmp_path / "run.json").write_text("{}")
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0"}
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    for rank, of_job in enumerate([{}, {}, {"LAUNCHER_ENV_PYTHONHASHSEED": "1"}]):
+        subprocess.run(
+            [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", SAY_HASH],
+            env={**outside, **place, "RANK": str(rank), **of_job},
+            check=True,
+        )
+    logs = [tmp_path / f"attempts/000/logs/node-00/rank-{rank:03}.out" for rank in range(3)]
+    first, second, third = (log.read_text().partition(" ")[2] for log in logs)
+    assert first == second != third
+
+
 TOLD_EARLY = """
 import os, signal, sys
 from launcher.supervise import worker
