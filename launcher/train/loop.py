@@ -81,7 +81,7 @@ from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
 from launcher.train.sharding.cleanup import clean
 from launcher.train.sharding.replicas import Replicas
-from launcher.train.sharding.same_parameters import COMPARED, check_same_parameters
+from launcher.train.sharding.same_parameters import COMPARED, check_same_model, check_same_parameters
 from launcher.train.sharding.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
@@ -116,6 +116,7 @@ class Trainer:
         with where.during("init", users=True):
             with budget.host_side():  # FSDP moves only the shards to the device
                 model = new_model(self.task, rank.recipe, say=rank.say)
+                check_same_model(model, rank)
             self.setting = setting_of(model, self.task, rank)
             with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
                 mesh = meshes(rank)

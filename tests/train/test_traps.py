@@ -679,6 +679,24 @@ def test_a_parameter_that_each_rank_changes_from_its_own_samples_is_refused(
     assert failure["exception"].startswith(f"TaskError: {name} of the model differs between the ranks")
 
 
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        ({}, "features"),
+        pytest.param({"wider": True}, "the names or shapes of its parameters", marks=pytest.mark.slow),
+    ],
+)
+def test_fsdp_refuses_a_model_that_is_not_the_same_on_each_rank(
+    args: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    """Random features of each rank's own would be trained with the other rank's, and saved without them."""
+    task = job(task="traps:Unseeded", steps=1, args=args, model={"batch_norm": True})
+    run = prepare(tmp_path / "run", task)
+    assert 0 not in start(run, recipe("fsdp", micro=4)).codes.values()
+    failure = any_error(run.attempt(0))
+    assert failure["failure"] == "user-error" and f"on each rank: {what} differ" in failure["exception"]
+
+
 @pytest.mark.slow
 def test_it_is_in_no_checkpoint_of_a_run_that_ends_before_its_second_step(tmp_path: Path) -> None:
     run, codes = changing(tmp_path, "ddp", steps=1, over_ranks=False)

@@ -372,6 +372,21 @@ class Shifted(Normed):
         return super().loss(model, batch)
 
 
+class Unseeded(Normed):
+    """A model that is not the same on each rank: its `feature` buffer, or its shapes with `wider`."""
+
+    def __init__(self, wider: bool = False) -> None:
+        self.wider = wider
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        if self.wider:
+            model.append(nn.Linear(2, 2 + int(os.environ["RANK"])))
+        features = torch.frombuffer(bytearray(os.urandom(4)), dtype=torch.uint8).float()
+        model.register_buffer("features", features)
+        return model
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 
