@@ -192,6 +192,7 @@ class Trainer:
             with self.budget.host_side():
                 self.recovery.undo.secure(1 / self.rank.per_node)
         if done < self.steps:
+            self.task.current_step = done + 1
             self.current.look_at_first_step(
                 lambda: self._first_samples(done + 1), lambda: self._compare_a_sample(done + 1)
             )
@@ -204,7 +205,7 @@ class Trainer:
             self.where.step = done
             self._save(done, leaving=done == self.steps)
         for step in range(done + 1, self.steps + 1):
-            self.where.step = step
+            self.where.step = self.task.current_step = step
             self.grace_period.step_begins()
             self.current.climb(step)
             started = time.perf_counter()
@@ -284,7 +285,7 @@ class Trainer:
             reason = (
                 f"{listed(names)} changed during training. A repeated step restores this, but "
                 "no checkpoint holds it: if it matters, return it from state() of the task, or make it a "
-                "buffer of the model"
+                "buffer of the model. Read current_step of the task instead of counting steps"
             )
             self.recorder.event(StateNotSaved(names=names, reason=reason))
             self.rank.say(reason)
@@ -670,7 +671,7 @@ class Trainer:
             self.recorder.event(Resumed(step=0, from_="nothing"))
             self.rank.say("starting again from step 1: no state of earlier steps is left")
         if resumed.unrecorded is not None:
-            self.where.step = step
+            self.where.step = self.task.current_step = step
             seconds = resumed.unrecorded["seconds"]
             self._evaluate_and_record(step, StepResult(**resumed.unrecorded["result"]), seconds)
         return step

@@ -42,6 +42,11 @@ class Task(ABC):
     loss_chunks: int = 1
     "The recipe's value, for launcher.train.loss.chunked_cross_entropy; set before model() is called."
 
+    current_step: int = 1
+    """The optimizer step that `loss` is called for, counted from 1 over all attempts; in an evaluation, the
+    step before it. A schedule that counts the calls of `loss` instead runs faster after an OOM, with smaller
+    micro-batches. Read it in `loss`: DataLoader workers do not see it."""
+
     adapter: Adapter | None = None
     "The job's adapter, which is added to what model() returns."
 

@@ -13,6 +13,7 @@ import torch
 from launcher.rundir.files import replace_json
 from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import StateNotSaved
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
 from launcher.train.logged import log, open_logged
@@ -55,6 +56,19 @@ def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path
             assert one["place"] == pytest.approx(other["place"], rel=1e-5), name
     changed = [e for e in RunDir(tmp_path / "repeated").read_events() if e["event"] == "downgrade"]
     assert changed and changed[0]["step"] == 2
+
+
+def test_a_task_knows_its_step_in_a_repeated_one_in_an_evaluation_and_after_a_restart(tmp_path: Path) -> None:
+    """`loss` is called more often when memory runs out, so a schedule cannot count its calls."""
+    run = prepare(tmp_path / "run", job(task="traps:Scheduled", steps=5, train=TRAIN))
+    drill = {"TRAIN_MEMORY_FAIL": "step=2,phase=backward,attempt=0;step=4,phase=optimizer,attempt=0"}
+    assert start(run, recipe("none", micro=8), ranks=1, env=drill).codes != {0: 0}
+    assert start(run, recipe("none", micro=4, accumulation=2), ranks=1, env=drill).codes == {0: 0}
+    called_for = {line["step"]: (line["called_for"], line["eval_called_for"]) for line in run.read_metrics()}
+    assert called_for == {step: (step, step) for step in range(1, 6)}
+    events = run.read_events()
+    assert {"downgrade", "resumed"} <= {event["event"] for event in events}
+    assert [event.names for event in events if isinstance(event, StateNotSaved)] == [["task.calls"]]
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.int8])

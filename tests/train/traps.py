@@ -412,6 +412,17 @@ class Counted(Trap):
         return super().loss(model, batch)
 
 
+class Scheduled(Trap):
+    """Logs the step that `loss` is called for, and weighs it with a schedule."""
+
+    metrics = ("called_for",)
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        self.log("called_for", self.current_step * len(batch), len(batch))
+        loss, weight = super().loss(model, batch)
+        return loss / self.current_step, weight
+
+
 class Undeclared(Trap):
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         self.log("accuracy", 1.0)

@@ -53,7 +53,7 @@ MOST_DATA = 64 * 2**20
 
 INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
 "Attributes that every torch module has, or that launcher sets."
-_SET_BY_THE_LOOP = frozenset({"loss_chunks"})
+_SET_BY_THE_LOOP = frozenset({"loss_chunks", "current_step"})
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
 _NONE = object()
