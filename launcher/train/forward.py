@@ -68,11 +68,12 @@ def check_loss(name: str, result: Any) -> None:
             "model.parameters(). Compute it in the forward of the modules that have the parameters, use "
             "train.weight_decay, or sharding: ddp"
         )
-    if result[0].dtype in (torch.float16, torch.bfloat16):
-        raise TaskError(
-            f"{name} returned a sum in {result[0].dtype}, which keeps two or three digits: call .float() on "
-            "the inputs of the loss"
-        )
+    for value, what, inputs in ((result[0], "a sum", "the loss"), (weight, "a weight", "its sum")):
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+            raise TaskError(
+                f"{name} returned {what} in {value.dtype}, which keeps two or three digits: call .float() on "
+                f"the inputs of {inputs}"
+            )
     if torch.is_grad_enabled() and not result[0].requires_grad:
         raise TaskError(
             f"{name} returned a sum that does not depend on the parameters (it has no grad_fn): every rank "

@@ -50,7 +50,7 @@ class Guard:
             return NO_WEIGHT
         if not self.scaler.accepts(grad_norm):
             return f"a gradient overflowed in fp16, the loss scale is now {self.scaler.factor:g}"
-        if math.isfinite(loss) and math.isfinite(grad_norm):
+        if math.isfinite(loss) and math.isfinite(grad_norm) and math.isfinite(weight):
             self._in_a_row = 0
             return None
         self._in_a_row += 1
@@ -60,4 +60,6 @@ class Guard:
                 "or the data are broken. The model is as before the first of these steps; check the learning "
                 "rate, the warm-up, and the samples of these steps"
             )
+        if not math.isfinite(weight):
+            return f"not finite: the weight of the loss, {weight:g}"
         return f"not finite: loss {loss / weight:g}, gradient norm {grad_norm:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch.nn import functional
 from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.forward import check_loss
+from launcher.train.guard import Guard
 from launcher.train.loss import chunked_cross_entropy
+from launcher.train.scaler import LossScaler
 from launcher.train.task import TaskError
 from tests.train.runs import error, job, prepare, recipe, start
 
@@ -90,3 +93,16 @@ def test_a_weight_that_is_no_number_is_an_error_of_the_task(weight: Any) -> None
     check_loss("loss() of Mine", (total, torch.ones(1, 1)))
     with pytest.raises(TaskError, match=r"loss\(\) of Mine returned the weight .* must be a number"):
         check_loss("loss() of Mine", (total, weight))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_weight_in_16_bit_is_refused(kind: torch.dtype) -> None:
+    """257 ones add up to 256 in bf16, and 70,000 to infinity in fp16: then no gradient is left."""
+    total = torch.ones((), requires_grad=True)
+    with pytest.raises(TaskError, match=f"returned a weight in {kind}"):
+        check_loss("loss() of Mine", (total, torch.ones((), dtype=kind)))
+
+
+def test_a_step_whose_weight_is_not_finite_is_skipped() -> None:
+    reason = Guard(LossScaler(enabled=False)).refuses(loss=1.0, weight=math.inf, grad_norm=0.0)
+    assert reason == "not finite: the weight of the loss, inf"
