@@ -9,7 +9,7 @@ import math
 import operator
 import random
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import numpy
@@ -332,9 +332,10 @@ def test_undo_uses_the_state_that_a_task_offers() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.curriculum = ctypes.c_int(3)  # nothing could see it change
+            self.words = Counter("ab")
 
         def state(self) -> Any:
-            return {"value": self.curriculum.value, "mean": self.seen["a"][0]}
+            return {"value": self.curriculum.value, "mean": self.seen["a"][0], "words": self.words}
 
         def load_state(self, state: Any) -> None:
             self.curriculum.value = state["value"]
@@ -343,7 +344,9 @@ def test_undo_uses_the_state_that_a_task_offers() -> None:
     task = Offering()
     undo = Undo(task.model(), torch.device("cpu"), task)
     task.curriculum.value, task.seen["a"][0] = 7, torch.ones(2)
+    task.words.update("b")
     assert undo.changed() == []
+    assert undo.task_state["words"] == Counter("ab"), "a restart begins with it"
     undo.restore()
     assert task.curriculum.value == 3 and torch.equal(task.seen["a"][0], torch.zeros(2))
     task.seen["a"][0].add_(1)  # what was given is its own now

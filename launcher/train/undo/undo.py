@@ -7,11 +7,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from launcher.spec.base import format_bytes
 from launcher.train.ddp import without_ddp
@@ -365,7 +366,12 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _copied(state: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), state)
+    return tree_map(_copied_leaf, state)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    """Return a copy, also of a container that is a leaf of torch's trees, such as a set or a Counter."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else deepcopy(leaf)
 
 
 def _module_of(task: Task) -> list[tuple[str, Any]]:
