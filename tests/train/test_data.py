@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from launcher.spec.verdict import FETCHED, STILL_FETCHING
 from launcher.tasks.gpt import PydocGPT, documentation
-from launcher.train.data.data import EvaluationData, Order, TrainingData
+from launcher.train.data.data import EvaluationData, Order, TrainingData, shuffled
 from launcher.train.data.loading import SampleError
 from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.failure import classify, in_a_line
@@ -26,6 +27,13 @@ from launcher.train.where import Where
 from tests.train.runs import job, one_rank, prepare, recipe
 
 
+@pytest.fixture(params=["kept", "computed"])
+def order_is(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "computed":
+        monkeypatch.setattr("launcher.train.data.data.MOST_LISTED", 0)
+
+
+@pytest.mark.usefixtures("order_is")
 def test_the_samples_of_a_step_depend_on_seed_epoch_and_step_only() -> None:
     forwards = Order(103, 8, seed=1)
     steps = [forwards.step(step) for step in range(1, 40)]
@@ -34,6 +42,7 @@ def test_the_samples_of_a_step_depend_on_seed_epoch_and_step_only() -> None:
     assert Order(103, 8, seed=2).step(1) != steps[0]
 
 
+@pytest.mark.usefixtures("order_is")
 def test_an_epoch_has_each_sample_at_most_once_and_epochs_differ() -> None:
     order = Order(103, 8, seed=0)
     first = [index for step in range(1, 13) for index in order.step(step)]
@@ -41,6 +50,19 @@ def test_an_epoch_has_each_sample_at_most_once_and_epochs_differ() -> None:
     assert (order.steps_per_epoch, order.left_out) == (12, 7)
     assert len(set(first)) == len(set(second)) == 96
     assert first != second
+
+
+@pytest.mark.parametrize("samples", [10**11, sys.maxsize])
+def test_data_without_an_end_are_shuffled_in_the_memory_of_a_step(samples: int) -> None:
+    order = Order(samples, 4096, seed=0)
+    first, last = order.step(1), order.step(order.steps_per_epoch)
+    assert len({*first, *last}) == 2 * 4096 and min(first + last) >= 0 and max(first + last) < samples
+    assert abs(sum(first) / len(first) / samples - 0.5) < 0.05, "from everywhere, by ten standard deviations"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 1000])
+def test_a_computed_order_has_each_number_once(count: int) -> None:
+    assert sorted(shuffled(range(count), count, seed=0)) == [*range(count)]
 
 
 @pytest.mark.parametrize(("world", "micro"), [(1, 8), (1, 1), (2, 4), (2, 1), (4, 2), (8, 1)])

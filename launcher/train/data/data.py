@@ -36,6 +36,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return tree_map_only(torch.Tensor, move, batch)
 
 
+MOST_LISTED = 2**26
+"Maximum number of samples whose order is kept in memory: 0.5 GiB per rank, which take seconds in each epoch."
+
+
 class Order:
     """The order of `samples` samples in steps of `batch` samples each. An incomplete last step is skipped."""
 
@@ -55,11 +59,42 @@ class Order:
     def step(self, step: int) -> list[int]:
         """Return the `batch` indices of `step`, counted from 1."""
         epoch, position = divmod(step - 1, self.steps_per_epoch)
+        start, seed = position * self.batch, derive_seed("order", self.seed, epoch)
+        if self.samples > MOST_LISTED:
+            return shuffled(range(start, start + self.batch), self.samples, seed)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
+            generator = torch.Generator().manual_seed(seed)
             self._shuffled, self._epoch = torch.randperm(self.samples, generator=generator), epoch
-        start = position * self.batch
         return [int(index) for index in self._shuffled[start : start + self.batch].tolist()]
+
+
+ROUNDS = 6
+"Rounds of the network; four are the least that look random (Luby and Rackoff 1988)."
+
+
+def shuffled(places: range, count: int, seed: int) -> list[int]:
+    """Return the numbers at `places` of a shuffled `range(count)`, without making the rest of it.
+
+    A Feistel network permutes all numbers with twice as many bits as a half has; those of `count` or more are
+    permuted again until they are smaller (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+    bits = -(-(count - 1).bit_length() // 2)
+    mask = 2**bits - 1
+    keys = [derive_seed("round", seed, number) for number in range(ROUNDS)]
+
+    def permuted(numbers: torch.Tensor) -> torch.Tensor:
+        left, right = numbers >> bits, numbers & mask
+        for key in keys:
+            mixed = (right ^ key) * 0x1E3779B97F4A7C15  # modulo 2^64
+            mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
+            left, right = right, left ^ ((mixed ^ (mixed >> 32)) & mask)
+        whole: torch.Tensor = (left << bits) | right
+        return whole
+
+    found = permuted(torch.arange(places.start, places.stop))
+    while (outside := (found < 0) | (found >= count)).any():
+        found[outside] = permuted(found[outside])
+    return [int(number) for number in found.tolist()]
 
 
 class TrainingData:
