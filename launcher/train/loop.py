@@ -82,7 +82,14 @@ from launcher.train.seeds import derive_seed
 from launcher.train.sharding.cleanup import clean
 from launcher.train.sharding.replicas import Replicas
 from launcher.train.sharding.same_parameters import COMPARED, check_same_model, check_same_parameters
-from launcher.train.sharding.sharding import DIFFERENT_PARAMETERS, accumulate, fsdp_roots, used_parameters
+from launcher.train.sharding.sharding import (
+    DIFFERENT_PARAMETERS,
+    NO_GRADIENT_SEEN,
+    accumulate,
+    fsdp_roots,
+    is_gathered,
+    used_parameters,
+)
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.tensor.copies import Copies
@@ -533,6 +540,8 @@ class Trainer:
         if not self._modules.hold_the_same():
             known = {id(p) for _, p in self._parameters}
             new = [name for name, p in without_ddp(self.model).named_parameters() if id(p) not in known]
+            if new and is_gathered(self.model):
+                raise TaskError(NO_GRADIENT_SEEN)
             if new:
                 raise TaskError(
                     f"{listed(new)} of the model was made or replaced during training, and no optimizer "

@@ -697,6 +697,12 @@ def test_fsdp_refuses_a_model_that_is_not_the_same_on_each_rank(
     assert failure["failure"] == "user-error" and f"on each rank: {what} differ" in failure["exception"]
 
 
+def test_a_change_in_place_that_hides_the_gradient_from_fsdp_is_named(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:InPlace", steps=1))
+    assert start(run, recipe("fsdp", micro=8), ranks=1).codes == {0: 1}
+    assert "write y = y / 2 for y /= 2" in error(run.attempt(0), 0)["exception"]
+
+
 @pytest.mark.slow
 def test_it_is_in_no_checkpoint_of_a_run_that_ends_before_its_second_step(tmp_path: Path) -> None:
     run, codes = changing(tmp_path, "ddp", steps=1, over_ranks=False)

@@ -387,6 +387,22 @@ class Unseeded(Normed):
         return model
 
 
+class InPlace(Normed):
+    """Has no blocks, and divides in place what its model returns, which is a view."""
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield from ()
+
+    def model(self) -> nn.Module:
+        return nn.Linear(8, 1)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        x, y = batch
+        output = model(x.unsqueeze(1))
+        output /= 2
+        return functional.mse_loss(output.squeeze(1), y, reduction="sum"), len(x)
+
+
 class NotANumber(Normed):
     """The third micro-batch brings NaN into BatchNorm's statistics."""
 

@@ -190,6 +190,19 @@ def fsdp_roots(model: nn.Module) -> list[FSDPModule]:
     return [root for root in roots_of(model) if isinstance(root, FSDPModule)]
 
 
+NO_GRADIENT_SEEN = (
+    "FSDP has not seen a gradient arrive at what the model returned: it must be in tuples, lists, "
+    "dictionaries, dataclasses or objects of your own classes, and if it is a view, as the result of a "
+    "linear layer often is, nothing may change it in place: write y = y / 2 for y /= 2"
+)
+
+
+def is_gathered(model: nn.Module) -> bool:
+    """Return whether a unit still has gathered parameters: after a backward pass, that it saw none."""
+    units = (unit for unit in model.modules() if isinstance(unit, FSDPModule))
+    return any(group.is_unsharded for unit in units for group in groups_of(unit._get_fsdp_state()))
+
+
 def reshard_units(model: nn.Module) -> None:
     """Free the gathered parameters of all units after a forward pass without a backward pass.
 
