@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,6 +13,13 @@ from launcher.train.task import TaskError
 
 class DDP(DistributedDataParallel):
     """DDP with the attributes of the model, which a task may read under any sharding, without its modules."""
+
+    _forwards = 0
+    "Number of forward passes with gradients. DDP reduces those of these passes alone."
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        self._forwards += torch.is_grad_enabled()
+        return super().forward(*inputs, **keywords)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -26,6 +34,11 @@ class DDP(DistributedDataParallel):
                 "which reduces the gradients. Use it in the model's forward"
             )
         return value
+
+
+def forwards(model: nn.Module) -> int | None:
+    """Return how often DDP's forward has run with gradients; None for a model that is not in DDP."""
+    return model._forwards if isinstance(model, DDP) else None
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from launcher.train.ddp import forwards
 from launcher.train.mesh import SHARD
 from launcher.train.precision import compute_in
 from launcher.train.rank import Rank
@@ -23,11 +24,17 @@ def loss_of(
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
     name = f"loss() of {type(task).__name__}"
+    before = forwards(model)
     with computing(name, rank), in_forward(model):
         result = task.loss(model, batch)
     check_loss(name, result)
     if not torch.is_grad_enabled():
         reshard_units(model)
+    elif before is not None and forwards(model) == before:
+        raise TaskError(
+            f"{name} did not call model(...): DDP reduces the gradients of that call alone, so each rank "
+            "would train a model of its own. Let the model's forward call its other methods"
+        )
     return result
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from launcher.supervise.judge import Evidence, judge, read_records
 from launcher.train.batch_norm import computes_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
-from launcher.train.forward import check_loss
+from launcher.train.forward import check_loss, loss_of
 from launcher.train.mesh import SHARD
 from launcher.train.rank import SetupError
 from launcher.train.replaced import Originals
@@ -143,6 +144,33 @@ def test_ddp_has_the_attributes_of_the_model_and_refuses_its_modules() -> None:
             replicated.absent  # noqa: B018
         with pytest.raises(TaskError, match=r"uses weight of the model by itself: under DDP"):
             replicated.weight  # noqa: B018
+
+
+class Methods(traps.Normed):
+    """Calls a method of the model, and the model itself if `calls`."""
+
+    def __init__(self, calls: bool) -> None:
+        self.calls = calls
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return (model(batch) if self.calls else model.encode(batch)).sum(), len(batch)
+
+
+class Encoder(nn.Linear):
+    encode = nn.Linear.forward
+
+
+def test_a_loss_that_calls_only_methods_of_a_model_in_ddp_is_refused_in_its_first_step() -> None:
+    rank: Any = SimpleNamespace(recipe=recipe("ddp"), device=torch.device("cpu"))
+    batch = torch.ones(2, 2)
+    with one_rank():
+        model = DDP(Encoder(2, 2))
+        loss_of(Methods(calls=True), model, batch, rank)
+        with torch.no_grad():
+            loss_of(Methods(calls=False), model, batch, rank)
+            model(batch)
+        with pytest.raises(TaskError, match=r"^loss\(\) of Methods did not call model"):
+            loss_of(Methods(calls=False), model, batch, rank)
 
 
 def test_fsdp_refuses_parameters_of_two_types_in_a_unit_and_a_loss_over_divided_parameters() -> None:
