@@ -176,7 +176,7 @@ class Trainer:
         if rank.mesh.pipeline == 1:  # stages have different units
             where.collectives = self.order.record
         self.progress.begin(0, recovery.undo)
-        probe = Probe(self.task, self.optimizer, self.scaler, recovery, self.in_backward)
+        probe = Probe(self.task, self.data.dataset, self.optimizer, self.scaler, recovery, self.in_backward)
         self.current = CurrentRecipe(rank, self.setting, recovery, probe, self.recorder, self._follow)
         # From here on each rank has its own random state; until here all ranks had the same one. A
         # tensor-parallel group computes the same activations, so its ranks draw the same numbers.

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.train.runs import measure
+from launcher.spec.events import Probed
+from tests.train.runs import job, measure, prepare, recipe, start
 
 GLOO = 32 * 1024
 "Bytes: gloo's threads hold a collective's tensors for a moment after it has ended, so that a peak under "
@@ -85,6 +86,13 @@ def test_a_confirmation_costs_about_a_step(ranks: list[dict[str, Any]]) -> None:
     for sharding, (step, confirmation) in ranks[0]["timed"].items():
         print(f"{sharding}: a step {step * 1e3:.1f} ms, a confirmation {confirmation * 1e3:.1f} ms")
         assert confirmation < 2 * step + 0.02
+
+
+def test_the_probe_does_not_load_the_training_data_once_more(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(task="traps:Loading", steps=1, train={"probe": "always"}))
+    ended = start(run, recipe("none", micro=8), ranks=1)
+    assert ended.codes == {0: 0} and any(isinstance(event, Probed) for event in run.read_events())
+    assert ended.output.count("loading train") == 1
 
 
 @pytest.mark.slow

@@ -387,6 +387,12 @@ class Unseeded(Normed):
         return model
 
 
+class Loading(Trap):
+    def data(self, split: str) -> torch.Tensor:
+        print(f"loading {split}", flush=True)
+        return super().data(split)
+
+
 class InPlace(Normed):
     """Has no blocks, and divides in place what its model returns, which is a view."""
 
