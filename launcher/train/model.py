@@ -18,6 +18,7 @@ from launcher.train.budget import Budget
 from launcher.train.compiling.compiling import Forward, apply_compile
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes
+from launcher.train.on_meta import model_on_meta
 from launcher.train.optimizers.build import NONE_TRAINED
 from launcher.train.optimizers.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
@@ -41,8 +42,7 @@ def new_model(
     `say` is told what the precision changes besides parameters. Raises TaskError for a model that cannot be
     trained.
     """
-    with torch.device("meta") if on_meta or task.built_on_meta else nullcontext():
-        model = task.model()
+    model = model_on_meta(task) if on_meta or task.built_on_meta else task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
     if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:

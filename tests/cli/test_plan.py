@@ -54,7 +54,7 @@ class Stack(Task):
 
 class Asks(Stack):
     def model(self):
-        return nn.Linear(2, int(torch.ones(()).item()))
+        return nn.Linear(2, 1 + int(nn.Linear(1, 1).weight.item() > 2))
 
 
 class Real(Task):

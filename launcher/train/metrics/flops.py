@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.planning.hardware import peak_flops
 from launcher.spec.mesh import model_parallel
+from launcher.train.on_meta import model_on_meta
 from launcher.train.rank import Rank
 from launcher.train.task import Task
 from launcher.train.tracing.kernels import FakeKernels
@@ -32,8 +33,7 @@ def count_flops(task: Task, batch: Any) -> int:
     """
     before = Undo(nn.Module(), torch.device("cpu"), task)  # of what the task changes in model() and loss()
     try:
-        with torch.device("meta"):
-            model = task.model()
+        model = model_on_meta(task)
         with FakeKernels(), FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
             task.loss(model, to_meta(batch))
     finally:

@@ -25,6 +25,7 @@ from launcher.spec.job import Job
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 from launcher.train.batch_norm import first_batch_norm
+from launcher.train.on_meta import model_on_meta
 from launcher.train.shapes import read_shapes
 from launcher.train.task import Task, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
@@ -58,8 +59,7 @@ class TaskSource:
 
     def about(self, args: Mapping[str, Any] | None = None) -> About:
         task = self._task(args)
-        with torch.device("meta"):
-            model = task.model()
+        model = model_on_meta(task)
         leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
         rows = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
         # Without a second row for the targets, these are the same tokens shifted by one.
