@@ -437,7 +437,7 @@ class Checkpoints:
             whose = "the old rank 0" if one_stage else "the first rank of each old stage"
             rank.say(
                 "the number of ranks or their mesh changed: dropout draws from a new stream, "
-                f"and buffers (such as BatchNorm's statistics) are those of {whose}"
+                f"and buffers (such as BatchNorm's statistics) and state() of the task are those of {whose}"
             )
             number = rank.number // rank.mesh.tensor  # a tensor-parallel group draws the same numbers
             seed_all(derive_seed("resumed", rank.job.train.seed, step, number))

@@ -86,9 +86,10 @@ class CurrentRecipe:
             if found:
                 self.recorder.event(CouplesSamples(attempt=self.attempt))  # later attempts read this event
                 self.rank.say(
-                    "the loss of a batch differs from that of its halves: it couples samples. launcher "
-                    "lowers the micro-batch only as a last resort (couples_samples = True in the task "
-                    "declares it)"
+                    "the loss of a batch differs from that of its halves: it couples samples, or has a term, "
+                    "such as a penalty on the weights, that is not multiplied by the weight of the batch. "
+                    "launcher lowers the micro-batch only as a last resort (couples_samples = True in the "
+                    "task declares it)"
                 )
         if found:
             self.setting = self.fallback.setting = replace(self.setting, couples_samples=True)
