@@ -13,7 +13,7 @@ from launcher.schedulers.base import LIVING
 from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointFailed, CheckpointSaved, Downgrade, StepLeftOut
 from launcher.spec.failures import OF_THE_CLUSTER
-from launcher.spec.verdict import LiveTensor, OutOfMemory, Verdict
+from launcher.spec.verdict import REMEDY, LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
 from launcher.supervise.unsaved_state import outcome_of
 
@@ -21,7 +21,7 @@ MAX_LINES = 14
 _SHOWN_LOG_LINES = 5
 _WIDTH = 160
 _MESSAGE = 700
-"Maximum characters of an exception or an action. It is large because the advice is at the end."
+"Maximum characters of an exception or an action."
 _BETWEEN = {"submitted": "it has not restarted yet", "stopping": "its ranks have not ended yet"}
 "States in which the last verdict belongs to an earlier start or attempt."
 _UNJUDGED = ("rendered", "damaged", "lost")
@@ -104,7 +104,7 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
     if known:
         lines.append(f"where     {', '.join(known)}")
     if verdict.exception:
-        lines.append(f"exception {cut(verdict.exception, _MESSAGE)}")
+        lines.append(f"exception {_with_remedy(verdict.exception)}")
     memory = memory_text(verdict.memory)
     if memory:
         lines.append(f"memory    {cut(memory, _MESSAGE)}")
@@ -229,6 +229,15 @@ def _sentence(state: str) -> str:
         "succeeded": "succeeded in the end; what failed on the way:",
         "running": "is running again; what failed before:",
     }.get(state, f"ended: {state}")
+
+
+def _with_remedy(exception: str) -> str:
+    """Cut the message of an exception, and keep what to do about it: messages of torch are long."""
+    message, mark, remedy = exception.rpartition(REMEDY)
+    end = mark + " ".join(remedy.splitlines())
+    if len(end) > _MESSAGE // 2:
+        return cut(exception, _MESSAGE)
+    return cut(message, _MESSAGE - len(end)) + end
 
 
 def cut(text: str, width: int = _WIDTH) -> str:

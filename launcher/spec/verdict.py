@@ -25,6 +25,8 @@ in the output. `guess`: anything else. A guess never leads to a recipe that need
 Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
 "Phase of a rank of the built-in entrypoint."
 
+REMEDY = " | "
+"Stands between the message of an exception and what to do about it."
 STILL_FETCHING, FETCHED = "is still fetching samples", "has fetched its samples"
 "Words of a line that a rank prints if it keeps the others waiting, and of the line after it."
 

@@ -23,7 +23,7 @@ from launcher.diagnosis.collector import pattern_of
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory
 from launcher.rundir.files import replace_json
 from launcher.rundir.mask import masked_text
-from launcher.spec.verdict import EXIT_OOM, FailureClass, OutOfMemory
+from launcher.spec.verdict import EXIT_OOM, REMEDY, FailureClass, OutOfMemory
 from launcher.train.checkpoints.folder import (
     NotSavedError,
     OtherShardsError,
@@ -230,7 +230,7 @@ def shortened(error: BaseException) -> list[str]:
 
 def _remedy(text: str) -> str:
     """Return what to do about torch's message, or ""."""
-    found = (f" | {remedy}" for pattern, remedy in _REMEDIES if pattern.search(text))
+    found = (f"{REMEDY}{remedy}" for pattern, remedy in _REMEDIES if pattern.search(text))
     return next(found, "")
 
 

@@ -20,7 +20,7 @@ from launcher.report.why import MAX_LINES, why
 from launcher.report.why_log import judged_log, why_log
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.spec.verdict import Verdict
+from launcher.spec.verdict import REMEDY, Verdict
 
 
 @pytest.fixture
@@ -47,6 +47,14 @@ def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
     assert all(len(line) < (720 if line.startswith(("exception", "done")) else 200) for line in shown)
     assert shown[1].startswith("cause     user-error: r (attempt 5)")
     assert any(line.startswith("do        fix the error") for line in shown)
+
+
+def test_what_to_do_about_a_long_message_is_not_cut_off(run: RunDir) -> None:
+    """DDP's message about parameters without a gradient has 1,100 characters and advises its argument."""
+    message = f"RuntimeError: Expected to have finished{' words' * 200}\n{REMEDY}In the job file, set x: true"
+    judged(run, 0, failure="user-error", reason="r", exception=message)
+    [line] = [line for line in why(run, "failed", "") if line.startswith("exception")]
+    assert line.endswith("... | In the job file, set x: true") and len(line) < 720
 
 
 def test_a_snapshot_of_the_rank_that_ran_out_of_memory_is_named(run: RunDir) -> None:
