@@ -29,6 +29,7 @@ from launcher.spec.command import environment_name, fill, values_of
 from launcher.spec.records import RunRecord
 from launcher.spec.signals import LEFT_TO_SUPERVISOR, STOP_SIGNALS
 from launcher.spec.variables import split
+from launcher.spec.verdict import EXIT_TRAINED
 from launcher.supervise.process import (
     KILL_RANK,
     adopt_orphans,
@@ -69,6 +70,11 @@ CPU_HEAP = (
 gets it back in the next one, in pages of 4 KiB. Keeping huge pages shortens a step by 4 to 7 %
 (benchmarks/train.py). Source: glibc manual, "Memory Allocation Tunables"; older versions and other C
 libraries ignore the variable."""
+
+ENDED_EARLY = (
+    "the process ended with exit code 0 before its training did: code of the task or of a library called "
+    "os._exit(0) or exit()"
+)
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a shell
 
@@ -147,6 +153,8 @@ class Worker:
             with contextlib.nullcontext() if self.trains else self._watching(self.child.pid, started):
                 code = self.capture.pump(self.child)
             signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
+        if self.trains:
+            code = self._of_training(code)
         self.capture.close()
         if self.unexplained and not self.stopping:
             self.stopping = self._asked_to_stop()
@@ -158,6 +166,26 @@ class Worker:
             end_processes(self._remaining, grace=ORPHAN_GRACE_SECONDS)
             remove_handover(self.run, self.node)
             remove_error_folders(self.run, self.node)
+        return code
+
+    def _of_training(self, code: int) -> int:
+        """Return the exit code to report for that of `launcher.train`. 0 is none of its own: other code, such
+        as os._exit(0) or a C library, has ended the process before its training did."""
+        if code == EXIT_TRAINED:
+            return 0
+        if code == 0:
+            record = {
+                "rank": self.rank,
+                "node": self.node,
+                "time": time.time(),
+                "failure": "user-error",
+                "exception": ENDED_EARLY,
+            }
+            self.capture.note(ENDED_EARLY)
+            with contextlib.suppress(OSError):
+                self.attempt.error(self.rank).parent.mkdir(parents=True, exist_ok=True)
+                replace_json(self.attempt.error(self.rank), record)
+            return 1
         return code
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn
 
-from launcher.spec.verdict import EXIT_STOPPED
+from launcher.spec.verdict import EXIT_STOPPED, EXIT_TRAINED
 from launcher.train.budget import open_budget
 from launcher.train.data.feed import open_feed
 from launcher.train.drill import read_drills
@@ -93,7 +93,7 @@ def _train(failing: Failing) -> None:
         # together, because the others are ended when the first one has left.
         if failing.restart is not None:
             failing.restart.end()
-        leave(0 if finished else EXIT_STOPPED)
+        leave(_done() if finished else EXIT_STOPPED)
 
 
 def _save(rank: Rank, where: Where) -> NoReturn:
@@ -101,7 +101,12 @@ def _save(rank: Rank, where: Where) -> NoReturn:
     join_ranks(rank)
     with open_budget(rank.device, where) as budget:
         save_handover(rank, where, budget)
-    leave(0)
+    leave(_done())
+
+
+def _done() -> int:
+    """Return the exit code of success. A worker expects one that no other code can end this process with."""
+    return EXIT_TRAINED if variables.WORKER in os.environ else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.spec.verdict import EXIT_TRAINED
+
 SAY = """
 import os
 print(os.environ.get("GLIBC_TUNABLES", "none")[:22])
@@ -36,10 +38,30 @@ def test_a_task_on_the_cpu_has_its_heap_in_huge_pages(
     subprocess.run(
         [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", SAY],
         env={**outside, **place, **env},
-        check=True,
     )
     said = (tmp_path / "attempts/000/logs/node-00/rank-000.out").read_text()
     assert said.partition(" ")[2].strip() == heap
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "reported"), [({"task": "m:T"}, 0, 1), ({"task": "m:T"}, EXIT_TRAINED, 0), ({}, 0, 0)]
+)
+def test_a_task_that_ends_with_0_before_its_training_did_has_not_succeeded(
+    tmp_path: Path, what: dict[str, str], code: int, reported: int
+) -> None:
+    """A timer in the task may call os._exit(0), and a C library exit(0)."""
+    (tmp_path / "run.json").write_text(json.dumps({"job": what or {"command": ["x"]}}))
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
+    script = f"import os; os._exit({code})"
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", script],
+        env={**os.environ, **place},
+    )
+    record = json.loads((tmp_path / "attempts/000/exits/rank-000.json").read_text())
+    assert done.returncode == record["exit_code"] == reported
+    error = tmp_path / "attempts/000/errors/rank-000.json"
+    assert error.exists() == (reported != 0)
+    assert not reported or json.loads(error.read_text())["failure"] == "user-error"
 
 
 SAY_HASH = "print(hash('a word'))"
