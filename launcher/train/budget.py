@@ -189,7 +189,8 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._reserve(size - (known.size if known is not None else 0))
         reference = known.reference if known is not None else weakref.ref(storage, self._releaser(address))
-        self._keep(address, Held(size, tensor.dtype, tensor.shape, "", None, reference))
+        shape = torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape
+        self._keep(address, Held(size, tensor.dtype, shape, "", None, reference))
 
     def _reserve(self, size: int) -> None:
         if size > 0:

@@ -94,7 +94,7 @@ def _named(pieces: tuple[Piece, ...]) -> tuple[LiveTensor, ...]:
     for piece in pieces:
         tensor = seen.tensors.get(piece.address)
         shape, dtype = piece.shape, piece.dtype
-        if shape is None and tensor is not None:
+        if shape is None and tensor is not None and not tensor.is_nested:
             shape, dtype = tuple(tensor.shape), tensor.dtype
         tensors.append(
             LiveTensor(

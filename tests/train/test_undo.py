@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from launcher.spec.adapter import Adapter
-from launcher.train.budget import MemoryBudget
+from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.data.same_samples import number_of
 from launcher.train.loop import _modules_of
 from launcher.train.rng import random_state
+from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.task import Task
 from launcher.train.undo import undo as undo_module
 from launcher.train.undo.fingerprint import CHUNK, row_sums
@@ -553,3 +555,22 @@ def test_a_fingerprint_on_a_gpu_takes_32_mib_however_large_the_tensor_is():
     with MemoryBudget(None) as budget:
         row_sums(data)
     assert budget.peak - data.nbytes == pytest.approx(8 * CHUNK, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_that_a_task_keeps_or_is_given_have_neither_shape_nor_strides(
+    layout: torch.layout,
+) -> None:
+    kept = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    task = Keeper()
+    task.seen["batch"] = [kept]
+    model = nn.Linear(2, 2)
+    KeptMemory(model, task).check(model)
+    undo = Undo(model, torch.device("cpu"), task)
+    undo.take()
+    undo.restore()
+    assert task.seen["batch"][0] is kept and number_of([kept]) == 0.0
+    with MemoryBudget(MIB) as budget:
+        budget.track([kept])
+        assert budget.live >= 5 * 4

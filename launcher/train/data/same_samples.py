@@ -83,7 +83,7 @@ def _of_leaf(leaf: Any) -> float:
     """Return a sum of the values of a tensor, an array or a number, each times a random number. 0 for
     anything else: a text may be the path of a sample, which differs between nodes."""
     found = _as_tensor(leaf)
-    if found is None or found.layout is not torch.strided:
+    if found is None or found.layout is not torch.strided or found.is_nested:
         return 0.0
     values = (torch.view_as_real(found.resolve_conj()) if found.is_complex() else found).reshape(-1)
     sums = []

@@ -278,7 +278,7 @@ def _span(value: Any) -> Span | None:
         return _bounds(value.ctypes.data, value.shape, value.strides, value.itemsize)
     if isinstance(value, DTensor):
         value = value._local_tensor
-    if value.layout is not torch.strided or is_traceable_wrapper_subclass(value):
+    if value.layout is not torch.strided or value.is_nested or is_traceable_wrapper_subclass(value):
         return None
     if isinstance(value, FakeTensor) or not (start := value.data_ptr()):
         start = value.untyped_storage()._cdata

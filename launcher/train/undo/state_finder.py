@@ -669,7 +669,7 @@ def content(tensor: torch.Tensor) -> torch.Tensor | None:
     if isinstance(tensor, DTensor):
         plain = tensor.detach()
         plain = plain.to_local()
-    if plain.is_meta or plain.layout is not torch.strided:
+    if plain.is_meta or plain.layout is not torch.strided or plain.is_nested:
         return None
     if type(plain) not in _NOT_WRAPPED and is_traceable_wrapper_subclass(plain):
         return None
