@@ -7,17 +7,20 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from transformers import BatchEncoding
 
 from launcher.spec.verdict import FETCHED, STILL_FETCHING
 from launcher.tasks.gpt import PydocGPT, documentation
-from launcher.train.data.data import EvaluationData, Order, TrainingData, shuffled
+from launcher.train.data.data import EvaluationData, Order, TrainingData, shuffled, to_device
 from launcher.train.data.loading import SampleError
 from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.failure import classify, in_a_line
@@ -25,6 +28,25 @@ from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all
 from launcher.train.where import Where
 from tests.train.runs import job, one_rank, prepare, recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: torch.Tensor
+    boxes: list[torch.Tensor]
+    path: str = "a.png"
+
+
+def test_batches_that_are_objects_are_moved_to_the_device() -> None:
+    """The meta device stands in for a GPU. The sizes of a PackedSequence stay in host memory."""
+    tensor = torch.ones(2)
+    batch = {"dataclass": Batch(tensor, [tensor]), "encoding": BatchEncoding({"ids": tensor}), "n": 3}
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    moved, sequence = to_device((batch, packed), torch.device("meta"))
+    assert moved["dataclass"].images.is_meta and moved["dataclass"].boxes[0].is_meta
+    assert moved["encoding"]["ids"].is_meta and (moved["dataclass"].path, moved["n"]) == ("a.png", 3)
+    assert sequence.data.is_meta and sequence.batch_sizes.device.type == "cpu"
+    assert not batch["dataclass"].images.is_meta
 
 
 @pytest.fixture(params=["kept", "computed"])

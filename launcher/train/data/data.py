@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from launcher.spec.job import Job
@@ -22,18 +24,31 @@ from launcher.train.seeds import derive_seed
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor in nested lists, tuples and dicts to `device`.
+    """Move every tensor in nested lists, tuples, dicts and dataclasses to `device`, and on a GPU every object
+    with a method `to`, such as a PackedSequence, transformers' BatchEncoding or a graph.
 
     Tensors are pinned here, because the DataLoader would start CUDA on the first GPU before the rank has
     chosen its own. A copy from memory that is not pinned waits for all work queued on the GPU.
     """
 
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        if device.type == "cuda" and tensor.device.type == "cpu":
-            tensor = tensor.pin_memory()
-        return tensor.to(device, non_blocking=True)
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if device.type == "cuda" and leaf.device.type == "cpu":
+                leaf = leaf.pin_memory()
+            return leaf.to(device, non_blocking=True)
+        if moves_itself(leaf):
+            return leaf.to(device)
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            moved = copy(leaf)
+            for field in fields(leaf):
+                object.__setattr__(moved, field.name, to_device(getattr(leaf, field.name), device))
+            return moved
+        return leaf
 
-    return tree_map_only(torch.Tensor, move, batch)
+    def moves_itself(part: Any) -> bool:
+        return device.type != "cpu" and callable(getattr(part, "to", None))
+
+    return tree_map(move, batch, is_leaf=moves_itself)
 
 
 MOST_LISTED = 2**26
