@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.planning.batches import WITHIN_A_RUN, accumulating_instead, ladder, one_lower, with_micro_batch
 from launcher.spec.mesh import data_ranks, shards, state_shards
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, as_yaml, broken_rules, changes_line
+from launcher.spec.rules import Rule, Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
 
 STATES_ALONE = frozenset({"init", "optimizer", "checkpoint"})
@@ -54,14 +54,16 @@ def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = (
     def follow(*, keep: bool) -> None:
         for rung in below:
             lower = _like(recipe, _with_less(rung, found[-1], keep=keep))
-            if lower != found[-1] and not broken_rules(lower, setting):
+            if lower != found[-1] and not _newly_broken(lower, recipe, setting):
                 found.append(lower)
 
     if _keeps(setting):
         follow(keep=True)
         found += _of_same_size(found[-1], setting)
         others = (_like(rung, recipe) for rung in below if _built(rung) != _built(recipe))
-        if setting.micro_batch_stays is not None or any(not broken_rules(one, setting) for one in others):
+        if setting.micro_batch_stays is not None or any(
+            not _newly_broken(one, recipe, setting) for one in others
+        ):
             return tuple(found[1:])
     follow(keep=False)
     return (*found[1:], *ladder(found[-1], setting))
@@ -141,8 +143,8 @@ def _why_no_change(
 
 def _why_not(made: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> str | None:
     """Return why `made` does not help, or None. Every lower rung needs less GPU memory in total."""
-    if broken := broken_rules(made, setting):
-        return broken[0].rule.reason
+    if broken := _newly_broken(made, recipe, setting):
+        return broken[0].reason
     if _full_host_of_gpus(verdict, setting):
         relieved = recipe.activations == "offload" != made.activations and made.offload == recipe.offload
         return None if relieved else "frees no host memory"
@@ -155,6 +157,13 @@ def _why_not(made: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -
     fewer = made.offload != recipe.offload or made.optimizer != recipe.optimizer
     fewer |= state_shards_of(made, setting) > state_shards_of(recipe, setting)
     return None if fewer else "needs as much memory for parameters and optimizer states"
+
+
+def _newly_broken(made: Recipe, recipe: Recipe, setting: Setting) -> list[Rule]:
+    """Return the rules that `made` breaks and `recipe` does not: the run may break one already, if its loss
+    was found to couple samples while its micro-batch is one."""
+    broken = (one.rule for one in broken_rules(made, setting))
+    return [rule for rule in broken if not rule.broken(recipe, setting)]
 
 
 def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:

@@ -168,6 +168,20 @@ def test_the_rung_of_the_plan_fits_the_phase():
     assert after(Verdict(failure="gpu-oom", reason="", phase="optimizer"), ON_HOST) is None
 
 
+def test_a_run_that_has_one_sample_already_may_still_take_the_plans_other_changes():
+    """Its loss was found to couple samples when it had begun, and this recipe trains it."""
+    one, activations, on_host = (
+        recipe.model_copy(update={"micro_batch_size": 1, "grad_accum": 8})
+        for recipe in (BASE, AGAIN, ON_HOST)
+    )
+    for phase, then in (("backward", activations), ("optimizer", on_host)):
+        verdict = Verdict(failure="gpu-oom", reason="", phase=phase)
+        assert lower(one, verdict, COUPLED, (one, activations, on_host)).recipe == then
+    two = one.model_copy(update={"micro_batch_size": 2, "grad_accum": 4})
+    verdict = Verdict(failure="gpu-oom", reason="", phase="backward")
+    assert lower(two, verdict, COUPLED, (two, one)).recipe is None
+
+
 def test_the_supervisor_takes_the_rung_of_the_plan():
     job = Job.model_validate({"name": "j", "task": "a:B", "steps": 1, "batch": {"global": 64}})
     verdict = Verdict(failure="gpu-oom", reason="", phase="optimizer")
