@@ -34,7 +34,7 @@ class HarmlessText(io.TextIOWrapper):
 
 def make_output_harmless() -> None:
     """Spell out terminal control sequences in the output, because anyone may have written a job's names and
-    messages.
+    messages. Spell out characters, too, that the locale's encoding lacks.
 
     `sys.__stdout__` and `sys.__stderr__` stay as they were, for code that moves the cursor.
     """
@@ -45,6 +45,7 @@ def make_output_harmless() -> None:
             safe = HarmlessText(
                 stream.buffer,
                 stream.encoding,
+                errors="backslashreplace",
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
@@ -75,7 +76,8 @@ _STEERING = re.compile("[\x7f-\x9f]")
 
 
 def print_json(value: Any) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    everything = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, indent=2, ensure_ascii=not everything)
     print(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

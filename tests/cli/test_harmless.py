@@ -79,3 +79,20 @@ def test_what_is_printed_leaves_the_process_as_early_as_before(unbuffered: str) 
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run([sys.executable, "-c", PRINTS], env=env, capture_output=True, text=True)
     assert done.stderr == "err\n" and done.stdout == ("out\n" if unbuffered else "")
+
+
+PRINTS_MORE = """\
+from launcher.cli.output import console, make_output_harmless, print_json
+make_output_harmless()
+print("loss \u2192 0")
+console().print("caf\xe9 \U0001f642")
+print_json("caf\xe9 \U0001f642")
+"""
+
+
+def test_characters_that_the_locale_lacks_are_spelled_out() -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", PRINTS_MORE], env=env, capture_output=True, text=True)
+    printed, table, value = done.stdout.splitlines() or ["", done.stderr, ""]
+    assert (printed, table) == (r"loss \u2192 0", r"caf\xe9 \U0001f642")
+    assert json.loads(value) == "café \U0001f642"
