@@ -81,7 +81,7 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
         return
     done = cancel_one(found)
     if json:
-        print_json({"run_id": found.id, "cancelled": True})
+        print_json({"run_id": found.id, "message": done})
     else:
         print(done)
 
