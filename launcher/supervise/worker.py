@@ -115,7 +115,7 @@ class Worker:
             secrets_of(self.environ),
             failure_patterns(about),
         )
-        # Deleted when the record is written, so that the record fits on a full disk.
+        # Deleted before the record is written, so that it and the notice of lost lines fit on a full disk.
         self.reserve = self.attempt.exit(self.rank).with_suffix(".reserve")
         with contextlib.suppress(OSError):
             self.reserve.parent.mkdir(parents=True, exist_ok=True)
@@ -155,9 +155,11 @@ class Worker:
             signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         if self.trains:
             code = self._of_training(code)
-        self.capture.close()
         if self.unexplained and not self.stopping:
             self.stopping = self._asked_to_stop()
+        with contextlib.suppress(OSError):
+            self.reserve.unlink(missing_ok=True)
+        self.capture.close()
         self._record(code, started)
         remove_error_folders(self.run, self.node, self.rank)
         if self._orphaned():
@@ -333,8 +335,6 @@ class Worker:
             "killed": self.killed,
         }
         path = self.attempt.exit(self.rank)
-        with contextlib.suppress(OSError):
-            self.reserve.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # on a full disk the exit status still shows the end
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, record)

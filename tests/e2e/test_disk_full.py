@@ -70,16 +70,21 @@ def test_training_without_space_for_checkpoints_goes_on_and_ends_with_a_verdict(
 
 def test_a_crash_on_a_full_disk_is_neither_hidden_nor_blamed_on_the_start(lab: Lab, small_disk: Path) -> None:
     lab.script(
-        "import os, sys\n"
-        "for n in range(60000):\n"
-        "    print(f'line {n} ' + 'x' * 90)\n"
-        "sys.stdout.flush()\n"
+        "import contextlib, os\n"
+        "path = os.environ['LAUNCHER_RUN_DIR'] + '/filler'\n"
+        "with contextlib.suppress(OSError), open(path, 'wb', 0) as disk:\n"
+        "    while True:\n"
+        "        disk.write(bytes(4096))\n"
+        "print('lost', flush=True)\n"
         "os.abort()\n"
     )
     lab.environ["LAUNCHER_RUNS"] = str(small_disk / "runs")
-    done = lab.cli("run", str(lab.job(command="python train.py", retries={"same": 0})))
+    resources = {"gpus_per_node": 0, "ranks_per_node": 1}
+    job = lab.job(command="python train.py", retries={"same": 0}, resources=resources)
+    done = lab.cli("run", str(job))
     verdict = verdicts(lab.newest())[0]
     assert done.returncode == 19 and "SIGABRT" in verdict["reason"]
+    assert "1 lines lost: No space left on device" in done.stdout, "the log does not just end"
 
 
 @pytest.mark.slow
