@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -412,6 +413,9 @@ class Supervisor:
         self.nodes.beat(attempt)
         if self._stop_reason is None and self._deleted():
             print(f"[launcher] {self.run.path} was deleted: the run ends", file=sys.stderr)
+            with contextlib.suppress(OSError):  # its last records are as private as it was
+                self.run.path.mkdir(parents=True, exist_ok=True)
+                self.run.path.chmod(stat.S_IMODE(self._folder.st_mode))
             self._stop_for("cancelled")
         for reason in self._requests():
             self._stop_for(reason)

@@ -443,6 +443,8 @@ def test_a_run_whose_directory_is_deleted_ends_and_nobody_waits_for_it(lab: Lab)
         ended = followed.result()
     assert ended.returncode == 14 and "was deleted" in ended.stdout + ended.stderr
     wait_for(lambda: not processes_of(run.path), "end of its processes")
+    wait_for(run.state.exists, "its last record")
+    assert run.path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.slow
