@@ -1,4 +1,4 @@
-from launcher.cli.main import main
+from launcher.cli import start
 
 if __name__ == "__main__":
-    main()
+    start()

@@ -101,7 +101,7 @@ app.command(rich_help_panel=FILES)(job.schema)
 
 
 def main() -> None:
-    """The console script.
+    """The console script after its imports.
 
     If torch was imported, the process exits without finalizing the interpreter. That would take time, and
     libraries would report what they left behind (nanobind in triton: 27 lines).

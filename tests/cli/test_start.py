@@ -159,3 +159,12 @@ def test_a_reader_that_has_seen_enough_ends_a_verb_quietly(arguments: tuple[str,
     os.close(write)
     assert done.returncode in (1, 128 + signal.SIGPIPE)
     assert done.stderr == b""
+
+
+def test_ctrl_c_while_the_imports_go_on_prints_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = "from launcher.cli import start; start()"
+    command = [sys.executable, "-c", program, "list"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
