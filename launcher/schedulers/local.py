@@ -27,7 +27,7 @@ from launcher.schedulers.base import (
     Status,
 )
 from launcher.schedulers.registry import scheduler_class
-from launcher.schedulers.rundir import end_told, in_force, status_of, write_run
+from launcher.schedulers.rundir import end_told, in_force, may_be_sent, status_of, was_sent, write_run
 from launcher.schedulers.store import Folder
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Resubmitted, Starting, Submitted
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from launcher.spec.job import Job
 
 STORE = Folder()
+SENDING = "the process that submits it is still sending the job's code"
+UNSENT = "it was not submitted, because `launcher` was ended before that; delete it and submit it again"
 START_SECONDS = 20.0
 "Timeout for the supervisor to take its lock. On an idle machine it takes well under a second."
 
@@ -130,6 +132,8 @@ class LocalScheduler(OneByOne):
         """
         if supervisor_alive(run):
             raise SchedulerError(f"{run.id} is still running")
+        if _is_unsent(run):
+            raise SchedulerError(f"{run.id}: {SENDING if may_be_sent(run) else UNSENT}")
         about = again.about if again is not None else run.read_about()
         cluster: dict[str, Any] = about.get("cluster", {})
         if cluster.get("scheduler") != "local":
@@ -153,7 +157,9 @@ class LocalScheduler(OneByOne):
         if state.get("state") in LIVING and supervisor_gone(run):
             state = run.read_state()  # it may have ended between the two checks
         name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
-        if name in LIVING and supervisor_gone(run):
+        if name == "submitted" and _is_unsent(run):
+            name, reason = ("submitted", SENDING) if may_be_sent(run) else ("failed", UNSENT)
+        elif name in LIVING and supervisor_gone(run):
             lost = {"state": "lost", "failure": "node-failed", "reason": _lost(run)}
             end = end_told(run) or lost
             name, failure, reason = end["state"], end["failure"], end["reason"] or ""
@@ -278,6 +284,12 @@ def _lost(run: RunDir) -> str:
     if disk_full(run.path):
         reason += f"; or it could not write how the run ended: less than 1 MiB is free in {run.path.parent}"
     return reason
+
+
+def _is_unsent(run: RunDir) -> bool:
+    """Return whether the run was written for another place, and no scheduler was asked for it."""
+    elsewhere = run.read_about().cluster.scheduler not in (None, "local")
+    return elsewhere and run.read_state().state == "submitted" and not was_sent(run)
 
 
 def _not_started(run: RunDir, before: Mapping[str, Any], reason: str) -> SchedulerError:

@@ -9,6 +9,7 @@ from launcher.rundir.find import RunNotFoundError
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Scheduler, SchedulerError, Status
 from launcher.schedulers.registry import UnknownSchedulerError, of_record, scheduler_class
+from launcher.schedulers.rundir import was_sent
 
 LOCAL = {"scheduler": "local"}
 
@@ -16,11 +17,11 @@ LOCAL = {"scheduler": "local"}
 def scheduler_of(run: RunDir) -> Scheduler:
     """Return the scheduler of a run. Raises UnknownSchedulerError.
 
-    A run that was only rendered, and one whose supervisor is a process of this machine, are local.
+    A run that was only rendered or written, and one whose supervisor is a process of this machine, are local.
     """
     cluster: dict[str, Any] = run.read_about().get("cluster") or LOCAL
     kind = scheduler_class(str(cluster.get("scheduler", "local")))
-    if not _was_sent(run) or kind.is_here(run, cluster):
+    if not was_sent(run) or kind.is_here(run, cluster):
         return of_record(LOCAL)
     return of_record(cluster)
 
@@ -115,9 +116,3 @@ def _by_scheduler(runs: Iterable[RunDir]) -> dict[Scheduler, list[RunDir]]:
     for run in runs:
         found.setdefault(scheduler_of(run), []).append(run)
     return found
-
-
-def _was_sent(run: RunDir) -> bool:
-    """Whether the run was more than rendered."""
-    kinds = {"submitting", "submitted", "job", "waiting"}
-    return any(event.get("event") in kinds for event in run.read_events())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from launcher.rundir.files import read_record, replace_bytes, replace_json, repl
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
+from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import (
@@ -27,6 +29,7 @@ from launcher.spec.events import (
     Waiting,
     Withdrawn,
 )
+from launcher.supervise.host import is_here, may_live, this_process
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
@@ -42,7 +45,8 @@ def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
         partial.path.chmod(MODES[prepared.request.cluster.paths.access])  # whatever the umask is
         _write_plan(partial.path, prepared)
         partial.checkpoints.mkdir()
-        replace_json(partial.state, {"state": state, "time": prepared.about["created"]})
+        by = {"submitter": this_process()} if state == "submitted" else {}
+        replace_json(partial.state, {"state": state, "time": prepared.about["created"], **by})
         partial.path.rename(final)
     except BaseException:
         shutil.rmtree(partial.path, ignore_errors=True)
@@ -64,6 +68,25 @@ def write_plan(run: RunDir, prepared: Prepared) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
+
+
+def was_sent(run: RunDir) -> bool:
+    """Return whether a scheduler was asked for the run: it was more than rendered or written."""
+    kinds = {"submitting", "submitted", "job", "waiting"}
+    return any(event.get("event") in kinds for event in run.read_events())
+
+
+def may_be_sent(run: RunDir) -> bool:
+    """Return whether the process that wrote the run directory may still be sending the job's code."""
+    state = run.read_state()
+    process = state.get("submitter")
+    if not isinstance(process, dict) or not may_live(process):
+        return False
+    return is_here(process) or time.time() - (seconds_of(state.time) or 0.0) < SENDING_SECONDS
+
+
+SENDING_SECONDS = 3600.0
+"How long a process of another machine may need to send the code."
 
 
 def rewrite_run(run: RunDir, prepared: Prepared) -> None:

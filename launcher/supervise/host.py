@@ -82,7 +82,7 @@ class SupervisorLock:
             time.sleep(0.02)
         with contextlib.suppress(OSError):
             self._file.truncate(0)
-            self._file.write(json.dumps({"pid": os.getpid(), **_machine()}))
+            self._file.write(json.dumps(this_process()))
             self._file.flush()
         threading.Thread(target=self._live, args=(self._file.fileno(),), daemon=True).start()
         return self
@@ -129,7 +129,7 @@ def supervisor_gone(run: RunDir) -> bool:
     """
     if not (sign := last_sign(run)) or supervisor_alive(run) is not False:
         return False
-    here = _is_here(read_record(run.supervisor_lock))
+    here = is_here(read_record(run.supervisor_lock))
     return here or _time_in(run.path) - sign > SILENT_SECONDS
 
 
@@ -149,7 +149,7 @@ def shows_life(run: RunDir) -> bool:
     """
     if supervisor_alive(run):
         return True
-    if _is_here(read_record(run.supervisor_lock)):
+    if is_here(read_record(run.supervisor_lock)):
         return False
     with contextlib.suppress(OSError):
         return _time_in(run.path) - run.supervisor_lock.stat().st_mtime < 3 * ALIVE_SECONDS
@@ -172,7 +172,7 @@ def _time_in(folder: Path) -> float:
 def signal_supervisor(run: RunDir, signum: int) -> bool:
     """Send a signal to the supervisor on this machine. Return False if there is none."""
     record = read_record(run.supervisor_lock, {"pid": int})
-    if not supervisor_alive(run) or not _is_here(record):
+    if not supervisor_alive(run) or not is_here(record):
         return False
     try:
         os.kill(record["pid"], signum)
@@ -181,7 +181,25 @@ def signal_supervisor(run: RunDir, signum: int) -> bool:
     return True
 
 
-def _is_here(record: Mapping[str, Any]) -> bool:
+def this_process() -> dict[str, Any]:
+    """Return what names this process on all machines, for `may_live`."""
+    return {"pid": os.getpid(), **_machine()}
+
+
+def may_live(process: Mapping[str, Any]) -> bool:
+    """Return whether the process of such a record lives, or is on another machine."""
+    if not is_here(process):
+        return True
+    try:
+        os.kill(process["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True
+
+
+def is_here(record: Mapping[str, Any]) -> bool:
     return any(record.get(name) == value for name, value in _machine().items())
 
 

@@ -12,7 +12,7 @@ from launcher.schedulers.base import LIVING, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.slurm.handle import Handle, handle_of
 from launcher.schedulers.slurm.identity import another, is_of
-from launcher.schedulers.slurm.jobs import begun, submission_of
+from launcher.schedulers.slurm.jobs import begun
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records
 from launcher.schedulers.slurm.site import Site
@@ -29,9 +29,6 @@ NEVER_BEGAN = (
     "(exec)?"
 )
 
-NOT_SUBMITTED = (
-    "it was not submitted: `launcher` was ended before it asked Slurm for a job, or is still sending the code"
-)
 NO_JOB = (
     "Slurm has no job of this run: its submission was interrupted, or Slurm's answer was lost, and no job "
     "has begun"
@@ -106,8 +103,6 @@ def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: st
         trouble = f"Slurm does not know job {job} here"
     if trouble:
         return {"state": _living(state), "reason": f"last known state; {trouble}"}
-    if job is None and not submission_of(run):
-        return {"state": "failed", "failure": None, "reason": NOT_SUBMITTED}
     reason = f"Slurm does not know job {job} (any more), and the run's own records do not tell its end"
     return {"state": "lost", "failure": "node-failed", "reason": NO_JOB if job is None else reason}
 

@@ -150,7 +150,7 @@ class SlurmScheduler(Scheduler):
             remember_root(runs[0].path.parent)
             Submission(runs, "submitted", command, sweep).send(self.store)
         except BaseException:
-            if runs and not any(map(may_start, runs)):
+            if runs and not all(map(may_start, runs)):  # Slurm is asked when all have recorded it
                 with suppress(SchedulerError):  # on another host, they may stay on both sides
                     self.remove(runs)
             raise

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,18 +17,22 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.api.prepare import prepared
+from launcher.api.resume import resume
 from launcher.cli.runs import cancel
 from launcher.diagnosis.collector import Collector
 from launcher.report.why import why
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.lookup import states_of
 from launcher.schedulers.registry import opened
 from launcher.schedulers.slurm.handle import handle_of
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
 from launcher.schedulers.slurm.run_state import judged
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.submission import Submission
+from launcher.spec.events import Event
+from launcher.supervise.host import this_process
 from tests.schedulers.slurm.test_submitit import Queue
 
 
@@ -412,12 +417,21 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
     if at in ("before sbatch", "between two tries"):
         assert not run.path.exists()
         return
-    status = scheduler.status(run)
+    status = states_of([run])[run]
     if at == "in sbatch":
         assert (status.state, status.failure) == ("lost", "node-failed")
         assert "Slurm has no job of this run" in status.reason
         return
+    assert status.state == "submitted" and "still sending" in status.reason, "this process might go on"
+    with pytest.raises(SchedulerError, match="still sending"):
+        resume(run)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    replace_json(run.state, {**run.read_state(), "submitter": {**this_process(), "pid": ended.pid}})
+    status = states_of([run])[run]
     assert (status.state, status.failure) == ("failed", None) and "it was not submitted" in status.reason
+    with pytest.raises(SchedulerError, match="submit it again"):
+        resume(run)
     with monkeypatch.context() as patch:
         patch.setattr("launcher.schedulers.slurm.jobs.time", clock)
         for state in ("submitted", "cancelled"):
@@ -446,3 +460,29 @@ def test_a_sweep_whose_folder_cannot_be_written_leaves_nothing_behind(
     with pytest.raises(SchedulerError, match=r"cannot write .*/runs/sweeps/many: "):
         scheduler.submit_sweep(sweep)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["sweeps"]
+
+
+def test_a_sweep_that_is_interrupted_before_slurm_is_asked_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
+    scheduler = SlurmScheduler()
+    ready = [prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1] for _ in range(2)]
+    sweep = scheduler.prepare_sweep("many", [(one, ("seed=1",)) for one in ready])
+    recorded: list[RunDir] = []
+
+    def append(run: RunDir, event: Event) -> None:
+        if recorded:
+            raise KeyboardInterrupt
+        recorded.append(run)
+        record(run, event)
+
+    record = RunDir.append
+    monkeypatch.setattr(RunDir, "append", append)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.submit_sweep(sweep)
+    assert len(recorded) == 1 and list((tmp_path / "runs").glob("j-*")) == []
