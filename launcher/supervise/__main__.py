@@ -10,6 +10,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -61,8 +62,11 @@ def main() -> int:
         about = read_json(run.run)
         if about is None:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
+        wanted = Job.model_validate(about["job"]).secrets
         given, token = _on_stdin() if options.secrets_on_stdin else ({}, "")
-        secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
+        if about["cluster"]["scheduler"] == "runpod":  # a pod has the values under their names
+            given = {one.name: os.environ[one.name] for one in wanted if one.name in os.environ}
+        secrets = read_secrets(wanted, given)
         link = None
         if about.get("apart") and place.count > 1:
             place = replace(place, no_shared_folder=True)

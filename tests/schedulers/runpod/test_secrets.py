@@ -99,3 +99,20 @@ def test_a_job_that_prints_its_environment_does_not_tell_the_key(lab: Lab, secre
     for file in to.rglob("*"):
         if file.is_file():
             assert b"rpa_" not in file.read_bytes(), file
+
+
+def test_a_secret_from_a_file_or_another_variable_reaches_the_ranks(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod has neither the file nor the variable, only the values."""
+    (lab.sandbox.volume / "python").write_text(f'#!/bin/bash\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+    monkeypatch.setenv("ELSEWHERE", "hf_one")
+    token = lab.folder / "token"
+    token.write_text("hf_two")
+    script = "[[ $A == hf_one && $B == hf_two && -z $ELSEWHERE ]] && exit 3"
+    secrets = [{"name": "A", "env": "ELSEWHERE"}, {"name": "B", "file": str(token)}]
+    job = {"command": ["bash", "-c", script], "secrets": secrets, "retries": {"same": 0}}
+    run = lab.submit(lab.prepare(job=job))
+    token.unlink()
+    lab.until(run, "failed")
+    assert "exit code 3" in lab.look(run).reason
