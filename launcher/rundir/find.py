@@ -41,11 +41,16 @@ def default_root() -> Path:
 
 
 def open_run(path: Path) -> RunDir:
-    """The run in a directory. Raises RunNotFoundError if there is none."""
-    run = RunDir(path.absolute())
+    """The run in a directory, or at the end of a link. Raises RunNotFoundError if there is none."""
+    run = _at(path)
     if not {"id", "job"} <= set(run.read_about()):
         raise RunNotFoundError(f"{path} is not a run directory: it has no readable run.json of launcher")
     return run
+
+
+def _at(path: Path) -> RunDir:
+    """The run directory, under its own name: it is the run's id."""
+    return RunDir((path.resolve() if path.is_symlink() else path).absolute())
 
 
 def find_run(name: str | None, *, by_job: bool = False) -> RunDir:
@@ -78,6 +83,10 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
             return open_run(path)
     except PermissionError:
         raise _not_for_you(path) from None
+    link = default_root() / name
+    with contextlib.suppress(PermissionError):
+        if link.is_symlink() and link.is_dir():  # such as `latest`
+            return open_run(link)
     runs = runs_in()
     if ":" in name:  # a handle, because ids contain no colon
         matches = [run for run in runs if _has_handle(run, name)]
@@ -189,7 +198,7 @@ def runs_in(root: Path | None = None) -> list[RunDir]:
         for entry in _entries(folder):
             with contextlib.suppress(OSError):  # another user's
                 if not entry.name.startswith(".") and (entry / "run.json").is_file():
-                    found[entry.resolve()] = RunDir(entry.absolute())
+                    found[entry.resolve()] = _at(entry)
     return sorted(found.values(), key=_written, reverse=True)
 
 

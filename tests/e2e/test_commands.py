@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,8 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from launcher.api.resume import resume
+from launcher.cli.main import app
+from launcher.rundir.files import delete_folder
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.spec.verdict import EXIT_CODES
@@ -490,16 +494,22 @@ def test_rendering_leaves_no_trace_among_the_runs(lab: Lab) -> None:
     assert asked.returncode == 2 and "--yes" in asked.stderr and (lab.folder / "elsewhere/waiting").exists()
 
 
-def test_a_run_that_cannot_be_deleted_keeps_no_other(lab: Lab) -> None:
+def test_a_run_that_cannot_be_deleted_keeps_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     job, runs = lab.job(command="python train.py"), [f"elsewhere/{name}" for name in "abcd"]
     for run in runs:
         assert lab.cli("render", str(job), "-c", "local", "--out", run).returncode == 0
-    for kept in (lab.folder / runs[0], lab.folder / runs[2]):
-        kept.rename(lab.folder / kept.name)
-        kept.symlink_to(lab.folder / kept.name)
-    done = lab.cli("clean", *runs, "--yes", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (2, {"deleted": ["b", "d"]})
-    assert done.stderr.count("symbolic link") == 2
+
+    def delete(path: Path) -> None:
+        if path.name in "ac":
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        delete_folder(path)
+
+    monkeypatch.chdir(lab.folder)
+    monkeypatch.setenv("XDG_STATE_HOME", lab.environ["XDG_STATE_HOME"])
+    monkeypatch.setattr("launcher.schedulers.sweeps_without_queue.delete_folder", delete)
+    done = CliRunner().invoke(app, ["clean", *runs, "--yes", "--json"])
+    assert json.loads(done.stdout) == {"deleted": ["b", "d"]}
+    assert isinstance(done.exception, OSError) and str(done.exception).count("resource busy") == 2
     assert sorted(path.name for path in (lab.folder / "elsewhere").iterdir()) == ["a", "c"]
 
 

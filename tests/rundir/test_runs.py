@@ -129,6 +129,16 @@ def test_a_run_is_found_by_id_prefix_path_handle_or_as_the_newest(home):
     assert second.id == "beta-2"
 
 
+def test_a_link_to_a_run_neither_renames_nor_hides_it(home):
+    runs = [make(home, name) for name in ("gpt-a", "gpt-b", "gpt-c")]
+    for run in runs:
+        (home / "runs" / f"latest-{run.id}").symlink_to(run.id)
+    (home / "elsewhere").symlink_to(runs[0].path)
+    assert sorted(run.id for run in runs_in()) == ["gpt-a", "gpt-b", "gpt-c"]
+    assert find_run("latest-gpt-b").path == runs[1].path
+    assert find_run("elsewhere").path == find_run(str(home / "elsewhere")).path == runs[0].path
+
+
 def test_an_unknown_or_ambiguous_name_lists_what_there_is(home):
     make(home, "gpt-1"), make(home, "gpt-2")
     with pytest.raises(RunNotFoundError, match=r"several runs: .*gpt-"):
