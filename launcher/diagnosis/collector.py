@@ -7,8 +7,9 @@ prints few shapes, millions of times. That costs 0.15 microseconds per line.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from launcher.diagnosis.clue import MEMORY_OF, Clue, Kind, Strength, order_of
 from launcher.diagnosis.lines import Line, normalise, printable
@@ -146,6 +147,24 @@ def _rows() -> tuple[_Row, ...]:
     return tuple(map(_Row, sorted(PATTERNS, key=lambda one: one.weak)))
 
 
+@cache
+def _rows_by_part() -> tuple[dict[str, list[tuple[str, int]]], list[int]]:
+    """Return the words with their rows, by three characters of each word, and the rows that need no word."""
+    rows, by_part = _rows(), dict[str, list[tuple[str, int]]]()
+    words = [(word, number) for number, row in enumerate(rows) for word in row.words]
+    often = Counter(part for word, _ in words for part in _parts(word))
+    for word, number in words:
+        rarest = min(sorted(_parts(word)), key=often.__getitem__)
+        by_part.setdefault(rarest, []).append((word, number))
+    return by_part, [number for number, row in enumerate(rows) if not row.words]
+
+
+def _parts(text: str) -> set[str]:
+    """Every three characters that follow each other."""
+    return {text[start : start + 3] for start in range(len(text) - 2)}
+
+
+@lru_cache(maxsize=16)  # a line is looked at again before the next one
 def pattern_of(text: str) -> Pattern | None:
     """Return the first pattern of the table that matches a line without its prefixes.
 
@@ -153,16 +172,12 @@ def pattern_of(text: str) -> Pattern | None:
     """
     if _SOURCE.match(text):
         return None
-    low = text.lower()
-    for row in _rows():
-        for word in row.words:  # any() with a generator takes twice as long
-            if word in low:
-                break
-        else:
-            if row.words:
-                continue
-        if row.matches(text):
-            return row.pattern
+    low, rows = text.lower(), _rows()
+    by_part, always = _rows_by_part()  # to search for each of 900 words takes five times as long
+    found = {number for part in by_part.keys() & _parts(low) for word, number in by_part[part] if word in low}
+    for number in sorted(found.union(always)):
+        if rows[number].matches(text):
+            return rows[number].pattern
     return None
 
 

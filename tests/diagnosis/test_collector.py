@@ -256,3 +256,23 @@ def test_one_of_several_ranks_may_go_on_after_its_clue_was_forgotten() -> None:
         "[rank0]:": "words",
         "[rank2]:": "weak",
     }
+
+
+class _Counted(str):
+    """A line that counts the words it is searched for."""
+
+    searches = 0
+
+    def lower(self) -> str:
+        return self
+
+    def __contains__(self, word: str) -> bool:
+        type(self).searches += 1
+        return super().__contains__(word)
+
+
+def test_an_ordinary_line_is_searched_for_few_words() -> None:
+    """A program that prints much text of its own, such as samples of a language model, waits for this."""
+    line = "the lighthouse keeper went down to the harbour to look for his brother"
+    assert pattern_of(_Counted(line)) is None
+    assert _Counted.searches < 90, "of 900 words"
