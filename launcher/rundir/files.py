@@ -133,9 +133,16 @@ def parsed(data: bytes) -> Any | None:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder with all that is in it. An OSError about a file names the folder: shutil.rmtree names
-    the file relative to the folder that it is in."""
+    """Delete a folder with all that is in it. Its own files, such as run.json, come last: if this is
+    interrupted, it is still a run that can be deleted.
+
+    An OSError about a file names the folder: shutil.rmtree names the file relative to the folder that it is
+    in.
+    """
     try:
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
         shutil.rmtree(path)
     except OSError as error:
         if error.filename is not None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.rundir.files import (
     append_json,
+    delete_folder,
     read_json,
     read_json_lines,
     replace_bytes,
@@ -63,6 +64,26 @@ def test_a_reader_never_sees_half_a_replaced_file(tmp_path):
             assert len(json.loads(path.read_text())["pad"]) == 5000
             seen += 1
     assert writer.returncode == 0 and seen > 10
+
+
+def test_a_deletion_that_is_interrupted_leaves_a_run_that_can_be_deleted(home, monkeypatch):
+    run = make(home, "gpt-a")
+    names = {f"file-{number}" for number in range(50)}
+    for name in names:
+        (run.path / name).touch()
+    (run.path / "checkpoints").mkdir(exist_ok=True)
+    (run.path / "checkpoints" / "large").touch()
+
+    def unlink(name, **folder):
+        if name == "large":
+            raise KeyboardInterrupt
+        return delete(name, **folder)
+
+    delete = os.unlink
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.raises(KeyboardInterrupt):
+        delete_folder(run.path)
+    assert run.run.is_file() and {path.name for path in run.path.glob("file-*")} == names
 
 
 def test_several_with_one_process_id_replace_a_file_and_each_writes_its_own(tmp_path):
