@@ -72,6 +72,7 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
     from launcher.api.cancel import cancel as cancel_one
     from launcher.cli.output import print_json
     from launcher.rundir.find import SweepRuns, find
+    from launcher.schedulers.lookup import scheduler_of
 
     found = find(run)
     if isinstance(found, SweepRuns):
@@ -81,7 +82,8 @@ def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
         return
     done = cancel_one(found)
     if json:
-        print_json({"run_id": found.id, "message": done})
+        ended = scheduler_of(found).status(found).state == "cancelled"  # not while a checkpoint is written
+        print_json({"run_id": found.id, "cancelled": ended, "message": done})
     else:
         print(done)
 

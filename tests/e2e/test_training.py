@@ -137,8 +137,8 @@ def test_a_killed_supervisor_leaves_no_orphan_a_true_state_and_a_run_that_goes_o
 def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(lab: Lab) -> None:
     run = lab.submit(str(job(lab, steps=100000, train={"checkpoint_every": None})))
     wait_for(lambda: len(metrics(run)) > 3, "some steps")
-    told = lab.json("cancel", run.id)
-    assert "asked to write a checkpoint and stop" in told["message"] and "cancelled" not in told
+    answer = lab.json("cancel", run.id)
+    assert "asked to write a checkpoint and stop" in answer["message"] and "cancelled" in answer
     status = lab.wait(run)
     assert status["state"] == "cancelled" and "a checkpoint was written" in status["reason"]
     assert status["checkpoint_step"] >= 3
