@@ -68,6 +68,8 @@ def console(without_terminal: int = 240) -> Console:
     """A console as wide as the terminal or COLUMNS, otherwise `without_terminal` characters."""
     from rich.console import Console
 
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)  # a shell without a terminal may set 0, and rich would print nothing
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return Console(width=None if known else without_terminal, highlight=False, soft_wrap=False)
 

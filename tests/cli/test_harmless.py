@@ -62,6 +62,8 @@ def test_the_width_is_that_of_columns(lab: Lab) -> None:
     lab.environ["COLUMNS"] = "60"
     lines = lab.cli("list").stdout.splitlines()
     assert lines and max(map(len, lines)) <= 60
+    lab.environ["COLUMNS"] = "0"
+    assert lab.newest().id in lab.cli("list").stdout
 
 
 PRINTS = """\
