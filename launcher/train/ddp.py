@@ -11,7 +11,7 @@ from launcher.train.task import TaskError
 
 
 class DDP(DistributedDataParallel):
-    """DDP with the attributes of the model, which a task may read under any sharding, without its modules."""
+    """DDP that has the model's plain attributes, so that a task can read them under any sharding."""
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -17,7 +17,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import other_data, why_not_from, why_not_on
 from launcher.spec.recipe import Recipe
 from launcher.train.checkpoints.reader import read_metadata
-from launcher.train.checkpoints.same_model import other_model
+from launcher.train.checkpoints.same_model import model_difference
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
 
 WHOLE = recipe("none", micro=8)
@@ -87,7 +87,7 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
         (
             {},
             {"args": {"dim": 24}},
-            "embedding.weight has the shape (64, 24) in the model, and (64, 16) in it",
+            "embedding.weight has the shape (64, 24) in the model, and (64, 16) in the checkpoint",
         ),
     ],
 )
@@ -172,10 +172,10 @@ def test_a_checkpoint_of_another_model_is_told_from_one_of_this_model(tmp_path: 
 
     def why(whole: bool = True, **changed: torch.Tensor | None) -> str | None:
         model = {name: tensor for name, tensor in (weights | changed).items() if tensor is not None}
-        return other_model(model, saved, whole=whole)
+        return model_difference(model, saved, whole=whole)
 
     assert why() is None and why(buffer=None) is None
-    assert why(bias=torch.ones(3)) == "the model has bias, which it lacks"
-    assert why(frozen=torch.ones(3)) == "frozen has the shape (3,) in the model, and (2, 3) in it"
-    assert why(head=None) == "it has head, which the model lacks"
+    assert why(bias=torch.ones(3)) == "the model has bias, which the checkpoint lacks"
+    assert why(frozen=torch.ones(3)) == "frozen has the shape (3,) in the model, and (2, 3) in the checkpoint"
+    assert why(head=None) == "the checkpoint has head, which the model lacks"
     assert why(whole=False, head=None) is None, "another stage has it"

@@ -447,7 +447,7 @@ def test_a_trace_survives_the_disk(tmp_path: Any) -> None:
     source.write_text("a = 1")
     store = TraceStore(tmp_path, "mine:Task", {}, "/here")
     assert store.get("law") is None
-    store.made_from([source])
+    store.reset([source])
     store.put("law", pack_trace(law))
     again = TraceStore(tmp_path, "mine:Task", {}, "/here")
     packed = again.get("law")

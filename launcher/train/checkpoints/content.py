@@ -78,11 +78,11 @@ class AdapterAlone:
                 "place; export the whole model with --merge"
             )
         self._stored = stored
-        self._own = {peft_name(w.name): w for w in stored.weights if _A in w.name or _B in w.name}
-        self.weights = [replace(weight, name=name) for name, weight in self._own.items()]
+        self._by_peft_name = {peft_name(w.name): w for w in stored.weights if _A in w.name or _B in w.name}
+        self.weights = [replace(weight, name=name) for name, weight in self._by_peft_name.items()]
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
-        found = self._stored.read([self._own[weight.name] for weight in weights])
+        found = self._stored.read([self._by_peft_name[weight.name] for weight in weights])
         return {peft_name(name): tensor for name, tensor in found.items()}
 
 
@@ -113,7 +113,7 @@ class Merged:
         }
         self.weights = [*whole, *self._buffers.values()]
         self.unties = any(names & self._pairs.keys() and names - self._pairs.keys() for names in frozen.tied)
-        "Whether a weight differs now from the one that it was tied to."
+        "Whether the adapter makes a weight differ from one that it is tied to."
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
         pairs = [pair for weight in weights for pair in self._pairs.get(weight.name, ())]
@@ -133,7 +133,7 @@ class Merged:
 
 
 Content = Stored | AdapterAlone | Merged
-"What is written into the files: `weights`, and `read` for some of them."
+"The content of the files: `weights` lists it, and `read` returns some of it."
 
 
 def content_of(checkpoint: Path, dtype: torch.dtype | None, frozen: FrozenWeights | None) -> Content:

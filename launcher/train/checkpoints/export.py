@@ -57,8 +57,7 @@ def export(
     except CheckpointError as error:
         raise ExportError(str(error)) from None
     alone = isinstance(content, AdapterAlone)
-    found = content.weights
-    total = sum(weight.bytes for weight in found)
+    total = sum(weight.bytes for weight in content.weights)
     to.parent.mkdir(parents=True, exist_ok=True)
     if (free := free_bytes(to.parent)) < total + MARGIN_BYTES:
         raise ExportError(
@@ -74,7 +73,7 @@ def export(
             names = _write(content, partial, "model", file_bytes)
         without = OF_A_MODEL if alone else OF_AN_ADAPTER
         _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial, without)
-        say_dtype(partial / "config.json", found)
+        say_dtype(partial / "config.json", content.weights)
         if isinstance(content, Merged) and content.unties:
             say_untied(partial / "config.json")
         partial.replace(to)

@@ -50,11 +50,11 @@ def _placed(
     recipe, training = rank.recipe, rank.job.train
     make = builder(recipe.optimizer, training.lr)
     if recipe.offload in ("none", "cpu"):
-        made = make(groups, wide)
-        step_mesh_by_mesh(made)
+        optimizer = make(groups, wide)
+        step_mesh_by_mesh(optimizer)
         if recipe.offload == "cpu":  # the step creates the states
-            made.step = partial(_on_host, budget, made.step)  # type: ignore[method-assign]
-        return made
+            optimizer.step = partial(_on_host, budget, optimizer.step)  # type: ignore[method-assign]
+        return optimizer
     keep: Keep = in_host_memory
     if recipe.offload == "nvme-optimizer":
         keep = ScratchFiles(training.nvme_dir, f"launcher-{rank.run.id}-rank{rank.number:05d}")

@@ -29,11 +29,11 @@ CURE = (
     "launcher.train.tensor_parallel, or leave the cut layers around it out of the plan"
 )
 APART = 0.05
-"""Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
-each time differ by about 1e-2."""
+"""Relative difference of two ranks' gradients above which it is not rounding: 16-bit kernels that add in
+another order each time differ by about 1e-2."""
 
 SUMMED = 1e-6
-"Rounding of a loss per unit of weight, of a sum in fp32 of values around 1."
+"Rounding of a loss per unit of weight: of a sum in fp32 of values around 1."
 
 
 @dataclass
@@ -62,12 +62,13 @@ class Copies:
         task: Task,
         rank: Rank,
         model: nn.Module,
-        first_of: Callable[[str | None], str | None] | None,
+        first_problem: Callable[[str | None], str | None] | None,
     ) -> None:
-        """`first_of` returns the problem of the first stage of a pipeline that has one, on all its ranks."""
+        """`first_problem` returns the problem of the first stage of a pipeline that has one, on all its
+        ranks."""
         self._group = mesh.tensor.get_group() if mesh.tensor is not None else None
         self._shards = mesh.data.get_group(SHARD) if rank.recipe.sharding in SHARDED else None
-        self._first_of, self._speaks = first_of, rank.number == rank.stage_ranks.start
+        self._first_problem, self._reports = first_problem, rank.number == rank.stage_ranks.start
         self._rank, self._parameters = rank, [p for p in model.parameters() if p.is_floating_point()]
         self._plan = f"parallel_plan() of {type(task).__name__}"
         # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
@@ -112,8 +113,7 @@ class Copies:
 
     @torch.no_grad()
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Average the gradients among `gradients` that are not cut. Each rank of a stage has the same ones,
-        by name.
+        """Average the gradients that are not cut. Each rank of a stage must pass the same names.
 
         Raises TaskError, on all ranks, if those of a parameter differ by more than rounding.
         """
@@ -121,8 +121,8 @@ class Copies:
             return
         due = [name for name in gradients if self._is_due(self._checked[name])]
         problem = self._compare({name: gradients[name] for name in due}) if due else None
-        if self._first_of is not None:
-            problem = self._first_of(problem)
+        if self._first_problem is not None:
+            problem = self._first_problem(problem)
         if problem is not None:
             raise TaskError(problem)
         for gradient in gradients.values():
@@ -140,14 +140,14 @@ class Copies:
         Return what is wrong, the same on all ranks of a stage; None if nothing is.
         """
         assert self._group is not None
-        found = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
+        own = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
         if self._shards is not None:
             # All ranks must judge alike, and not every rank may have a shard of a small gradient.
-            dist.all_reduce(found, group=self._shards)
-        found[:, 0].sqrt_()
-        everyones = [torch.empty_like(found) for _ in range(self._group.size())]
-        dist.all_gather(everyones, found, group=self._group)
-        sums = torch.stack(everyones)  # (ranks, gradients, sums)
+            dist.all_reduce(own, group=self._shards)
+        own[:, 0].sqrt_()
+        answers = [torch.empty_like(own) for _ in range(self._group.size())]
+        dist.all_gather(answers, own, group=self._group)
+        sums = torch.stack(answers)  # (ranks, gradients, sums)
         if not sums.isfinite().all():
             return None  # an overflow in fp16: the step is left out, and the next one is compared
         self._largest = max(self._largest, float(sums[..., 0].max()))
@@ -155,20 +155,20 @@ class Copies:
         differences = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
         noise = self._rounding * self._largest
         verdicts = torch.stack([scale > noise, differences > APART * scale], dim=1).tolist()
-        for (name, gradient), (tells, differs) in zip(gradients.items(), verdicts, strict=True):
+        for (name, gradient), (significant, differs) in zip(gradients.items(), verdicts, strict=True):
             checked, differs = self._checked[name], differs and not _is_cut(gradient)
-            if tells and differs:
+            if significant and differs:
                 return (
                     f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
                     f"on each of them: it is used where a rank has a part of the activations. {CURE}"
                 )
-            if tells:
+            if significant:
                 checked.times += 1
                 continue
-            # Later: it may grow, as behind an output that begins at zero.
+            # Compare it later: it may grow, as in a layer before one that starts at zero.
             checked.pause = checked.last_pause = max(1, 2 * checked.last_pause)
             checked.differed += differs
-            if differs and checked.differed == COMPARED and self._speaks:
+            if differs and checked.differed == COMPARED and self._reports:
                 print(
                     f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
                     f"on each of them. They are below {self._rounding:.0e} of the largest gradient, so this "

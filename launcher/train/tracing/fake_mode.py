@@ -1,7 +1,7 @@
-"""torch's mode for fake tensors, with a shorter way to the results that it keeps.
+"""torch's mode for fake tensors, with a faster lookup of cached results.
 
-FakeTensorMode keeps what an operator returns, by the metadata of its arguments. Its keys also cover symbolic
-shapes, sparse tensors and graphs, and took a third of the time of a trace.
+FakeTensorMode caches the results of an operator by the metadata of its arguments. Its keys also cover
+symbolic shapes, sparse tensors and graphs, and took a third of the time of a trace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _CONSTANTS = frozenset(
 )
 
 _torch: Any = torch._subclasses.fake_tensor
-_KNOWN = hasattr(FakeTensorMode, "_output_from_cache_entry") and hasattr(_torch, "_DispatchCacheValidEntry")
+_HAS_PRIVATE_PARTS = hasattr(FakeTensorMode, "_output_from_cache_entry") and hasattr(
+    _torch, "_DispatchCacheValidEntry"
+)
 "Whether this torch has the private parts of torch 2.13 that TraceMode uses."
 
 _NO_SYMBOLS: Any = None
@@ -27,17 +29,17 @@ _NO_SYMBOLS: Any = None
 
 
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """FakeTensorMode that looks the results of ordinary arguments up by a key of its own."""
+    """FakeTensorMode that looks up the results for ordinary arguments by its own key."""
 
     _entries: dict[tuple[Any, ...], Any] = {}
-    "(operator, arguments) -> torch's entry, for all instances. Only results that torch keeps have one."
+    "(operator, arguments) -> torch's entry, for all instances. Only results that torch caches have one."
 
     def _cached_dispatch_impl(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         parts = [func, torch.get_default_dtype(), torch._C._get_default_device()]
         parts.append(torch.is_inference_mode_enabled())
-        ordinary = _KNOWN and self.shape_env is None
+        ordinary = _HAS_PRIVATE_PARTS and self.shape_env is None
         if not (ordinary and self._add(parts, args) and self._add(parts, kwargs.items())):
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         key, state = tuple(parts), _torch._CacheKeyState(None)
@@ -51,19 +53,19 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, parts: list[Any], args: Iterable[Any]) -> bool:
-        """Add to a key what decides about a result. Return whether these are all arguments."""
+        """Add the properties that determine a result to a key. Return False if an argument is not covered."""
         for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor:
+            cls = type(arg)
+            if cls is FakeTensor:
                 if arg.fake_mode is not self or arg.constant is not None or arg.layout != torch.strided:
                     return False
                 parts += (arg.shape, arg.stride(), arg.dtype, arg.fake_device, arg.storage_offset())
                 parts += (arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg())
                 parts.append(arg.is_inference())
-            elif kind in _CONSTANTS:
-                parts += (kind, arg)  # 1 and 1.0 are equal
-            elif kind in (list, tuple):
-                parts += (kind, len(arg))
+            elif cls in _CONSTANTS:
+                parts += (cls, arg)  # 1 and 1.0 are equal
+            elif cls in (list, tuple):
+                parts += (cls, len(arg))
                 if not self._add(parts, arg):
                     return False
             else:
