@@ -74,24 +74,24 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     """
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     left = int(profile.left.at(micro))
-    found = []
+    peaks = []
 
     def add(
-        when: When, phase: str, profile: Profile, name: str, known: Mapping[str, int] = MappingProxyType({})
+        when: When, phase: str, profile: Profile, name: str, extra: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """`name`: the phase in the trace. `known`: bytes that the trace does not have, by category."""
-        moment = max(profile.highest.get(name, ()), key=lambda one: one.at(micro), default=None)
+        """`name`: the phase in the trace. `extra`: bytes by category that are not in the trace."""
+        moment = max(profile.highest.get(name, ()), key=lambda moment: moment.at(micro), default=None)
         if moment is None:
             return
         # Optimizer states are created in the first update; on the host, before the first step.
-        made = when != "first step" or recipe.optimizer_step == "backward"
-        parts = standing(states, recipe, with_optimizer=made)
-        here = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
-        # A run can restore what the model held before the step, so it holds that as well.
+        has_states = when != "first step" or recipe.optimizer_step == "backward"
+        parts = standing(states, recipe, with_optimizer=has_states)
+        traced = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
+        # A run keeps what the model held before the step, so that it can restore that.
         before = {ACTIVATIONS: left if when == "steady state" else 0}
-        for category, size in (*here.items(), *known.items(), *before.items()):
+        for category, size in (*traced.items(), *extra.items(), *before.items()):
             parts[category] = parts.get(category, 0) + size
-        found.append(_peak(when, phase, parts, profile.module(moment.event)))
+        peaks.append(_peak(when, phase, parts, profile.module(moment.event)))
 
     for name in ("forward", "backward", LATER):
         for when in ("first step", "steady state"):
@@ -106,28 +106,28 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
                 add(when, phase, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
     add("evaluation", "forward", profile, "evaluation")
     update = _update(model, states, recipe, ranks, profile)
-    found += [update, update.model_copy(update={"when": "steady state"})]
+    peaks += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
-    found.append(_peak("resume", "load", held))
+    peaks.append(_peak("resume", "load", held))
     if recipe.offload == "none" and recipe.optimizer_step == "after":
-        found.append(_made_states(model, states, recipe, ranks))
+        peaks.append(_made_states(model, states, recipe, ranks))
     # A checkpoint is saved between two steps, and copied to the host tensor by tensor.
-    found.append(_peak("checkpoint", "save", held))
-    return _worst(found)
+    peaks.append(_peak("checkpoint", "save", held))
+    return _worst(peaks)
 
 
-def _worst(found: Sequence[Peak]) -> tuple[Peak, ...]:
+def _worst(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
     """Return the highest peak of each moment and phase, in their order."""
     worst: dict[tuple[str, str], Peak] = {}
-    for peak in found:
+    for peak in peaks:
         key = (peak.when, peak.phase)
-        worst[key] = max(worst.get(key, peak), peak, key=lambda one: one.allocated)
+        worst[key] = max(worst.get(key, peak), peak, key=lambda peak: peak.allocated)
     return tuple(worst.values())
 
 
 def _peak(when: When, phase: str, parts: Mapping[str, int], module: str = "") -> Peak:
-    there = {name: size for name, size in parts.items() if size}
-    return Peak(when=when, phase=phase, module=module, allocated=sum(there.values()), parts=there)
+    nonzero = {name: size for name, size in parts.items() if size}
+    return Peak(when=when, phase=phase, module=module, allocated=sum(nonzero.values()), parts=nonzero)
 
 
 def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[str, int]:
@@ -165,7 +165,7 @@ def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Rank
         shard = updated_by(p, recipe, ranks)
         made += count * (state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard))
         now = (p.name, made, shard.numel * p.itemsize, temporaries_of(recipe, p, shard))
-        highest = max(highest, now, key=lambda one: sum(one[1:]))
+        highest = max(highest, now, key=lambda row: sum(row[1:]))
     name, made, zeros, temporaries = highest
     held = standing(states, recipe, with_optimizer=False)
     gradients = held.get(GRADIENTS, 0) + zeros

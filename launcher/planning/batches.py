@@ -26,13 +26,13 @@ def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
 
 def with_sizes_between(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
     """Return `recipe` and its `rungs`, with every divisor of the batch between their micro-batches."""
-    found = [recipe]
+    recipes = [recipe]
     for rung in rungs:
-        low, high = rung.micro_batch_size, found[-1].micro_batch_size
+        low, high = rung.micro_batch_size, recipes[-1].micro_batch_size
         sizes = [size for size in reversed(divisors(_per_rank(rung))) if low < size < high]
-        found += [with_micro_batch(rung, size) for size in sizes]
-        found.append(rung)
-    return tuple(found)
+        recipes += [with_micro_batch(rung, size) for size in sizes]
+        recipes.append(rung)
+    return tuple(recipes)
 
 
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
@@ -41,10 +41,10 @@ def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
 
 
 @functools.lru_cache
-def divisors(of: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors in ascending order."""
-    low = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
-    return tuple(sorted({*low, *(of // n for n in low)}))
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*low, *(number // n for n in low)}))
 
 
 def _per_rank(recipe: Recipe) -> int:

@@ -40,11 +40,11 @@ class DeclaredParams:
     def shapes(self, precision: Precision, args: Args | None = None, part: Part = WHOLE) -> ModelShapes:
         rows = math.ceil(self.params / ROW)
         blocks = min(BLOCKS, rows)
-        each, more = divmod(rows, blocks)
+        per_block, remainder = divmod(rows, blocks)
         itemsize = BF16 if precision == "bf16" else FP32
         return ModelShapes(
             tuple(
-                Parameter(f"blocks.{number}.weight", (each + (number < more), ROW), itemsize)
+                Parameter(f"blocks.{number}.weight", (per_block + (number < remainder), ROW), itemsize)
                 for number in range(blocks)
             ),
             buffers=0,

@@ -76,9 +76,9 @@ def stages_of(decider: Decider, recipe: Recipe) -> Stages:
     setting = decider.layout.setting(decider.job)
     stages = []
     for name, sharding in STAGES:
-        one = plain.model_copy(update={"sharding": sharding})
-        states, candidate = states_of(model, one, ranks), decider.evaluate.confirm(one)
-        broken = broken_rules(one, setting)
+        sharded = plain.model_copy(update={"sharding": sharding})
+        states, candidate = states_of(model, sharded, ranks), decider.evaluate.confirm(sharded)
+        broken = broken_rules(sharded, setting)
         why_not = broken[0].rule.reason if broken else decider.capacity.misfit(candidate.estimate)
         fits = None if why_not is None and decider.capacity.card is None else why_not is None
         stages.append(
@@ -86,7 +86,7 @@ def stages_of(decider: Decider, recipe: Recipe) -> Stages:
                 name=name,
                 sharding=sharding,
                 parameters=states.gpu.parameters,
-                gathered=gathered_for_the_pass(model, one, ranks),
+                gathered=gathered_for_the_pass(model, sharded, ranks),
                 gradients=states.gpu.gradients,
                 optimizer=states.gpu.optimizer + states.managed,
                 candidate=candidate,
