@@ -32,7 +32,7 @@ from launcher.memory.trace import (
 from launcher.memory.update import temporaries_of
 from launcher.spec.mesh import in_buckets, stages_of
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.spec.schedule import Beside, held_beside
+from launcher.spec.schedule import ScheduleMoment, held_beside
 
 SCALAR = 8
 "Maximum bytes of one number."
@@ -198,7 +198,7 @@ def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
     ]
 
 
-def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bool = False) -> Trace:
+def in_schedule(traces: Sequence[Trace], moments: Iterable[ScheduleMoment], *, again: bool = False) -> Trace:
     """Return the trace of one micro-batch in all stages of a rank, one stage after the other.
 
     Meanwhile, other micro-batches wait for their backward pass or for weight gradients. Each pass includes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.base import Value
-from launcher.spec.mesh import can_wait, in_buckets, shards, state_shards
+from launcher.spec.mesh import grad_sync_applies, in_buckets, shards, state_shards
 from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
 from launcher.spec.recipe import SHARDED, Recipe
 
@@ -223,7 +223,7 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
         return 0
     if recipe.gradients_leave:
         return whole if recipe.gradients_wait and recipe.sharding in SHARDED else 0
-    if not recipe.gradients_wait or not can_wait(recipe):
+    if not recipe.gradients_wait or not grad_sync_applies(recipe):
         return reduced
     return 2 * whole if in_buckets(recipe) else whole
 

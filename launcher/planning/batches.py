@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from launcher.spec.mesh import can_wait
+from launcher.spec.mesh import grad_sync_applies
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules
 
@@ -59,7 +59,7 @@ def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
     it costs one more copy of the gradients and saves much traffic.
     """
     smaller = smaller_micro_batch(recipe, setting)
-    if not setting.entrypoint or recipe.grad_sync == "each" or not can_wait(recipe):
+    if not setting.entrypoint or recipe.grad_sync == "each" or not grad_sync_applies(recipe):
         return smaller
     each = recipe.model_copy(update={"grad_sync": "each"})
     if recipe.sharding in SHARDED or setting.keeps_micro_batch:
@@ -84,7 +84,7 @@ def smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:
     If all of these are too small, take the smallest valid divisor above the half. Returns None if the
     micro-batch cannot be lowered.
     """
-    if setting.micro_batch_stays is not None:
+    if setting.why_micro_batch_stays is not None:
         return None
     half = recipe.micro_batch_size // 2
     sizes = [size for size in divisors(_per_rank(recipe)) if size < recipe.micro_batch_size]

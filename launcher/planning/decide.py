@@ -258,7 +258,7 @@ class Decider:
         Exceptions: the micro-batch is fixed or is lowered last.
         """
         setting = self.layout.setting(self.job)
-        if setting.keeps_micro_batch or setting.micro_batch_stays is not None:
+        if setting.keeps_micro_batch or setting.why_micro_batch_stays is not None:
             return chosen, (), reason
         most = chosen.recipe.micro_batch_size
         sizes = [size for size in self.space().sizes(chosen.recipe) if size.micro_batch_size <= most][::-1]

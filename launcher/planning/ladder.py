@@ -12,7 +12,7 @@ from launcher.planning.choice import Candidate, Capacity, Evaluate
 from launcher.planning.lower import state_shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
-from launcher.spec.mesh import can_wait
+from launcher.spec.mesh import grad_sync_applies
 from launcher.spec.optimizers import OPTIMIZERS, saved_as
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml
@@ -94,7 +94,7 @@ def _changes_in_order(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
     smaller = smaller_micro_batch(recipe, space.setting) or accumulating_instead(recipe, space.setting)
     fewer = [smaller] if smaller is not None else []
     same = [lower for lower in space.below(recipe) if can_continue(lower, recipe, space.setting)]
-    if recipe.grad_sync == "last" and can_wait(recipe) and "grad_sync" not in space.axes:
+    if recipe.grad_sync == "last" and grad_sync_applies(recipe) and "grad_sync" not in space.axes:
         same += [recipe.model_copy(update={"grad_sync": "each"})]
     yield from (same, fewer) if space.setting.keeps_micro_batch else ([*same, *fewer],)
 

@@ -63,7 +63,9 @@ def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = (
         others = (
             _with_run_fields(rung, recipe) for rung in below if _restart_key(rung) != _restart_key(recipe)
         )
-        if setting.micro_batch_stays is not None or any(not broken_rules(other, setting) for other in others):
+        if setting.why_micro_batch_stays is not None or any(
+            not broken_rules(other, setting) for other in others
+        ):
             return tuple(rungs[1:])
     follow(keep=False)
     return (*rungs[1:], *ladder(rungs[-1], setting))
@@ -74,7 +76,7 @@ def why_none_within(recipe: Recipe, setting: Setting) -> str:
     if recipe.micro_batch_size > setting.least_micro_batch and _lowers_micro_batch_last(setting):
         what = "a model with BatchNorm" if setting.batch_norm else "a loss that couples samples"
         first = f"{what} lowers its micro-batch last, and the plan's other changes need a restart"
-        return setting.micro_batch_stays or first
+        return setting.why_micro_batch_stays or first
     return "nothing is left to give up without a restart"
 
 
@@ -123,7 +125,7 @@ def _candidates(
     if _lowers_micro_batch_last(setting):
         yield from ((rung, _with_less(rung, recipe, keep=True)) for rung in below)
         yield from ((rung, rung) for rung in _of_same_size(recipe, setting))
-    if setting.micro_batch_stays is None:
+    if setting.why_micro_batch_stays is None:
         yield from ((rung, _with_less(rung, recipe)) for rung in below)
 
 
@@ -138,7 +140,7 @@ def _why_no_change(
         tried += within_a_run(recipe, setting, planned)
     if any(_with_less(rung, earlier) == earlier for earlier in tried):
         return "needs no less than the recipe that ran out of memory"
-    return setting.micro_batch_stays or "the micro-batch is lowered last"
+    return setting.why_micro_batch_stays or "the micro-batch is lowered last"
 
 
 def _why_not(lowered: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> str | None:
@@ -173,8 +175,8 @@ def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
         cure = less_for_states(verdict)
         return f"memory ran out in {place}, where a smaller micro-batch does not help: {cure}"
     size, least = recipe.micro_batch_size, setting.least_micro_batch
-    if setting.micro_batch_stays is not None and size > least:
-        return f"micro-batch {size} does not fit after all other changes, and {setting.micro_batch_stays}"
+    if setting.why_micro_batch_stays is not None and size > least:
+        return f"micro-batch {size} does not fit after all other changes, and {setting.why_micro_batch_stays}"
     if _needs_restart(verdict):
         return "no micro-batch fits, and the plan has no other change left"
     return f"the micro-batch is {size} already, the least here is {least}"
@@ -219,7 +221,7 @@ def _with_less(rung: Recipe, recipe: Recipe, *, keep: bool = False) -> Recipe:
 
 def _lowers_micro_batch_last(setting: Setting) -> bool:
     """Return whether the micro-batch is lowered last, or never."""
-    return setting.keeps_micro_batch or setting.micro_batch_stays is not None
+    return setting.keeps_micro_batch or setting.why_micro_batch_stays is not None
 
 
 def _of_same_size(recipe: Recipe, setting: Setting) -> list[Recipe]:

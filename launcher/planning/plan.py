@@ -8,7 +8,7 @@ from launcher.planning.batches import ladder
 from launcher.spec import optimizers
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
-from launcher.spec.command import environment_name, seen_as
+from launcher.spec.command import environment_name, placeholder_of
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
@@ -274,7 +274,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
             f"nothing reads {', '.join(nothing)}: with `command:`, the script or its arguments decide that"
         )
     if environment:
-        names = ", ".join(f"${environment_name(str(seen_as(field)))}" for field in environment)
+        names = ", ".join(f"${environment_name(str(placeholder_of(field)))}" for field in environment)
         warnings.append(
             f"the command has no placeholder for {', '.join(environment)}: "
             f"the value is only in the environment, as {names}"

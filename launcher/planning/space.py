@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.planning.batches import divisors, with_micro_batch
-from launcher.spec.mesh import can_wait, data_ranks
+from launcher.spec.mesh import data_ranks, grad_sync_applies
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, nearest_valid, obeys_rules
@@ -129,7 +129,7 @@ class Space:
         return [lower for lower in recipes if lower.changes_from(recipe).keys() <= self.axes.keys()]
 
     def has(self, recipe: Recipe) -> bool:
-        waits = recipe.gradients_wait and can_wait(recipe)
+        waits = recipe.gradients_wait and grad_sync_applies(recipe)
         if recipe.grad_sync == "last" and "grad_sync" in self.axes and not waits:
             return False  # the same as `each`
         if not obeys_rules(recipe, self.setting):
