@@ -38,9 +38,9 @@ def out_of_memory(text: str) -> OutOfMemory | None:
 
     A line about shared memory explains the others, which are about a full device.
     """
-    found = (pattern_of(normalise(line).text) for line in text.splitlines())
+    patterns = (pattern_of(normalise(line).text) for line in text.splitlines())
     kinds = [
-        MEMORY_OF[pattern.kind] for pattern in found if pattern is not None and pattern.kind in MEMORY_OF
+        MEMORY_OF[pattern.kind] for pattern in patterns if pattern is not None and pattern.kind in MEMORY_OF
     ]
     if not kinds:
         return None
