@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.rundir.made_with import other_data
+from launcher.rundir.made_with import data_change
 from launcher.spec.events import (
     AdapterWarning,
     BatchNorm,
@@ -662,7 +662,7 @@ class Trainer:
         if resumed.source is not None:
             self.recorder.event(Resumed(step=step, from_=resumed.source))
             self.rank.say(f"resumed after step {step} of {self.steps}")
-            if reason := other_data(self.checkpoints.resumed_from, self.rank.job, self.data.order.samples):
+            if reason := data_change(self.checkpoints.resumed_from, self.rank.job, self.data.order.samples):
                 self.recorder.event(DataChanged(step=step, reason=reason))
                 self.rank.say(reason)
         elif self.rank.first and (resumed.skipped is not None or self.rank.run.read_metrics()):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.rundir.files import beside, read_record
+from launcher.rundir.files import read_record, temporary_name
 from launcher.spec.base import format_bytes
 from launcher.spec.long_work import working
 from launcher.train.adapters.adapter import CONFIG
@@ -64,7 +64,7 @@ def export(
             f"the weights take {format_bytes(total)}, but {format_bytes(free)} are free in "
             f"{to.parent.absolute()}; free some space or give another directory"
         )
-    partial = beside(to, "partial")
+    partial = temporary_name(to, "partial")
     partial.mkdir()
     try:
         if alone:
