@@ -112,7 +112,7 @@ class LineAssembler:
         return texts
 
     def _kept(self, line: bytes) -> list[bytes]:
-        """The texts that are logged of those that replace each other.
+        """Of the texts that replace each other, those that are logged.
 
         These are the last one, which a terminal would show, and the first ones that other words replace.
         """
