@@ -23,7 +23,7 @@ class LineAssembler:
 
     def __init__(self) -> None:
         self._partial = b""  # the unfinished line
-        self._logged = False  # whether its beginning was logged, so that an empty rest is no line
+        self._logged = False  # whether its beginning was logged, so that an empty rest is not a line
         self._others = OTHER_TEXTS
         self._arrived = 0.0
         self._next_progress = float("-inf")

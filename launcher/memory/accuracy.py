@@ -14,7 +14,7 @@ against published figures."""
 
 
 class KnownError(NamedTuple):
-    """An estimate beside the memory that PyTorch's allocator reserved in a run of the same recipe."""
+    """An estimate, and the memory that PyTorch's allocator reserved in a run of the same recipe."""
 
     run: str
     "What was trained, where and how."

@@ -183,7 +183,8 @@ class _Step(_Script):
         root, looked_up = self.root, self.model.looked_up
         of_loss = self.make(TEMPORARIES, self.model.end, each=self.logits * FP32)
         self.free(of_loss)
-        # The head's gradient comes first and the embedding's last. FSDP reduces those in the root at the end.
+        # The head's gradient comes first and the embedding's last. FSDP reduces the root's gradients at the
+        # end.
         early = [p for p in root.trained if p not in looked_up]
         of_early = self.gradient(root, early)
         of_head = self.gradient(self.head, self.head.trained) if self.head is not None else []

@@ -99,7 +99,7 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             add(when, phase, profile, name)
             if recipe.grad_accum == 1 or profile.adds_to_buckets:
                 continue
-            # Every micro-batch but the first runs beside earlier gradients, in the first step too.
+            # Every micro-batch except the first runs while earlier gradients exist, in the first step too.
             if f"{name} again" in profile.highest:
                 add(when, phase, profile, f"{name} again")
             else:
@@ -155,8 +155,8 @@ def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Rank
     """Return the peak while launcher.train.optimizers.state.make_states creates states to load.
 
     It creates the states of one parameter after the other, matrices first, each with a gradient of zeros in
-    addition to DDP's buckets. States on the host exist already, and those of `optimizer_step: backward` as
-    well: they are created without activations, and need less than a step.
+    addition to DDP's buckets. States on the host exist already. The states of `optimizer_step: backward`
+    exist too: they are created without activations, and need less than a step.
     """
     made, highest = 0, ("", 0, 0, 0)
     for p, count in sorted(model.distinct, key=lambda pair: pair[0].vector):
@@ -193,7 +193,7 @@ def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> i
 
 
 def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """Return the bytes of whole parameters that `fsdp-keep` holds beside its shards after a forward pass."""
+    """Return the bytes of whole parameters that `fsdp-keep` holds besides its shards after a forward pass."""
     if recipe.sharding != "fsdp-keep" or ranks.shards(recipe) == 1:
         return 0
     return sum(count * p.numel * min(p.itemsize, computes_in(recipe)) for p, count in model.distinct)
@@ -205,7 +205,7 @@ def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, pr
         parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)
     if recipe.tensor > 1 and recipe.sharding not in SHARDED:
-        # torch computes some gradients of a cut parameter whole: those of embeddings. The update cuts them.
+        # torch computes the whole gradients of cut embeddings. The update cuts them.
         held = max(parts[GRADIENTS], profile.gradients)
         parts[TEMPORARIES] = max(parts[TEMPORARIES], held - parts[GRADIENTS])
         parts[GRADIENTS] = held

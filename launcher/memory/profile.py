@@ -51,8 +51,8 @@ class Profile:
         excluded: Callable[[Storage], bool] = lambda _: False,
     ) -> None:
         """`trace`: changed for what the recipe does with gradients. `again`: the trace of a pass that runs
-        beside gradients of earlier micro-batches, if it differs. `whole`: the profile that this one is a part
-        of, without the storages for which `excluded` returns True."""
+        while gradients of earlier micro-batches exist, if it differs. `whole`: the profile that this one is a
+        part of, without the storages for which `excluded` returns True."""
         self.trace, self._model, self._recipe = trace, model, recipe
         self._again = again if again is not None else trace
         self._whole, self._excluded = whole, excluded
@@ -81,7 +81,8 @@ class Profile:
 
     @cached_property
     def again(self) -> Profile:
-        """This profile for a pass that runs beside gradients of earlier micro-batches. It excludes them."""
+        """This profile for a pass that runs while gradients of earlier micro-batches exist. It excludes
+        them."""
         whole = self._whole.again if self._whole is not None else None
         return Profile(self._again, self._model, self._recipe, None, whole, self._excluded)
 
@@ -188,8 +189,8 @@ def leave_the_gpu(recipe: Recipe) -> bool:
 
 
 def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
-    """Return the recipe and the ranks with which to trace each stage of a rank by itself: in a pipeline of
-    more ranks, which have one stage each."""
+    """Return the recipe and the ranks with which to trace each stage of a rank separately: in a pipeline of
+    more ranks with one stage each."""
     number = recipe.virtual_stages
     alone = recipe.model_copy(update={"pipeline": recipe.pipeline * number, "virtual_stages": 1})
     return [
@@ -202,8 +203,8 @@ def in_schedule(traces: Sequence[Trace], moments: Iterable[ScheduleMoment], *, a
     """Return the trace of one micro-batch in all stages of a rank, one stage after the other.
 
     Meanwhile, other micro-batches wait for their backward pass or for weight gradients. Each pass includes
-    the waiting micro-batches of the moment at which they need the most memory. `again`: every pass runs
-    beside gradients of earlier micro-batches, as the phases whose names end with ` again` do.
+    the waiting micro-batches of the moment at which they need the most memory. `again`: every pass runs while
+    gradients of earlier micro-batches exist, like the phases whose names end with ` again`.
     """
     kept = [_live_before(trace, "backward") for trace in traces]
     if LATER in dict(traces[0].phases):
@@ -315,7 +316,7 @@ def _sum(sizes: Iterable[Affine]) -> Affine:
 def adds_to_buckets(recipe: Recipe) -> bool:
     """Return whether each gradient is added to DDP's bucket at once.
 
-    With `grad_sync: last`, gradients wait beside the buckets until the last micro-batch.
+    With `grad_sync: last`, gradients wait outside the buckets until the last micro-batch.
     """
     return in_buckets(recipe) and not recipe.gradients_wait
 
@@ -396,8 +397,8 @@ def _in_all_gather(storage: Storage) -> bool:
 
 
 def leaving_late(trace: Trace) -> Trace:
-    """Return the trace in which each gradient is freed when the next one is complete: it is copied to the
-    host meanwhile, by launcher.train.optimizers.host_gradients."""
+    """Return the trace in which each gradient is freed when the next one is complete: until then
+    launcher.train.optimizers.host_gradients copies it to the host."""
     last: int | None = None
 
     def free(event: int, storage: Storage) -> list[int]:

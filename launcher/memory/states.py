@@ -216,8 +216,7 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy. On a
     mesh there are no buckets.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
-    `optimizer_step: backward` keeps none, and for an optimizer on the host only those that are still whole
-    stay.
+    `optimizer_step: backward` keeps none. With an optimizer on the host, only whole gradients stay.
     """
     if recipe.optimizer_step == "backward":
         return 0

@@ -96,8 +96,8 @@ class Trace:
     keep gradients, use them at once, or copy them to the host.
 
     A complete trace also has an evaluation. If the recipe accumulates, it has a second forward and backward
-    pass, in which gradients are temporaries: they are added to those of the first one. Sharded parameters,
-    buffers and optimizer states are not included.
+    pass, in which gradients are temporaries: they are added to the gradients of the first pass. Sharded
+    parameters, buffers and optimizer states are not included.
     """
 
     storages: tuple[Storage, ...]

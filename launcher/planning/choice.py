@@ -63,7 +63,8 @@ class Capacity(Value):
         return None
 
     def _slow_note(self, estimate: Estimate) -> str:
-        """Return a note if the tensors alone fit, but not the memory that the allocator keeps beside them."""
+        """Return a note if the tensors alone fit, but not together with the memory that the allocator
+        keeps."""
         tensors = estimate.allocated * estimate.correction if estimate.peaks else math.inf
         if self.card is None or not tensors + sum(estimate.overhead.values()) <= self.card < estimate.needed:
             return ""

@@ -65,7 +65,7 @@ class Cost:
 def cost_of(job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None) -> Cost | None:
     """Return the cost, or None if nothing is paid by the hour.
 
-    Without `offered`, the price is that of the profile.
+    Without `offered`, the price comes from the profile.
     """
     if not cluster.rents and cluster.usd_per_gpu_hour is None:
         return None

@@ -153,7 +153,7 @@ class Decider:
     ) -> Decision:
         """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit.
 
-        `confirm_rungs`: trace each rung completely, too. Its figures are then those of a plan with its
+        `confirm_rungs`: trace each rung completely, too. Its figures are then the same as in a plan with its
         recipe. The ladder is the same.
         """
         if self.layout.gpus_per_node == 0:

@@ -236,8 +236,8 @@ class Evaluator:
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:
-        """Return a lower bound of a rank's work: that of a step which recomputes nothing. If the recipe's
-        activations are traced anyway, that of the recipe, with the loss in one part."""
+        """Return a lower bound of a rank's work: the work of a step that recomputes nothing. If the recipe's
+        activations are traced anyway, the work of the recipe with the loss in one part."""
         whole = recipe.model_copy(update={"loss_chunks": 1})
         plain = whole.model_copy(update={"sharding": self.traces.plain, "compile": False})
         traced = self._one_policy or self.traces.has(plain)
@@ -285,7 +285,8 @@ class Evaluator:
 def _at_any_size(cost: Affine) -> Affine:
     """Return a lower bound of the cost of a micro-batch, also if it is computed as several smaller ones.
 
-    A negative fixed part, such as of differences between neighbouring samples, is saved in each of them.
+    A negative fixed part, such as from differences between neighbouring samples, is saved in each smaller
+    one.
     """
     return cost if cost.fixed >= 0 else Affine(0.0, max(0.0, cost.fixed + cost.per_sample))
 

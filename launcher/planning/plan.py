@@ -75,7 +75,7 @@ class Plan(Value):
 
 
 class PlanRefusedError(SpecError, RefusedError):
-    """The job cannot run on this cluster as it is written."""
+    """The job cannot run on this cluster as written."""
 
 
 class NotEstimatedError(PlanRefusedError):

@@ -1,9 +1,9 @@
 """The time of a step: a roofline from the work of the trace, the model states and the data sheets.
 
 Kernels run one after the other, so the time of kernels bound by FLOPs and of kernels bound by memory traffic
-adds up. Communication overlaps with a pass, except for a stated share; that of a tensor-parallel group does
-not overlap. docs/speed.md compares this with published throughputs. Excludes kernel launches, which bound
-small models on fast GPUs; the data loader; evaluation and checkpoints.
+adds up. Communication overlaps with a pass, except for a stated share; the communication of a tensor-parallel
+group does not overlap. docs/speed.md compares this with published throughputs. Excludes kernel launches,
+which bound small models on fast GPUs; the data loader; evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launcher.spec.schedule import bubble
 REACHED = {
     "H200": 0.70,  # fitted to six steps measured on one; three published runs on H200 want 0.67 and more
     "Ampere": 0.77,  # fitted (A100)
-    "Hopper": 0.57,  # fitted (H100): the power limit keeps the clock below that of the data sheet
+    "Hopper": 0.57,  # fitted (H100): the power limit keeps the clock below the data sheet's
     "Ada": 0.65,  # assumption: between Ampere and Hopper
     "Volta": 0.65,  # assumption: between Ampere and Hopper
     "Blackwell": 0.57,  # assumption: as Hopper
@@ -54,7 +54,7 @@ HOST_BANDWIDTH = 200e9
 "Bytes/s of a node's memory, shared by all ranks. Assumption: 8 channels of DDR4-3200 are 205 GB/s."
 
 PLAIN_TRAFFIC = 3.0
-"Memory traffic of an optimizer of plain operators / that of a fused kernel. Assumption from their number."
+"Memory traffic of an optimizer of plain operators / traffic of a fused kernel. Assumed from their number."
 
 
 class StepTime(Value):

@@ -47,7 +47,7 @@ class Traces:
         self.untraced: str | None = None
         "Why formulas replace traces; None if the model can be traced."
         self.uncompiled: str | None = None
-        "Why traces with `compile: true` are those of the uncompiled step; None if they are not."
+        "Why traces with `compile: true` are of the uncompiled step; None if they are not."
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
         part = Part.of(recipe, self.ranks.stage)
@@ -69,10 +69,10 @@ class Traces:
     def least(self, recipe: Recipe, args: Args | None = None) -> Profile | None:
         """Return a part of the recipe's profile, from an existing trace; None if there is none.
 
-        The trace is that of a step which keeps all activations. Every other step with this sharding allocates
-        the same beside them, and recomputation allocates more. Exceptions are a loss in parts, and offload
-        and compression: they free all that a block keeps, such as its input, which a module outside of it may
-        have allocated.
+        The trace is of a step that keeps all activations. Apart from activations, every other step with this
+        sharding allocates the same, and recomputation allocates more. Exceptions are a loss in parts, and
+        offload and compression: they free all that a block keeps, such as its input, which a module outside
+        of it may have allocated.
         """
         keeps = keeping(recipe).model_copy(update={"loss_chunks": 1})
         if recipe.compile or self.untraced is not None or not self.has(keeps, args):
@@ -106,7 +106,7 @@ class Traces:
     def _work_within_budget(self, recipe: Recipe, args: Args | None) -> Work:
         """Return the FLOPs of the compiled step, which recomputes as its partitioner decides.
 
-        The traffic is that of the step without recomputation: what is cheap to compute again is in the same
+        The traffic is from the step without recomputation: what is cheap to compute again is in the same
         kernels.
         """
         work = self.work(keeping(recipe), args)
@@ -159,7 +159,7 @@ class Traces:
         return from_store(self.source, ["most saved", recipe.model_dump(), args, asdict(ranks)], make, float)
 
     def _trace(self, recipe: Recipe, args: Args | None) -> tuple[Trace, ...]:
-        """Return the trace of each stage that the rank has; without a pipeline, that of the model."""
+        """Return the trace of each stage that the rank has; without a pipeline, the trace of the model."""
         key = self._traced(recipe, args)
         if key not in self._traces:
             try:

@@ -29,7 +29,7 @@ class Stage(Value):
     parameters: int
     "The parameters that the optimizer updates: whole, or this rank's shard."
     gathered: int
-    "Whole parameters that FSDP2 keeps beside the shard from a unit's forward pass to its backward pass."
+    "Whole parameters that FSDP2 keeps besides the shard from a unit's forward pass to its backward pass."
     gradients: int
     optimizer: int
     candidate: Candidate
@@ -45,7 +45,7 @@ class Stage(Value):
 
     @property
     def in_the_paper(self) -> int:
-        """The total as the ZeRO paper counts it: without the shard beside whole parameters."""
+        """The total as the ZeRO paper counts it: without the shard of parameters that are whole."""
         return self.total - (self.parameters if self.gathered else 0)
 
 

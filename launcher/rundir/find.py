@@ -257,7 +257,7 @@ def _root_of(line: str) -> str | None:
 
 
 def remember_root(root: Path) -> None:
-    """Remember the root, so that a run is found from any directory. A read-only home is no error."""
+    """Remember the root, so that a run is found from any directory. A read-only home is not an error."""
     with contextlib.suppress(OSError):
         if root.absolute() not in _remembered_roots():
             _roots_file().parent.mkdir(parents=True, exist_ok=True)

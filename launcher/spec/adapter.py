@@ -1,4 +1,4 @@
-"""Adapter: small trained matrices beside the frozen weights of a model."""
+"""Adapter: small trained matrices next to the frozen weights of a model."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class Trainer:
             self.rank.say(f"the task's files for `launcher export` could not be written: {what}")
 
     def _compare_a_sample(self, step: int) -> None:
-        """Say so if ranks have different samples under one index."""
+        """Report if ranks have different samples under one index."""
         numbers: list[float] = []
         with self.budget.host_side(), contextlib.suppress(Exception):  # the step raises it again
             numbers += [number_of(self.data.first_sample(step)) for _ in range(2)]
@@ -546,8 +546,8 @@ class Trainer:
 
     def _all_gradients(self) -> dict[str, torch.Tensor]:
         self._check_parameters()
-        found = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
-        return {name: gradient for name, gradient in found if gradient is not None}
+        gradients = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
+        return {name: gradient for name, gradient in gradients if gradient is not None}
 
     def _outgrown(self, batch: Any, step: int, index: int) -> bool:
         """Return whether a rank has a micro-batch that is larger than any probed one."""
@@ -566,7 +566,7 @@ class Trainer:
             return loss_of(self.task, self.model, batch, self.rank)
 
     def _micro_batch(self, batch: Any, sums: Sums, *, last: bool) -> Sums:
-        """Run forward and backward of one micro-batch; return `sums` with those of its loss and weight."""
+        """Run forward and backward of one micro-batch; return `sums` plus its loss and weight."""
         where, recipe = self.where, self.current.recipe
         with where.during("data", users=True):
             batch = self._on_device(batch)
@@ -613,7 +613,7 @@ class Trainer:
                 )
             if counts and result is not None:
                 sums = added(sums, result)
-            del batch, result  # otherwise they are on the device beside the next batch
+            del batch, result  # otherwise they are on the device together with the next batch
         if self.stages is not None:
             with self.where.during("evaluation"):
                 self.stages.settle()
@@ -745,5 +745,6 @@ def _limited(budget: Budget) -> bool:
 
 
 def _mean(total: float, weight: float) -> float:
-    """Return the mean; NaN, which is recorded as no value, without weight: a loss of 0 would be the best."""
+    """Return the mean. Without weight, return NaN, which is recorded as no value: a loss of 0 would be the
+    best."""
     return total / weight if weight else math.nan

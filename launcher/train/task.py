@@ -184,18 +184,18 @@ class Task(ABC):
 def called(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return each block once. A block without a forward, such as a ModuleList in a ModuleList, cannot be
     called and is replaced by the modules in it."""
-    found: dict[nn.Module, None] = {}
+    modules: dict[nn.Module, None] = {}
     for block in blocks:
         container = getattr(block.forward, "__func__", None) is nn.Module.forward
-        found |= dict.fromkeys(called(block.children()) if container else [block])
-    return list(found)
+        modules |= dict.fromkeys(called(block.children()) if container else [block])
+    return list(modules)
 
 
 def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return each block once, without blocks that are inside another block."""
-    found = called(blocks)
-    inner = {id(child) for block in found for child in block.modules() if child is not block}
-    return [block for block in found if id(block) not in inner]
+    distinct = called(blocks)
+    inner = {id(child) for block in distinct for child in block.modules() if child is not block}
+    return [block for block in distinct if id(block) not in inner]
 
 
 _NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")

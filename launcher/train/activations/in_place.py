@@ -12,7 +12,7 @@ import torch
 
 
 class _Alias(torch.autograd.Function):
-    """An alias of a tensor. It is no view for autograd, because `detach` runs here without history."""
+    """An alias of a tensor. It is not a view for autograd, because `detach` runs here without history."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -293,9 +293,9 @@ class ForwardPass:
 
     def changes(self) -> list[str]:
         """Return the names of what the pass has changed."""
-        found = [name for place in self.places for name in place.changed()]
-        found += [*self.state.written, *(generator.name for generator in self.generators)]
-        return list(dict.fromkeys(found))
+        names = [name for place in self.places for name in place.changed()]
+        names += [*self.state.written, *(generator.name for generator in self.generators)]
+        return list(dict.fromkeys(names))
 
     def check_unchanged(self) -> None:
         """Raise TaskError if a tensor that the pass read, but did not write, was written since."""
@@ -314,11 +314,11 @@ class ForwardPass:
         """Return, by id of the replaced tensor, the tensors that a recomputation finds in places: copies of
         the initial content, and tensors with a graph for those that had one, so that autograd saves the same
         tensors for the backward pass."""
-        found = {number: copy.clone() for number, copy in self.copies.items()}
+        tensors = {number: copy.clone() for number, copy in self.copies.items()}
         with torch.enable_grad():
             for number, tensor in self.with_graph.items():
-                found[number] = changeable(found.get(number, tensor).requires_grad_())
-        return found
+                tensors[number] = changeable(tensors.get(number, tensor).requires_grad_())
+        return tensors
 
     def _place(self, name: str) -> str:
         return f"{name} of a block {self.state.name}"

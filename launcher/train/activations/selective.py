@@ -3,9 +3,9 @@
 torch.utils.checkpoint's own contexts for this keep every result that a policy names, although no backward
 pass may read it: the last matrix product of a transformer block, which is only added to the residual stream.
 The contexts here drop what was kept after the block's last saved tensor, because the recomputation stops
-there. They also drop two kinds of results that torch's contexts keep: a result that the model then changes in
-place, such as with nn.ReLU(inplace=True), where torch would raise an error, and the result of attention with
-dropout, where the recomputation would draw other random numbers than the forward pass.
+there. They also drop two kinds of results that torch's contexts keep. One is a result that the model then
+changes in place, such as with nn.ReLU(inplace=True): torch would raise an error. The other is the result of
+attention with dropout: the recomputation would draw other random numbers than the forward pass.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError, outermost
 
 CONFIG = "adapter_config.json"
-"peft's file beside the weights of an adapter."
+"peft's file next to the weights of an adapter."
 NAME = "default"
 "peft's name for a model's only adapter."
 
@@ -62,12 +62,12 @@ def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
     none."""
     inside = {child for block in outermost(task.blocks(model)) for child in block.modules()}
     modules = model.named_modules(remove_duplicate=False)
-    found = {name: module for name, module in modules if type(module) is nn.Linear and module in inside}
-    if not found:
+    layers = {name: module for name, module in modules if type(module) is nn.Linear and module in inside}
+    if not layers:
         raise TaskError(
             "adapter: there is no torch.nn.Linear inside the task's blocks(), so an adapter has no place"
         )
-    return found
+    return layers
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:

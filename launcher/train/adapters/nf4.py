@@ -1,6 +1,6 @@
 """Linear layers with a frozen weight in 4 bits: NF4 with double quantization (arXiv 2305.14314).
 
-bitsandbytes' own `Params4bit` keeps the scales beside the parameter, where FSDP2 loses them. Here one flat
+bitsandbytes' own `Params4bit` keeps the scales outside the parameter, where FSDP2 loses them. Here one flat
 parameter holds everything: codes, scales, and the numbers that decode the scales. FSDP can cut it anywhere
 and gathers it packed; the layer decodes the weight when it computes, and again in the backward pass.
 """
@@ -94,10 +94,10 @@ class Packing:
 
     def _decoded(self, scales: torch.Tensor, outer: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return the scales without their mean."""
-        found: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+        decoded: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
             scales, outer, table, SCALES_BLOCK, torch.float32
         )
-        return found
+        return decoded
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class AdapterAlone:
         self.weights = [replace(weight, name=name) for name, weight in self._by_peft_name.items()]
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
-        found = self._stored.read([self._by_peft_name[weight.name] for weight in weights])
-        return {peft_name(name): tensor for name, tensor in found.items()}
+        tensors = self._stored.read([self._by_peft_name[weight.name] for weight in weights])
+        return {peft_name(name): tensor for name, tensor in tensors.items()}
 
 
 class Merged:
@@ -118,15 +118,15 @@ class Merged:
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
         pairs = [pair for weight in weights for pair in self._pairs.get(weight.name, ())]
         buffers = [weight for weight in weights if weight.name in self._buffers]
-        found = self._stored.read(pairs + buffers)
+        stored = self._stored.read(pairs + buffers)
         tensors = {}
         for weight in weights:
             if weight.name in self._buffers:
-                tensors[weight.name] = found[weight.name]
+                tensors[weight.name] = stored[weight.name]
                 continue
             value = self._frozen.read(weight.name)
             if weight.name in self._pairs:
-                a, b = (found[one.name].float() for one in self._pairs[weight.name])
+                a, b = (stored[pair.name].float() for pair in self._pairs[weight.name])
                 value = value.float() + self._scaling * (b @ a)
             tensors[weight.name] = value.to(weight.dtype).clone()
         return tensors

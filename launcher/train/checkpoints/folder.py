@@ -55,12 +55,12 @@ def partial_path(final: Path) -> Path:
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:
     """Return `{step: directory}` of the checkpoints with a valid marker, in order of step."""
-    found = {}
+    checkpoints = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match is not None and read_marker(path).get("step") == int(match[1]):
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            checkpoints[int(match[1])] = path
+    return dict(sorted(checkpoints.items()))
 
 
 def read_marker(path: Path) -> dict[str, Any]:

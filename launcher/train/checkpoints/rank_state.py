@@ -98,12 +98,12 @@ class RankState:
             set_rng_state(content["rng"], self.device)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        found = {}
+        changed = {}
         for name, buffer in self.model.named_buffers():
             value, initial = _on_host(buffer), self._initial.get(name)
             if initial is None or initial.dtype != value.dtype or not torch.equal(initial, value):
-                found[name] = value
-        return found
+                changed[name] = value
+        return changed
 
 
 def not_persistent(model: nn.Module) -> list[str]:

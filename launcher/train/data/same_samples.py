@@ -1,7 +1,7 @@
 """Find data that differ between ranks.
 
-Tensor-parallel ranks and the stages of a pipeline fetch the same samples, each by itself. A dataset with
-random numbers that launcher does not seed gives each rank other samples: the last stage would compare the
+Tensor-parallel ranks and the stages of a pipeline fetch the same samples separately. A dataset with random
+numbers that launcher does not seed gives each rank different samples: the last stage would compare the
 output for one input with the target of another one.
 
 Data-parallel ranks fetch different samples of one dataset. If data() divides it among the ranks, each takes a

@@ -151,17 +151,17 @@ class Handover:
             return None
         differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
         number, ranks = self.rank.number, self._stage_ranks_here
-        numbers = {ranks[0], self._replica_ranks_here[0], number}  # the first ones have written the copies
+        numbers = {ranks[0], self._replica_ranks_here[0], number}  # the first ranks have written the copies
         if reshards := bool(differ) and self._reshards(differ):
             numbers = {*ranks}
         # This rank's own file is already open.
         files = [own if each == number else read_packed(_file(folder, each)) for each in sorted(numbers)]
-        found = [file for file in files if file is not None]
-        if len(found) < len(files):
+        opened = [file for file in files if file is not None]
+        if len(opened) < len(files):
             return None
-        if any(file.about[name] != own.about[name] for file in found for name in ("attempt", "step")):
+        if any(file.about[name] != own.about[name] for file in opened for name in ("attempt", "step")):
             return PreviousState(own, [], differ)
-        parts = parts_of([(file.about["places"], file.tensors) for file in found])
+        parts = parts_of([(file.about["places"], file.tensors) for file in opened])
         if reshards:
             parameters = zip(self._parameters, parts[: len(self._parameters)], strict=True)
             if all(part.complete for part in parts) and all(part.fits(p) for p, part in parameters):

@@ -15,7 +15,8 @@ from launcher.train.undo.undo import Undo
 
 
 class Progress:
-    """The last complete optimizer step. Parameters, optimizer states and loss scale are those of `step`.
+    """The last complete optimizer step. Parameters, optimizer states and loss scale have their values from
+    `step`.
 
     Other state changes during a step; `undo` holds it as of the end of `step`.
     """

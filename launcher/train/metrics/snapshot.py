@@ -58,7 +58,7 @@ class CudaRecording:
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
 
     def moment(self, *arguments: int) -> Moment:
-        """Return the state of memory at an OOM. `arguments` are those of the observer."""
+        """Return the state of memory at an OOM. `arguments`: of the observer."""
         _, requested, total, free = arguments
         return Moment(requested, total, free, largest(cuda_pieces()))
 

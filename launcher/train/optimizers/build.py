@@ -84,8 +84,8 @@ def embeddings(model: nn.Module) -> list[nn.Parameter]:
     2110.02861, section 2.3): their gradients differ much from token to token, which makes 8-bit states
     unstable."""
     tables = (nn.Embedding, nn.EmbeddingBag)
-    found = [module.weight for module in model.modules() if isinstance(module, tables)]
-    return [weight for weight in found if isinstance(weight, nn.Parameter)]
+    weights = [module.weight for module in model.modules() if isinstance(module, tables)]
+    return [weight for weight in weights if isinstance(weight, nn.Parameter)]
 
 
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class HostGradients:
         return sharded_like(p, self._sums[p], p.shape) if p in self._summed else None
 
     def drop(self) -> None:
-        """Drop all gradients, also those of a backward pass that failed."""
+        """Drop all gradients, also from a backward pass that failed."""
         self._copies.wait()
         self._summed.clear()
         self._last_whole = None

@@ -16,7 +16,7 @@ class ProxyOptimizer(torch.optim.Optimizer):
     """An optimizer that updates a proxy of each parameter with an inner optimizer.
 
     The inner optimizer does the arithmetic and saves its own states. This optimizer presents its states and
-    settings as those of the parameters, so a checkpoint does not contain the proxies.
+    settings as states and settings of the parameters, so a checkpoint does not contain the proxies.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ProxyOptimizer(torch.optim.Optimizer):
             inner.update({key: value for key, value in group.items() if key != "params"})
 
     def expose_inner(self) -> None:
-        """Expose the inner optimizer's settings and states as those of the parameters."""
+        """Expose the inner optimizer's settings and states as belonging to the parameters."""
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update({key: value for key, value in inner.items() if key != "params"})
         for _, p, proxy in self._pairs():

@@ -29,8 +29,8 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class ShardedStates(ProxyOptimizer):
     """An optimizer that updates this rank's rows of each parameter, then gathers the rows of all ranks.
 
-    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does, also
-    those of a tensor-parallel rank's part. Every rank keeps all states of a parameter that cannot be split:
+    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as in FSDP2, also the
+    rows of a tensor-parallel rank's part. Every rank keeps all states of a parameter that cannot be split:
     one without dimensions, or one whose rows are not contiguous in memory.
     """
 
@@ -129,7 +129,7 @@ def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
 
 
 def _own_rows(whole: torch.Tensor, mesh: DeviceMesh) -> slice:
-    """Return the rows of this rank, one of those of `mesh`."""
+    """Return the rows of `whole` that this rank of `mesh` has."""
     size = math.ceil(whole.shape[0] / mesh.size())
     start = min(mesh.get_local_rank() * size, whole.shape[0])
     return slice(start, start + size)

@@ -13,7 +13,7 @@ from launcher.train.optimizers.proxies import ProxyOptimizer
 from launcher.train.shards import column_cuts, local, sharded_like
 
 IN_CHECKPOINT = "optimizer.state."
-"Beginning of the names of states in a checkpoint; that of the parameter follows."
+"Beginning of the names of states in a checkpoint; the parameter's name follows."
 
 
 def rows_sharded_like(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -47,8 +47,8 @@ class Batch:
 class Chunk(nn.Module):
     """One stage of the model: some of its blocks, and what comes before or after them.
 
-    Its modules are the model's own. To FSDP it is a model by itself, so that its passes leave the parameters
-    of the rank's other chunks alone.
+    Its modules are the model's own. FSDP treats it as a separate model, so that its passes do not touch the
+    parameters of the rank's other chunks.
 
     The first stage takes the batch, the others take the output of the previous stage; each also takes
     the micro-batch as a `Batch`. The last stage returns sum and weight like `Task.loss`.
@@ -57,7 +57,7 @@ class Chunk(nn.Module):
     def __init__(
         self, modules: Iterable[nn.Module], blocks: Sequence[nn.Module], run: Callable[[Any, Batch], Any]
     ) -> None:
-        """`blocks`: those of `modules` that are blocks of the model."""
+        """`blocks`: the blocks of the model among `modules`."""
         super().__init__()
         self.parts = nn.ModuleList(modules)
         self.blocks = tuple(blocks)
@@ -154,8 +154,8 @@ def _names(parts: Pipeline, model: nn.Module, task: str) -> dict[nn.Module, str]
 
 
 class _Forward:
-    """Makes the forward of a stage, and the stand-ins for modules of other stages. Holds names of modules
-    only: those of other stages must be freed."""
+    """Makes the forward of a stage, and the stand-ins for modules of other stages. Holds only names of
+    modules: the modules of other stages must be freed."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class _Forward:
                 f"{self.task}: middle must call each block once and in order, and look it up in the model at "
                 f"each call; it called {', '.join(called) or 'none'}"
             )
-        # Plain tensors: comparing DTensors asks all ranks, also those of other stages.
+        # Plain tensors: comparing DTensors asks all ranks, also of other stages.
         if not all(_same(gathered(one), gathered(original)) for one in (x, passed)):
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it changes it "

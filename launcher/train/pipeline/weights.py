@@ -1,8 +1,8 @@
 """`schedule: zero-bubble`: the gradients of a stage's linear layers, computed after its backward pass.
 
 The backward pass keeps the input and the output gradient of each linear layer of the blocks, and frees
-everything else. Embedding, head, norms and biases get their gradients in the backward pass: those of a
-head would keep the gradients of all logits.
+everything else. Embedding, head, norms and biases get their gradients in the backward pass: the head
+would otherwise keep the gradients of all logits.
 
 stage_backward_input and stage_backward_weight of torch.distributed.pipelining are not used: they run each
 node of the graph twice, and keep the whole graph with all its activations in between.
@@ -181,8 +181,9 @@ class _Linear(torch.autograd.Function):
 
 
 class _Left(torch.autograd.Function):
-    """A node that autograd runs after that of `_Linear` if a backward pass computes gradients of parameters,
-    and does not run for the gradient of an activation alone (torch.autograd.grad in a block's forward)."""
+    """A node that autograd runs after the node of `_Linear` if a backward pass computes gradients of
+    parameters. It does not run for the gradient of an activation alone (torch.autograd.grad in a block's
+    forward)."""
 
     @staticmethod
     def forward(ctx: Any, start: torch.Tensor, leave: Callable[[], None]) -> torch.Tensor:

@@ -70,8 +70,8 @@ def oom_error_of(failure: Failure, where: Where) -> torch.OutOfMemoryError:
 
 
 class Recovery:
-    """Recovery on one rank. `failure` is set from an OOM on this rank until the step is repeated, `suspect`
-    likewise after another exception of the user's code.
+    """Recovery on one rank. `failure` is set after an OOM on this rank, and `suspect` after another exception
+    of the user's code, until the step is repeated.
 
     `end` ends the attempt with the given exception; any thread may call it.
     """
@@ -132,8 +132,8 @@ class Recovery:
         return _self_tested[key]
 
     def begin(self) -> None:
-        """Begin a step or its repetition. All state is that of the last `Undo.take`, at the end of the
-        previous step, or that of `discard`."""
+        """Begin a step or its repetition. All state is as of the last `Undo.take`, at the end of the previous
+        step, or as of `discard`."""
         self.failure = self.suspect = None
         self._deadline.step_begins()
 

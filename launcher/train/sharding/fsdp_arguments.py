@@ -2,8 +2,8 @@
 
 FSDP calls a unit with copies of the containers that hold a tensor with a gradient. A block that appends to a
 list, such as one of auxiliary losses or of skip connections, would append to the copy, and the model would
-silently continue with the original. FSDP also gathers a unit for the backward pass when the gradient of a
-tensor arrives that the unit returned, but not of one that it put into such a list or into an object.
+silently continue with the original. FSDP gathers a unit for the backward pass when a gradient arrives for a
+tensor that the unit returned, but not for a tensor that the unit put into such a list or into an object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.train.undo.state_finder import MOST_ITEMS, attributes_of, sort_of
 
 
 def share_arguments(unit: FSDPModule) -> None:
-    """Let the callers of an FSDP unit see how it changes what they call it with.
+    """Let the callers of an FSDP unit see how it changes its arguments.
 
     Call it after all other hooks of the unit are registered.
     """
@@ -56,8 +56,8 @@ class _Call:
         ]
 
     def ends(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Change the originals as the unit has changed the copies, and let FSDP gather the unit when the
-        gradient of a tensor arrives that the unit has put into them, or into an object that it returns."""
+        """Change the originals as the unit has changed the copies. Let FSDP gather the unit when a gradient
+        arrives for a tensor that the unit put into them, or into an object that it returns."""
         added = []
         for original, copy, original_entries, copy_entries in self._containers:
             before = {id(value) for value in _values(copy_entries)}

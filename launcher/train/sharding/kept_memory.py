@@ -1,8 +1,8 @@
 """Tensors and arrays that share memory with the model's, such as `self.kept = self.head.weight.data`.
 
 They follow the training only while the model's tensor keeps its memory. A cast, a move to a GPU, FSDP, tensor
-parallelism and pipeline stages move it to other memory, and the kept tensor would have the initial values for
-ever: a task that averages a teacher through `.data` would write where the model does not read.
+parallelism and pipeline stages move it to other memory, and the kept tensor would have the initial values
+forever: a task that averages a teacher through `.data` would write where the model does not read.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Owner:
     def __init__(
         self, name: str, container: MutableMapping[str, Any], key: str, tensor: torch.Tensor, span: Span
     ) -> None:
-        """`container`: the module's parameters or buffers, which have the tensor at `key`. Those of
-        TorchScript are no mapping."""
+        """`container`: the module's parameters or buffers, which have the tensor at `key`. TorchScript's are
+        not a mapping."""
         self.name, self.span = name, span
         self.is_parameter = isinstance(tensor, nn.Parameter)
         self.trained = False
@@ -62,7 +62,7 @@ class Owner:
 
     @property
     def order(self) -> tuple[int, int, bool]:
-        """Sort key that puts each owner before those that have a part of its memory."""
+        """Sort key that puts each owner before the owners of parts of its memory."""
         return self.span.start, -self.span.end, not self.is_parameter
 
     @property
@@ -85,7 +85,7 @@ class Owner:
         Return False if there is none, because the owner was divided, left this rank, or has another order in
         memory.
 
-        `layout`: that of `kept` when it shared the memory.
+        `layout`: of `kept` when it shared the memory.
         """
         now = self.now
         if type(kept) not in PLAIN or type(now) not in PLAIN or layout is None or self._layout is None:

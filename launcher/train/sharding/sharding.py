@@ -154,7 +154,8 @@ def check_types(unit: FSDPModule) -> None:
 
 
 def _layers_of_root(module: nn.Module) -> Iterator[nn.Module]:
-    """Return the modules with parameters of their own that are in no unit. A BatchNorm casts by itself."""
+    """Return the modules outside of units that have their own parameters, except BatchNorm, which does
+    its own casts."""
     for child in module.children():
         if not isinstance(child, FSDPModule):
             if any(True for _ in child.parameters(recurse=False)) and not isinstance(child, _BatchNorm):
@@ -169,7 +170,7 @@ def _gather_in_order(chunk: nn.Module) -> None:
     pass, while more micro-batches of a pipeline still wait for their backward pass.
     """
     units = list(dict.fromkeys(_in_forward_order(chunk)))
-    for previous, unit in pairwise([units[0], *units]):  # the first one names itself: it is gathered then
+    for previous, unit in pairwise([units[0], *units]):  # the first unit names itself: it is gathered already
         unit.set_modules_to_backward_prefetch([previous])
 
 

@@ -21,9 +21,9 @@ from launcher.train.shards import local
 from launcher.train.task import Task, TaskError
 
 COMPARED = 3
-"""Number of steps in which the ranks compare the gradients of a parameter, without steps that overflow and
-those in which the gradient is only rounding. After such a step they wait for twice as many steps each time:
-a gradient that stays so small costs some 20 comparisons in a million steps."""
+"""Number of steps in which the ranks compare the gradients of a parameter. Steps that overflow, or in which
+the gradient is only rounding, do not count. After such a step the ranks wait before they compare again, each
+time twice as many steps: a gradient that stays that small costs some 20 comparisons in a million steps."""
 CURE = (
     "Cut it as well, name its module in the plan with ReplicatedInCutRegion() of "
     "launcher.train.tensor_parallel, or leave the cut layers around it out of the plan"
@@ -41,9 +41,9 @@ class _Checked:
     """How far the gradients of one parameter have been compared."""
 
     times: int = 0
-    "How often they have been compared, without those that were only rounding."
+    "How often they have been compared, without comparisons of mere rounding."
     differed: int = 0
-    "How often they differed, and were too small to tell that from rounding."
+    "How often they differed, but were too small to distinguish this from rounding."
     pause: int = 0
     "Steps before the next comparison."
     last_pause: int = 0
@@ -71,7 +71,7 @@ class Copies:
         self._first_problem, self._reports = first_problem, rank.number == rank.stage_ranks.start
         self._rank, self._parameters = rank, [p for p in model.parameters() if p.is_floating_point()]
         self._plan = f"parallel_plan() of {type(task).__name__}"
-        # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
+        # Where the true gradient is zero, as for a bias of keys in attention, there is only rounding.
         self._rounding = max(torch.finfo(compute_type(rank.recipe)).eps / 10, 1e-5)
         # Ranks of a group compute the loss from the same bits.
         self._loss_apart = max(1e-3, 4 * torch.finfo(compute_type(rank.recipe)).eps)
@@ -91,8 +91,8 @@ class Copies:
         if self._group is None or self._losses == COMPARED or not math.isfinite(grad_norm):
             return
         self._losses += 1
-        # A loss whose summands cancel may be smaller than its rounding, which is at most that of its
-        # parameters times its gradient, and of the sum itself.
+        # If its summands cancel, a loss may be smaller than its rounding. That is at most the rounding of its
+        # parameters times its gradient, plus the rounding of the sum.
         rounding = self._rounding * grad_norm * self._norm() + SUMMED
         if abs(difference) > self._group.size() * (self._loss_apart * abs(loss) + rounding * weight):
             raise TaskError(
@@ -115,7 +115,7 @@ class Copies:
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Average the gradients that are not cut. Each rank of a stage must pass the same names.
 
-        Raises TaskError, on all ranks, if those of a parameter differ by more than rounding.
+        Raises TaskError, on all ranks, if the gradients of a parameter differ by more than rounding.
         """
         if self._group is None:
             return

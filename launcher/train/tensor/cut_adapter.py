@@ -88,8 +88,8 @@ class Packed(ParallelStyle):
 
 
 class WithAdapter(ParallelStyle):
-    """Cuts peft's layer around a linear layer, as `style` cuts the linear layer. What the style does to
-    inputs and outputs, such as gathering or adding them up, is done once for both."""
+    """Cuts peft's layer around a linear layer, as `style` cuts the linear layer. The style's operations on
+    inputs and outputs, such as gathering or adding up, run once for both."""
 
     def __init__(self, style: ParallelStyle, name: str) -> None:
         super().__init__()

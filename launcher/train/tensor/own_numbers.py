@@ -25,8 +25,8 @@ LAST = (Shard(-1),)
 
 
 class OwnNumbers:
-    """Gives each rank random numbers of its own between a layer that cuts activations and the next one that
-    adds them up: a dropout of attention weights must differ between heads, on whichever rank they are.
+    """Gives each rank its own random numbers between a layer that cuts activations and the next layer that
+    adds them up: the dropout of attention weights must differ between heads, whichever rank has them.
 
     The seed of a rank's own numbers is drawn from the common ones. A recomputation starts with the same
     random state, and the same state of this object, as its forward pass. In compiled code, whose random
@@ -87,8 +87,8 @@ class OwnNumbers:
             self._common = None
 
     def recomputable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a forward that is called twice, the second time for the recomputation: own numbers may have
-        begun in an earlier block, and may end in a later one."""
+        """Return a forward that is called twice, the second time for the recomputation. A rank's own numbers
+        may start in an earlier block, and end in a later one."""
         began, recomputes = (self._common, self._began_with), False
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -245,8 +245,8 @@ def give_own_numbers(graph: fx.Graph) -> None:
     """Let operators between marks draw from their own random states, and remove the marks.
 
     A pass over the graph that AOTAutograd makes of a block, in the order of its forward pass. The states are
-    functions of the block's seed. Whatever the compiler does to the order of operators, and whether it
-    recomputes them, the numbers are the same, and the common ones are those of all ranks.
+    functions of the block's seed. The numbers do not depend on the order of operators that the compiler
+    chooses, nor on recomputation, and the common numbers are the same on all ranks.
     """
     seed: fx.Node | None = None
     drawn = 0

@@ -75,7 +75,7 @@ def _logits(mesh: DeviceMesh, forward: Callable[..., Any], input: torch.Tensor) 
 
 class ReplicatedInCutRegion(ParallelStyle):
     """For a module with whole parameters whose input is cut, such as a norm of each rank's heads: its
-    gradient is the sum over the ranks. A frozen parameter stays as it is."""
+    gradient is the sum over the ranks. A frozen parameter is not changed."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for part in module.modules():
@@ -107,8 +107,8 @@ def _cut_rows(module: nn.Module, mesh: DeviceMesh, source: int | None) -> None:
 def _compute_with_own_values(module: nn.Module) -> nn.Module:
     """Let the module, and each module in it, compute with this rank's values as plain tensors.
 
-    Each module is changed by itself, because FSDP may gather one alone, and a recomputation may call one
-    alone.
+    Each module is changed separately, because FSDP may gather a single one, and a recomputation may call a
+    single one.
     """
     for part in module.modules():
         part.forward = partial(_with_own_values, part, part.forward)

@@ -75,8 +75,8 @@ class _Parts:
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
         self.cut: dict[tuple[int, int], str] = {}
-        """(size, dimension) of what was cut unequally, and the module that did it. Each dimension is there
-        twice, counted from the first and from the last: a module may add or remove others."""
+        """(size, dimension) that was cut unequally -> the module that cut it. Each dimension has two entries,
+        counted from the first and from the last dimension: a module may add or remove others."""
 
     def record_output(self, name: str, layout: Placement | None, shape: torch.Size) -> None:
         """Record that a dimension of `shape` leaves the module as plain parts. Recomputed compiled code

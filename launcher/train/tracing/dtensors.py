@@ -30,7 +30,7 @@ _OWN = (
 @contextmanager
 def dtensors_of_real_values() -> Iterator[None]:
     """Run DTensor's own computations without a trace's modes: the shapes of whole tensors, and rank numbers,
-    of which it needs the values."""
+    whose values it needs."""
     shapes = FakeTensorMode()  # torch makes one for each shape, and each reads the source of its callers
     with ExitStack() as stack:
         for owner, name in _OWN:

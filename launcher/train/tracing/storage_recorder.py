@@ -83,7 +83,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     the run, index of the kept block) for blocks whose passes are separate segments.
 
     With `sums_in_place`, the sum of a tensor's gradients is recorded as autograd computes it without a mode:
-    into the first of them, if nothing else refers to it, it is no DTensor, and the sum has no graph
+    into the first of them, if nothing else refers to it, it is not a DTensor, and the sum has no graph
     (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). With a mode, each sum is a new tensor.
     """
 

@@ -182,7 +182,7 @@ class Tracer:
     def _record(
         self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
     ) -> _Recording:
-        """`form`: that of the previous stage's output; None in the first stage."""
+        """`form`: of the previous stage's output; None in the first stage."""
         rank = self.rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
@@ -254,9 +254,9 @@ class Tracer:
         *,
         complete: bool,
     ) -> Form:
-        """Run the passes with the tensors that the training loop holds on the device meanwhile. Return the
-        form of the forward pass's output: the loss, or what a stage sends to the next one. `form` is that of
-        its input from the previous stage; `empty` makes a tensor of a form.
+        """Run the passes, with the tensors that the training loop holds on the device during them. Return the
+        form of the forward pass's output: the loss, or what a stage sends to the next one. `form`: of its
+        input from the previous stage. `empty` makes a tensor of a form.
 
         As in launcher.train.pipeline.channel, what is sent stays until the next message or the step's end.
         """

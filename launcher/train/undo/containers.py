@@ -41,7 +41,7 @@ class Containers:
         "The containers, and for a dictionary also a view of its values."
         self._sizes: list[int] = []
         self._held: list[Any] = []
-        "Keeps the objects alive, so that a new object is never taken for one of them."
+        "Keeps the objects alive, so that a new object is never mistaken for one of them."
 
     def add(self, container: Any) -> None:
         """Add a dictionary, a list, a set or a deque."""

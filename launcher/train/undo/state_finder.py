@@ -122,7 +122,7 @@ class Entries:
 
 class Slotted(MutableMapping[str, Any]):
     """The attributes of an object with `__slots__`, the class attributes of a user's class, or the buffers of
-    a TorchScript module, which torch keeps in an object that is no mapping."""
+    a TorchScript module, which torch keeps in an object that is not a mapping."""
 
     def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
         self.owner, self._names = owner, names
@@ -139,7 +139,7 @@ class Slotted(MutableMapping[str, Any]):
         except AttributeError:
             raise KeyError(name) from None
 
-    # An instance may be frozen, as that of a dataclass.
+    # An instance may be frozen, such as a frozen dataclass.
     def __setitem__(self, name: str, value: Any) -> None:
         own = isinstance(self.owner, type | nn.Module)
         (setattr if own else object.__setattr__)(self.owner, name, value)
@@ -308,7 +308,7 @@ class FoundState:
     requires_grad: Switches = field(default_factory=partial(Switches, "requires_grad"))
     "Whether each parameter gets a gradient."
     of_model: set[int] = field(default_factory=set)
-    "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
+    "Ids of the tensors in `in_checkpoints` and in attributes of the model's modules."
     search: Search = field(default_factory=Search)
     "What the search read."
 
@@ -519,8 +519,8 @@ def classes_of(value: Any) -> tuple[Any, ...]:
 
 @cache
 def _users_classes(cls: Any) -> tuple[Any, ...]:
-    """Return the user's classes among the bases. For modules this includes those of libraries such as
-    transformers, but not torch's own, which do not change."""
+    """Return the user's classes among the bases. For modules this includes classes of libraries such as
+    transformers, but not torch's, which do not change."""
     if issubclass(cls, nn.Module):
         return tuple(one for one in cls.__mro__ if one.__module__.partition(".")[0] not in _BASES)
     return tuple(one for one in cls.__mro__ if _is_users(one))

@@ -45,7 +45,7 @@ class Undo:
 
     Create it when the model is complete and restored. `take` copies tensors of up to 1 MiB at each step.
     Larger tensors are mostly constants (a mask, a frozen weight): `take` compares their fingerprints, and
-    copies such a tensor at each step from its first change on. `secure` covers the step of that change.
+    once such a tensor has changed, copies it at each step. `secure` covers the step of the first change.
     """
 
     def __init__(
@@ -346,8 +346,8 @@ def _find_changes(contents: Iterable[tuple[Slot, torch.Tensor]]) -> None:
     marks: dict[int, Mark] = {}
     if hashed:
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
-            found = pool.map(Slot.mark, *zip(*hashed, strict=True))
-            marks = {id(slot): mark for (slot, _), mark in zip(hashed, found, strict=True)}
+            results = pool.map(Slot.mark, *zip(*hashed, strict=True))
+            marks = {id(slot): mark for (slot, _), mark in zip(hashed, results, strict=True)}
     for slot, now in unfollowed:
         new = marks[id(slot)] if id(slot) in marks else slot.mark(now)
         if slot.trained or slot.last_mark is None or _same(slot.last_mark, new):
