@@ -123,7 +123,7 @@ def least(asker: Asker, *, offloads: bool) -> Candidate | None:
     """
     decider = asker.decider()
     evaluate = decider.evaluate
-    smallest = dict.fromkeys(decider.space().sizes(rest)[0] for rest in decider.space().rests)
+    smallest = dict.fromkeys(decider.space().sizes(rest)[0] for rest in decider.space().combinations)
     kinds = [evaluate.roughly, evaluate, evaluate.confirm]
     asked = [one for one in smallest if offloads or not one.offloads]
     heap = [(evaluate.roughly(one).estimate.needed, 0, place) for place, one in enumerate(asked)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from launcher.spec.errors import Problem, SpecError, UsageError
 from launcher.spec.job import Job
-from launcher.spec.load import changed, load_job, read, validate
+from launcher.spec.load import load_job, read, validate, with_overrides
 from launcher.spec.yaml import Document
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Given:
             data = copy.deepcopy(dict(self.data))
         except (TypeError, RecursionError) as error:
             raise UsageError(f"the job: {error}: give plain dicts, lists, texts and numbers") from None
-        return changed(Document(data, "the job"), overrides)
+        return with_overrides(Document(data, "the job"), overrides)
 
     def job(self, overrides: Sequence[str] = ()) -> Job:
         """The validated job. Raises SpecError, OSError."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.memory.ledger import default_folder
-from launcher.planning.learnt import begun_where_it_fitted, known_of
+from launcher.planning.learnt import earlier_runs, started_where_it_fitted
 from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -27,8 +27,8 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     ledger = default_folder(runs_root)
     plan = make_plan(job, cluster)
     on_gpu = plan.layout.gpus_per_node > 0
-    known = known_of(job, cluster, ledger, on_gpu=on_gpu)
-    plan = begun_where_it_fitted(plan, job, cluster, known)
+    earlier = earlier_runs(job, cluster, ledger, on_gpu=on_gpu)
+    plan = started_where_it_fitted(plan, job, cluster, earlier)
     declared = job.plan.model is not None or job.plan.params is not None
     if not (job.task is not None or declared):
         return plan

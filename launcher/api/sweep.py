@@ -16,7 +16,7 @@ from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sw
 from launcher.schedulers.missing import check_there
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
-from launcher.spec.command import environment_name, reads, seen_as, uses
+from launcher.spec.command import affects_ranks, environment_name, placeholder_of, uses
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.recipe import RecipeChoice
@@ -109,12 +109,12 @@ def _unread(job: Job, field: str) -> str | None:
     """
     if job.command is None:
         return None
-    if (placeholder := seen_as(field)) is not None:
+    if (placeholder := placeholder_of(field)) is not None:
         if uses(job.command, placeholder):
             return None
         name = environment_name(placeholder)
         return f"--sweep {field}: the command has no {{{placeholder}}}; it sees the values as ${name} only"
-    if reads(field):
+    if affects_ranks(field):
         return None
     name = field.rpartition(".")[2]
     raise UsageError(

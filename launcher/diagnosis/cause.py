@@ -1,4 +1,4 @@
-"""Choose the cause among all clues. The cause is what explains the other clues, wherever its line is."""
+"""Choose the cause among all clues. The cause is the clue that explains the others, wherever its line is."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ class Candidate(NamedTuple):
 class Cause(NamedTuple):
     failure: FailureClass
     confidence: Confidence
-    found: Candidate
+    candidate: Candidate
     others: tuple[tuple[Candidate, str], ...]
     """Other candidates, each with the reason why it is not the cause; those that explain most come first.
-    What other ranks report of the same cause is not among them."""
+    Reports of the same cause by other ranks are excluded."""
 
 
 def cause_of(
-    candidates: Iterable[Candidate], known: FailureClass | None = None, rank: int | None = None
+    candidates: Iterable[Candidate], recorded: FailureClass | None = None, rank: int | None = None
 ) -> Cause | None:
     """Return the cause; None if there is no candidate.
 
-    Failures that a program survived, and mere warnings, count only if there is nothing else. Of the rest,
-    what explains the others comes first; among equals, what a known rank said, then the earliest. If `rank`
-    itself recorded that it failed with `known`, the cause is the line of its output that says the same, or
+    Failures that the program survived, and mere warnings, count only if there is nothing else. Among the
+    rest, a clue that explains others comes first, then one of a known rank, then the earliest. If `rank`
+    itself recorded that it failed with `recorded`, the cause is the line of its output that says the same, or
     None.
     """
-    ranked = sorted(candidates, key=_rank)
-    if known is not None:
-        same = [one for one in ranked if one.rank == rank and CLASS_OF[one.clue.kind] == known]
-        ranked = [*same[:1], *(one for one in ranked if one is not same[0])] if same else []
+    ranked = sorted(candidates, key=_sort_key)
+    if recorded is not None:
+        same = [c for c in ranked if c.rank == rank and CLASS_OF[c.clue.kind] == recorded]
+        ranked = [*same[:1], *(c for c in ranked if c is not same[0])] if same else []
     if not ranked:
         return None
     first = ranked[0]
-    others = tuple((one, _why_not(one, first)) for one in ranked[1:] if not _same(one.clue, first.clue))
+    others = tuple((c, _why_not(c, first)) for c in ranked[1:] if not _repeats(c.clue, first.clue))
     failure = CLASS_OF[first.clue.kind]
     if _doubtful(first.clue):
         # Nothing explains the end, so a survived failure or a consequence is only the best guess.
@@ -65,18 +65,19 @@ def cause_of(
 def clue_of_exception(text: str) -> Clue:
     """Return the clue in an exception's `Type: message`, as recorded by the program.
 
-    After the first line only memory counts, because libraries quote a lot in the others.
+    After the first line, only messages about memory count, because libraries quote a lot there.
     """
     first, *rest = text.splitlines() or [""]
     pattern = pattern_of(first)
     below = (
-        one
+        other
         for line in rest
-        if (one := pattern_of(line)) is not None and one.kind in MEMORY_OF and not one.weak
+        if (other := pattern_of(line)) is not None and other.kind in MEMORY_OF and not other.weak
     )
-    found = pattern if pattern is not None and pattern.kind in MEMORY_OF else next(below, pattern)
-    kind = found.kind if found is not None else "exception"
-    likely = found is not None and found.weak and kind in MEMORY_OF
+    if pattern is None or pattern.kind not in MEMORY_OF:
+        pattern = next(below, pattern)
+    kind = pattern.kind if pattern is not None else "exception"
+    likely = pattern is not None and pattern.weak and kind in MEMORY_OF
     return Clue(kind, text, strength="words" if likely else "record")
 
 
@@ -84,8 +85,8 @@ def clues_of_text(lines: Iterable[bytes], extra: Sequence[tuple[str, Kind]] = ()
     """Return the clues of a whole log. The labels that a collector printed distinguish its ranks."""
     collector = Collector(extra)
     for number, line in enumerate(lines, 1):
-        for one in unwrapped(line.rstrip(b"\r\n")):
-            collector.feed("", one + b"\n", number)
+        for inner in unwrapped(line.rstrip(b"\r\n")):
+            collector.feed("", inner + b"\n", number)
     return collector.clues()
 
 
@@ -93,9 +94,9 @@ def _doubtful(clue: Clue) -> bool:
     return clue.survived or clue.strength == "weak" or clue.kind == "consequence"
 
 
-def _rank(one: Candidate) -> tuple[int, int, bool, float, int]:
-    clue = one.clue
-    nameless = one.rank is None and bool(clue.line)  # torchrun repeats what a rank has printed
+def _sort_key(candidate: Candidate) -> tuple[int, int, bool, float, int]:
+    clue = candidate.clue
+    nameless = candidate.rank is None and bool(clue.line)  # torchrun repeats what a rank has printed
     level = 3 if clue.survived else 2 if clue.kind == "consequence" else 1 if _doubtful(clue) else 0
     return level, order_of(clue.kind), nameless, clue.time, clue.line
 
@@ -104,16 +105,16 @@ _MODULE = re.compile(r"^(?:\w+\.)+(?=\w+:)")
 _NUMBER = re.compile(r"\d+")
 
 
-def _same(one: Clue, cause: Clue) -> bool:
-    """Return whether both report the same: words that differ only in numbers, such as those of ranks."""
-    if order_of(one.kind) != order_of(cause.kind) or one.survived != cause.survived:
+def _repeats(other: Clue, cause: Clue) -> bool:
+    """Return whether `other` reports the same as `cause`: its text differs only in numbers, such as ranks."""
+    if order_of(other.kind) != order_of(cause.kind) or other.survived != cause.survived:
         return False
-    first, other = (_NUMBER.sub("0", _MODULE.sub("", clue.text))[:COMPARED] for clue in (one, cause))
-    return first == other
+    first, second = (_NUMBER.sub("0", _MODULE.sub("", clue.text))[:COMPARED] for clue in (other, cause))
+    return first == second
 
 
 COMPARED = 500
-"Characters of two texts that are compared: one may have been cut."
+"Number of characters of two texts that are compared. Either text may have been cut."
 
 
 def label_of(why: str) -> str:
@@ -129,13 +130,13 @@ def other_sentence(failure: str, why: str) -> str:
 _FOLLOWS = ("follows from", "explained by")
 
 
-def _why_not(one: Candidate, cause: Candidate) -> str:
-    if one.clue.survived:
+def _why_not(other: Candidate, cause: Candidate) -> str:
+    if other.clue.survived:
         return "the program went on after it"
-    if one.clue.kind == "consequence":
+    if other.clue.kind == "consequence":
         return "follows from another failure"
-    if one.clue.strength == "weak":
+    if other.clue.strength == "weak":
         return "only a warning"
-    if order_of(one.clue.kind) == order_of(cause.clue.kind):
+    if order_of(other.clue.kind) == order_of(cause.clue.kind):
         return "came later"
     return f"explained by {CLASS_OF[cause.clue.kind]}"

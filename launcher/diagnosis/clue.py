@@ -36,9 +36,9 @@ _EFFECTS: dict[Kind, FailureClass] = {
     "nccl-timeout": "nccl-timeout",
     "consequence": "unknown",
 }
-_TOLD = {*_CAUSES.values(), *_EFFECTS.values(), "succeeded"}
-# Only the patterns of a job or a profile tell of any other class.
-CLASS_OF = _CAUSES | {name: name for name in FAILURES if name not in _TOLD} | _EFFECTS
+_CLASSES = {*_CAUSES.values(), *_EFFECTS.values(), "succeeded"}
+# Other classes come only from patterns of a job or a profile.
+CLASS_OF = _CAUSES | {name: name for name in FAILURES if name not in _CLASSES} | _EFFECTS
 """Earlier kinds explain later ones: a full memory explains a lost connection, never the reverse."""
 
 MEMORY_OF: dict[Kind, MemoryKind] = {
@@ -58,9 +58,9 @@ KIND_OF: dict[str, Kind] = {CLASS_OF[kind]: kind for kind in reversed(CLASS_OF)}
 
 
 def order_of(kind: Kind) -> int:
-    """Return the rank of a kind among the causes. A smaller one explains a larger one."""
+    """Return the position of a kind in CLASS_OF. A kind explains those with larger positions."""
     equals = next((group for group in _EQUALS if kind in group), {kind})
-    return min([*CLASS_OF].index(one) for one in equals)
+    return min([*CLASS_OF].index(name) for name in equals)
 
 
 Strength = Literal["record", "words", "weak"]
@@ -102,10 +102,10 @@ def clue_of(record: object) -> Clue | None:
     """Return the clue in a JSON object; None if it is damaged."""
     if not isinstance(record, dict) or record.get("kind") not in CLASS_OF:
         return None
-    known = {name: value for name, value in record.items() if name in Clue._fields}
-    known |= {name: tuple(map(str, known.get(name) or ())) for name in ("before", "after")}
+    fields = {name: value for name, value in record.items() if name in Clue._fields}
+    fields |= {name: tuple(map(str, fields.get(name) or ())) for name in ("before", "after")}
     try:
-        clue = Clue(**{"text": "", **known})
+        clue = Clue(**{"text": "", **fields})
         return clue._replace(line=int(clue.line), time=float(clue.time), text=str(clue.text))
     except (TypeError, ValueError):
         return None

@@ -18,7 +18,8 @@ from launcher.diagnosis.patterns import PATTERNS, UNLESS, Pattern
 from launcher.diagnosis.users_patterns import UserPattern
 
 MAX_TEXT, MAX_END = 1000, 200
-"Maximum characters of a clue's text, and how many of them are its end: that has the exit code of a command."
+"""Maximum characters of a clue's text, and how many of them are from its end, which has the exit code of a
+command."""
 MAX_CONTEXT = 200
 "Maximum characters of each line around a clue."
 BEFORE, AFTER = 3, 8
@@ -28,7 +29,7 @@ MAX_FRAMES = 1000
 MAX_HOSTS = 10_000
 "Maximum number of hosts whose names are removed from their lines."
 MAX_SHAPES = 10_000
-"Maximum number of shapes that are remembered. Then all are forgotten."
+"Maximum number of remembered shapes. When it is reached, all are forgotten."
 
 _DIGITS = b"0123456789"
 _NUMBERED = re.compile(rb"code|status|rror|ignal|Xid|XID|exit|after|SIG|loss scale")
@@ -54,7 +55,7 @@ NAMED = re.compile(
 )
 _NETWORK: frozenset[Kind] = frozenset({"nccl-timeout", "rendezvous-failed"})
 _CHECKED: frozenset[Kind] = frozenset({"numerical", "desync"})
-"What a program finds by a check of its own. It may then end itself by an exception of _CHECK."
+"What a program finds by its own checks. It may then end itself with an exception of _CHECK."
 _OTHER_NETWORK = re.compile(
     r"(?:requests|urllib3?|http\w*|aiohttp|huggingface_hub|wandb|boto\w*|google|openai|redis|grpc|ssl)\.|"
     r"(?:\w+\.)*(?:HTTPError|URLError|ConnectionError|ConnectTimeout|ReadTimeout|MaxRetryError|NewConnectionError|"
@@ -66,12 +67,12 @@ _NOISE = re.compile(
     r"Exception ignored|Error in atexit|Error in sys\.excepthook|--- Logging error ---|never retrieved|"
     r"Could not load bitsandbytes native library|Jax plugin configuration error"
 )
-"The traceback after this is not about the program's own end."
+"The traceback after such a line does not show why the program ended."
 _TASK_FAILED = re.compile(r"srun: error: \S+: tasks? \S+: (?:Exited with exit code|Segmentation|Aborted)")
-"Words of srun about a task that failed. After them, somebody may cancel the rest of the job."
+"srun's report of a task that failed. After it, somebody may cancel the rest of the job."
 _THREAD = re.compile(r"Exception in thread")
-_RAISED_AGAIN = re.compile(r"\bCaught \w+ in (?:DataLoader worker|replica|pin memory thread)\b")
-"Begins an exception of torch that raises one of a worker or thread again. Its `Original Traceback` follows."
+_RERAISED = re.compile(r"\bCaught \w+ in (?:DataLoader worker|replica|pin memory thread)\b")
+"Torch's exception that re-raises one of a worker or thread. Its `Original Traceback` follows."
 _RETRIED = re.compile(
     r"(?i)\b(?:re-?trying with|retrying batch|trying again|(?:re-?)?try(?:ing)? (?:again )?with|going on\b|"
     r"halving|trying (?:a )?(?:smaller |lower )?batch|skipping (?:this |the )?batch|fall(?:ing)? back|"
@@ -82,24 +83,24 @@ _RETRIED = re.compile(
 _FRAME = re.compile(r'\s*(?:File "([^"]*)", line \d+, in (\S+)|(\S+\.py):\d+(?: in (\S+))?$)')
 "A frame of a traceback: its file and function, as Python prints them or as a box of Rich shows them."
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap", "_bootstrap_inner", "_wrap"})
-"Function of a traceback's first frame if nothing in the program is left to catch the exception."
+"Functions of a traceback's first frame if nothing in the program could catch the exception."
 _SHARED = re.compile(r"(?:multiprocessing|loky/backend)/(?:synchronize|queues|shared_memory)\.py$")
 "Python's files that make semaphores and shared memory. Both exist only in /dev/shm."
-_MEETING = re.compile(r"torch/distributed/(?:elastic/)?rendezvous(?:/\w+)?\.py$")
+_RENDEZVOUS = re.compile(r"torch/distributed/(?:elastic/)?rendezvous(?:/\w+)?\.py$")
 "Torch's files in which the ranks meet at the start."
 _OWN_FAULT = re.compile(
     r"(?:Key|Index|Type|Value|Attribute|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|"
     r"IsADirectory|NotADirectory|FileExists|ZeroDivision|Assertion|NotImplemented|UnicodeDecode|Recursion|"
     r"Syntax|Indentation)Error\b"
 )
-"Exceptions that show an error of the program itself, never that something else failed before."
+"Exceptions that show an error of the program itself, never an earlier failure of something else."
 _MISSING = re.compile(r"(?:UnboundLocal|Name)Error\b|\w+Error: .*\bNoneType\b")
-"Exceptions that show that a value is missing. Directly after a failure that was caught, it is what failed."
+"Exceptions that show a missing value. Directly after a failure that was caught, they follow from it."
 _CHECK = re.compile(r"(?:Assertion|Value|ZeroDivision)Error\b")
 _BAR = re.compile(r"\d%\||\bit/s|s/it\b")
 "A progress bar. It is printed to stderr, which is not buffered."
 _FATAL = ("what():", "terminate called")
-"Words of C++ about an exception that ends the process. Steps after it are another rank's."
+"C++ messages about an exception that ends the process. Steps printed after them are another rank's."
 _COUNTER = re.compile(
     r"(?i)\b(?:step|iter(?:ation)?|epoch|batch|update)s?\b['\"\s:=#\[(/]{0,12}(\d+(?:\.\d+)?)|"
     r"\b(\d+)/\d+ \[|(\d+)it \["
@@ -144,7 +145,7 @@ class _Row:
 
 @cache
 def _rows() -> tuple[_Row, ...]:
-    return tuple(map(_Row, sorted(PATTERNS, key=lambda one: one.weak)))
+    return tuple(map(_Row, sorted(PATTERNS, key=lambda pattern: pattern.weak)))
 
 
 @cache
@@ -188,17 +189,17 @@ class _Reader:
         self.frames = 0
         "Lines since the head of a traceback whose exception has not come yet; 0 if none is open."
         self.noise = ""
-        "`beside` if that traceback is not about the program's own end; `thread` if it is of a thread."
+        "`beside` if that traceback does not show why the program ended; `thread` if it is of a thread."
         self.outermost = ""
         "The function of that traceback's first frame."
         self.innermost = ""
         "The file of that traceback's latest frame."
         self.chained = False
-        "Whether that traceback is of a consequence of the exception before it."
+        "Whether the exception of that traceback results from the one before it."
         self.above: Sequence[bytes] = ()
         "The lines above that traceback."
         self.wrapper: Clue | None = None
-        "The exception of torch that raises the one of that traceback again."
+        "Torch's exception that re-raises the one of that traceback."
         self.progress = 0
         "Line where the program's counter last increased after a failure; 0 if it has not since."
         self.growing: Clue | None = None
@@ -220,7 +221,7 @@ class Collector:
 
     def __init__(self, extra: Sequence[tuple[str, Kind]] = ()) -> None:
         self._extra = [UserPattern(expression, kind) for expression, kind in extra]
-        self._found: dict[tuple[Kind, Strength], list[Clue]] = {}
+        self._clues: dict[tuple[Kind, Strength], list[Clue]] = {}
         self._readers: dict[tuple[str, str], _Reader] = {}
         self._busy: set[str] = set()
         "Streams with an open traceback, or with a clue whose following lines are still collected."
@@ -232,9 +233,10 @@ class Collector:
         self._usual = b"\n"
         "The latest of these shapes, with its newline."
         self._counters: dict[str, float] | None = None
-        "The program's own counters since the latest clue, by the text before them; None if not looked for."
+        """The program's own counters since the latest clue, by the text before them; None while they are not
+        watched."""
         self._own_ends: dict[str, Clue] = {}
-        "The exception of its own that ended each rank, by label, as far as is known."
+        "Label of a rank -> the rank's own exception that ended it, if known."
 
     def feed(self, stream: str, lines: bytes, first: int, time: float = 0.0) -> None:
         """Read complete lines, each ending in a newline.
@@ -246,16 +248,21 @@ class Collector:
         bare = lines.translate(None, _DIGITS)
         # Most chunks repeat one shape. Removing it leaves nothing, at a third of the cost of a split.
         shapes = bare[:-1].split(b"\n") if watched or bare.replace(self._usual, b"") else []
-        own = any(pattern.may_match(lines) for pattern in self._extra)
-        known = [hash(shape) for shape in shapes]
-        if own and not shapes:
-            known = [hash(shape) for shape in bare[:-1].split(b"\n")]
-        if watched or own or not self._harmless.issuperset(known):
-            many = [*tail, *lines[:-1].split(b"\n")]
-            for number, shape in enumerate(known, len(tail)):
-                if own or stream in self._busy or self._counters is not None or shape not in self._harmless:
-                    self._read(stream, many, number, shape, first + number - len(tail), time)
-            self._tail[stream] = many[-BEFORE:]
+        own_may_match = any(pattern.may_match(lines) for pattern in self._extra)
+        hashes = [hash(shape) for shape in shapes]
+        if own_may_match and not shapes:
+            hashes = [hash(shape) for shape in bare[:-1].split(b"\n")]
+        if watched or own_may_match or not self._harmless.issuperset(hashes):
+            all_lines = [*tail, *lines[:-1].split(b"\n")]
+            for number, shape in enumerate(hashes, len(tail)):
+                if (
+                    own_may_match
+                    or stream in self._busy
+                    or self._counters is not None
+                    or shape not in self._harmless
+                ):
+                    self._read(stream, all_lines, number, shape, first + number - len(tail), time)
+            self._tail[stream] = all_lines[-BEFORE:]
         else:
             self._usual = shapes[-1] + b"\n" if shapes else self._usual
             self._tail[stream] = [*tail, *lines[:-1].rsplit(b"\n", BEFORE)[-BEFORE:]][-BEFORE:]
@@ -267,17 +274,17 @@ class Collector:
 
     def clues(self) -> list[Clue]:
         """Return the clues; those that explain most come first."""
-        kept = {(clue.stream, clue.line, clue.kind): clue for clues in self._found.values() for clue in clues}
+        kept = {(clue.stream, clue.line, clue.kind): clue for clues in self._clues.values() for clue in clues}
         return sorted(kept.values(), key=lambda clue: (order_of(clue.kind), clue.time, clue.line))
 
     def _read(
-        self, stream: str, many: Sequence[bytes], index: int, known: int, number: int, time: float
+        self, stream: str, lines: Sequence[bytes], index: int, shape: int, number: int, time: float
     ) -> None:
-        line = self._without_host(stream, normalise(many[index]))
+        line = self._without_host(stream, normalise(lines[index]))
         reader = self._readers.setdefault((stream, line.label), _Reader())
         if self._counters is not None and self._advanced(line.text):
             self._survive(reader, line, number, buffered=not stream)
-        before = many[max(0, index - BEFORE) : index]
+        before = lines[max(0, index - BEFORE) : index]
         start, head, _ = line.text.partition(_HEAD)
         if head:
             raw = start.encode()
@@ -290,42 +297,43 @@ class Collector:
                 self._keep(reader, clue)
             above = reader.growing if start.strip(" +|") == "Original" else None
             self._open_traceback(reader, before)
-            reader.wrapper = above if above is not None and _RAISED_AGAIN.search(above.text) else None
-        elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may take its indentation
+            reader.wrapper = above if above is not None and _RERAISED.search(above.text) else None
+        elif reader.frames and (frame := _FRAME.match(line.text)):  # a collector may remove its indentation
             reader.innermost = frame[1] or frame[3] or ""
             reader.outermost = reader.outermost or frame[2] or frame[4] or "?"
             reader.frames = (reader.frames + 1) % MAX_FRAMES
         elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
             open_before = bool(reader.frames)
-            result = self._kind_of(reader, line, many[index], known, before)
+            result = self._kind_of(reader, line, lines[index], shape, before)
             plain = result is None and not reader.frames  # else a frame's code, whose indentation was taken
             if reader.growing is not None and (plain or _RETRIED.search(line.text)):
-                self._grow(reader, line)
+                self._add_line(reader, line)
             if result is not None:
-                # What it follows from, such as the words of a program that failed, precedes the traceback.
+                # The lines that explain it, such as the output of a program that failed, precede the
+                # traceback.
                 follows = open_before and result[0] == "consequence"
                 around = (reader.above if follows else ()) or before
                 context = tuple(printable(raw_line)[:MAX_CONTEXT] for raw_line in around)
                 clue = Clue(
                     result[0], shortened(line.text.strip()), stream, number, time, result[1],
-                    uncaught=open_before and not reader.frames and self._ends(reader),
+                    uncaught=open_before and not reader.frames and self._ends_process(reader),
                     own=self._is_own(result[0], line.text.strip()),
                     label=line.label, before=context,
                 )  # fmt: skip
                 if open_before and not reader.frames and reader.wrapper is not None:
-                    clue = self._unwrapped(clue, reader.wrapper)
+                    clue = self._without_wrapper(clue, reader.wrapper)
                 self._keep(reader, clue)
         elif reader.frames < MAX_FRAMES:  # a frame shows source code, which says nothing about this run
             reader.frames += 1
         else:
             reader.frames = 0
-        if any(other.frames or other.growing for (of, _), other in self._readers.items() if of == stream):
+        if any(other.frames or other.growing for (name, _), other in self._readers.items() if name == stream):
             self._busy.add(stream)
         else:
             self._busy.discard(stream)
 
     def _without_host(self, stream: str, line: Line) -> Line:
-        """Return the line with the name of its host as a label, if it begins with one."""
+        """Return the line with the host name at its start, if any, moved into its label."""
         name, colon, rest = line.text.partition(": ")
         new = name not in self._hosts and len(self._hosts) < MAX_HOSTS and _HOST.match(line.text) is not None
         if new:
@@ -334,7 +342,7 @@ class Collector:
             return line
         inner = normalise(rest)
         label = f"{line.label}{name}:{inner.label}"
-        if new and (stream, line.label) in self._readers:  # it has read the head of this traceback
+        if new and (stream, line.label) in self._readers:  # this reader has read the head of the traceback
             self._readers[stream, label] = self._readers.pop((stream, line.label))
         return inner._replace(label=label)
 
@@ -351,7 +359,7 @@ class Collector:
         reader.outermost, reader.innermost, reader.chained, reader.above = "", "", chained, above
 
     @staticmethod
-    def _ends(reader: _Reader) -> bool:
+    def _ends_process(reader: _Reader) -> bool:
         """Whether the exception of the traceback that was just read ends its process."""
         return reader.outermost in _OUTERMOST and not reader.noise
 
@@ -360,7 +368,7 @@ class Collector:
         return any(own.kind == kind and own.matches(text) for own in self._extra)
 
     def _kind_of(
-        self, reader: _Reader, line: Line, raw: bytes, known: int, before: Sequence[bytes]
+        self, reader: _Reader, line: Line, raw: bytes, shape: int, before: Sequence[bytes]
     ) -> tuple[Kind, Strength] | None:
         """Return what the line shows, and how reliably."""
         text = line.text.strip()
@@ -368,10 +376,10 @@ class Collector:
         named = raised or NAMED.fullmatch(text) is not None
         if raised:
             reader.frames = 0
-        for own in self._extra:
-            if own.matches(text):
-                return own.kind, "words"
-        if not named and known in self._harmless:
+        for user_pattern in self._extra:
+            if user_pattern.matches(text):
+                return user_pattern.kind, "words"
+        if not named and shape in self._harmless:
             return None
         pattern = pattern_of(text)
         if named:
@@ -386,7 +394,7 @@ class Collector:
             return pattern.kind, "weak" if mild else "words"
         if line.severe and not line.text[:1].isspace() and _SOURCE.match(text) is None:
             return "user-error", "weak"
-        self._learn_harmless(raw, known)
+        self._learn_harmless(raw, shape)
         return None
 
     def _learn_harmless(self, raw: bytes, shape: int) -> None:
@@ -409,14 +417,14 @@ class Collector:
         if (clue.kind, clue.strength) == ("cancelled", "record") and self._a_task_failed():
             clue = clue._replace(strength="weak")  # who cancels a job that has failed did not end it
         if clue.kind != "consequence" and clue.kind not in _NETWORK and clue.strength == "words":
-            self._outlived(reader, clue)
+            self._mark_survived(reader, clue)
         end = self._own_ends.get(clue.label)
-        if end is not None and clue.stream and _only_said(clue, end):
+        if end is not None and clue.stream and _only_printed(clue, end):
             clue = clue._replace(survived=True)  # held back in a buffer until the program had ended
-        found = self._found.setdefault((clue.kind, clue.strength), [])
-        if len(found) >= 2 or (found and found[0].survived):
-            found.pop()
-        found.append(clue)
+        clues = self._clues.setdefault((clue.kind, clue.strength), [])
+        if len(clues) >= 2 or (clues and clues[0].survived):
+            clues.pop()
+        clues.append(clue)
         reader.growing = clue
         if clue.kind != "consequence":
             self._counters = self._counters or {}
@@ -424,28 +432,28 @@ class Collector:
 
     def _a_task_failed(self) -> bool:
         """Whether srun has reported a task that failed."""
-        return any(_TASK_FAILED.match(one.text) for one in self._found.get(("consequence", "words"), ()))
+        return any(_TASK_FAILED.match(clue.text) for clue in self._clues.get(("consequence", "words"), ()))
 
-    def _unwrapped(self, clue: Clue, wrapper: Clue) -> Clue:
-        """Forget the exception that raised this one again, and return this one with its effect."""
-        for clues in self._found.values():
-            clues[:] = [one for one in clues if (one.stream, one.line) != (wrapper.stream, wrapper.line)]
+    def _without_wrapper(self, clue: Clue, wrapper: Clue) -> Clue:
+        """Forget `wrapper`, which re-raises this exception, and return the clue with its effect."""
+        for clues in self._clues.values():
+            clues[:] = [c for c in clues if (c.stream, c.line) != (wrapper.stream, wrapper.line)]
         self._own_ends.pop(clue.label, None)
         return clue._replace(uncaught=wrapper.uncaught)
 
-    def _grow(self, reader: _Reader, line: Line) -> None:
+    def _add_line(self, reader: _Reader, line: Line) -> None:
         """Add a line after a clue."""
         old = reader.growing
         assert old is not None
         retried = old.strength == "words" and len(old.after) < 3 and _RETRIED.search(line.text) is not None
         after = (*old.after, line.text[:MAX_CONTEXT])
         new = old._replace(after=after, strength="weak" if retried else old.strength)
-        found = self._found[old.kind, old.strength]
-        found[:] = [new if clue is old else clue for clue in found]
+        clues = self._clues[old.kind, old.strength]
+        clues[:] = [new if clue is old else clue for clue in clues]
         if retried:
-            caught = [clue for clue in found if clue is new or (_by(clue) == _by(new) and not clue.uncaught)]
-            found[:] = [clue for clue in found if clue not in caught]
-            weak = self._found.setdefault((new.kind, "weak"), [])
+            caught = [clue for clue in clues if clue is new or (_by(clue) == _by(new) and not clue.uncaught)]
+            clues[:] = [clue for clue in clues if clue not in caught]
+            weak = self._clues.setdefault((new.kind, "weak"), [])
             weak += [clue._replace(strength="weak") for clue in caught]
             del weak[1:-1]  # the first and the last
         reader.growing = new if len(new.after) < AFTER else None
@@ -458,40 +466,40 @@ class Collector:
         if _MEASURE.search(text) is None:
             return False
         advanced = False
-        for index, found in enumerate(_COUNTER.finditer(text)):  # an epoch and a step, for example
-            if _OTHER_COUNTER.search(text[: found.end()]):
+        for index, match in enumerate(_COUNTER.finditer(text)):  # an epoch and a step, for example
+            if _OTHER_COUNTER.search(text[: match.end()]):
                 break
-            value = float(next(group for group in found.groups() if group is not None))
-            key = f"{index} {re.sub(r'[^A-Za-z]', '', text[: found.end()])[:40]}"
+            value = float(next(group for group in match.groups() if group is not None))
+            key = f"{index} {re.sub(r'[^A-Za-z]', '', text[: match.end()])[:40]}"
             advanced |= value > self._counters.setdefault(key, value)
         return advanced
 
     def _survive(self, reader: _Reader, line: Line, number: int, *, buffered: bool) -> None:
-        """Note that the rank of this line continues, so it survived the failures so far.
+        """Mark the failures so far as survived, because the rank of this line continues.
 
-        An exception that ends the process is exempt: what Python's stdout held back in a file is written
-        after the traceback. `buffered` means that the output may have been held back.
+        An exception that ends the process is exempt: Python writes buffered stdout to a file after the
+        traceback. `buffered`: whether the output may have been buffered.
         """
         delayed = buffered and not line.stamped and _BAR.search(line.text) is None
         label = line.label
 
-        def goes_on(clue: Clue) -> bool:
+        def is_survived(clue: Clue) -> bool:
             if clue.text.startswith(_FATAL) or (clue.kind, clue.strength) == ("time-limit", "record"):
                 return False
             return not (delayed and clue.uncaught and clue.strength != "weak")
 
         self._own_ends.pop(label, None)
-        self._mark(label, goes_on)
+        self._mark(label, is_survived)
         reader.progress = number
         for other in self._readers.values():
             other.growing = None
         self._counters = None
 
-    def _outlived(self, reader: _Reader, new: Clue) -> None:
-        """Note that the program survived earlier failures, because it has failed again.
+    def _mark_survived(self, reader: _Reader, new: Clue) -> None:
+        """Mark earlier failures as survived, because the program has failed again.
 
-        It survived exceptions if its counter has increased since. If an error of its own ends it now, it
-        survived whatever it said before, unless another process may have ended by that.
+        It survived exceptions if its counter has increased since. If its own error ends it now, it survived
+        everything that it printed before, unless that may have ended another process.
         """
         if reader.progress:
             until = reader.progress
@@ -504,10 +512,10 @@ class Collector:
             reader.progress = 0
         if new.uncaught and not reader.chained and _OWN_FAULT.match(new.text):
             self._own_ends[new.label] = new
-            self._mark(new.label, lambda clue: _only_said(clue, new))
+            self._mark(new.label, lambda clue: _only_printed(clue, new))
 
     def _mark(self, label: str, survived: Callable[[Clue], bool]) -> None:
-        for clues in self._found.values():
+        for clues in self._clues.values():
             clues[:] = [
                 clue._replace(survived=clue.survived or survived(clue)) if clue.label == label else clue
                 for clue in clues
@@ -522,7 +530,7 @@ def _by(clue: Clue) -> tuple[str, str]:
 def _kind_of_exception(
     text: str, line: Line, pattern: Pattern | None, noise: str | None
 ) -> tuple[Kind, Strength]:
-    """Return what the line of an exception shows. `noise` is that of its traceback; None without one."""
+    """Return what the line of an exception shows. `noise`: of its traceback; None if it has none."""
     kind = pattern.kind if pattern is not None else "exception"
     if kind in _NETWORK and _OTHER_NETWORK.match(text):
         kind = "exception"
@@ -539,30 +547,30 @@ def _kind_of_exception(
 
 
 def _kind_in(file: str, kind: Kind, text: str) -> Kind:
-    """Return what an exception shows that was raised in this file."""
+    """Return what an exception raised in this file shows."""
     if kind == "disk-full" and _SHARED.search(file):
         return "shared-memory"
     lost = kind == "nccl-timeout" or (kind == "exception" and "connect" in text.lower())
-    return "rendezvous-failed" if lost and _MEETING.search(file) else kind
+    return "rendezvous-failed" if lost and _RENDEZVOUS.search(file) else kind
 
 
 def _mild(line: Line, kind: Kind) -> bool:
     return (line.warning or line.minor) and kind not in MEMORY_OF
 
 
-def _only_said(clue: Clue, end: Clue) -> bool:
-    """Whether the program merely printed the clue, and then an error of its own ended it."""
+def _only_printed(clue: Clue, end: Clue) -> bool:
+    """Whether the program merely printed the clue, and then its own error ended it."""
     checked = _CHECK.match(end.text) is not None and clue.kind in _CHECKED
-    return not _ended(clue) and not checked
+    return not _may_end_process(clue) and not checked
 
 
-def _ended(clue: Clue) -> bool:
+def _may_end_process(clue: Clue) -> bool:
     """Whether the line may have ended a process, as opposed to the program merely printing it."""
     if clue.uncaught or clue.text.startswith(_FATAL):
         return True
     below = clue.before[-1].strip() if clue.before else ""
     cut = NAMED.fullmatch(clue.text) is not None and below.startswith(("File ", "│", "╰", "~", "^", "["))
-    return cut or (clue.strength == "record" and not clue.stream)  # a rank's streams hold its own words alone
+    return cut or (clue.strength == "record" and not clue.stream)  # a rank's streams hold only its own output
 
 
 def _wrapped(text: str, before: Sequence[bytes]) -> Pattern | None:

@@ -1,4 +1,4 @@
-"""Strip what precedes a program's own words: colours, time stamps, log levels, ranks, frames of boxes."""
+"""Strip what precedes a program's own output in a line: colours, time stamps, log levels, ranks, boxes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def lines_of(file: BinaryIO) -> Iterator[bytes]:
 _TEXTS = ("log", "message", "msg", "textPayload", "event", "exc_info", "exception", "stack_trace")
 "Keys of what a program printed or logged, with its traceback, in JSON of Docker, Google Cloud and loggers."
 _LEVELS = ("level", "levelname")
-"Keys of a logger's level. Google Cloud's `severity` only tells stdout from stderr."
+"Keys of a logger's level. Google Cloud's `severity` only distinguishes stdout from stderr."
 _ESCAPED = b"Traceback (most recent call last):\\n"
 
 
@@ -92,10 +92,10 @@ def unwrapped(line: bytes) -> list[bytes]:
 
 
 def _texts_in(line: bytes) -> list[bytes]:
-    """Return the lines in a record of JSON, which may be none."""
+    """Return the lines in a JSON record; empty if there are none."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8
+    except (ValueError, RecursionError):  # not JSON, or not UTF-8
         return []
     payload = record.get("jsonPayload")
     record = payload if isinstance(payload, dict) else record
@@ -128,7 +128,7 @@ def printable(raw: bytes | str) -> str:
 
 
 def normalise(raw: bytes | str) -> Line:
-    """Split off what precedes the words of a line."""
+    """Split a line into its text and the prefixes before it."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     text = printable(text[:_MAX] + text[-_MAX:] if len(text) > 2 * _MAX else text).rstrip()
     warning, minor, severe, stamped = _WARNING.search(text) is not None, False, False, False
@@ -136,17 +136,17 @@ def normalise(raw: bytes | str) -> Line:
         text = _BOX.sub("", _BOX.sub("", text)) if "│" in text or "┃" in text else _GROUP.sub("", text)
     label = ""
     for _ in range(8):
-        if found := _LABEL.match(text):
-            label += found[0].strip()
-        elif stamped and (found := _PLACE.match(text)):
+        if match := _LABEL.match(text):
+            label += match[0].strip()
+        elif stamped and (match := _PLACE.match(text)):
             pass
         else:
-            found = _STAMP.match(text)
-            stamp = found[0] if found else ""
+            match = _STAMP.match(text)
+            stamp = match[0] if match else ""
             minor = minor or _MINOR.search(stamp) is not None
             severe = severe or _SEVERE.search(stamp) is not None
             stamped = stamped or any(map(str.isalnum, stamp))
-        if not found or not found[0]:
+        if not match or not match[0]:
             break
-        text = text[found.end() :]
+        text = text[match.end() :]
     return Line(label, text, warning, minor, severe, stamped)

@@ -1,4 +1,4 @@
-"""Extract words that a regular expression needs in any match. They are cheaper to search for."""
+"""Extract words that every match of a regular expression contains. Searching for them is cheaper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTEST = 3
 
 
 def needed(expression: str) -> tuple[str, ...]:
-    """Return lower-case words of which every match contains at least one; empty if there are none."""
+    """Return lower-case words. Every match contains at least one of them. Empty if there are none."""
     return _any_of(parser.parse(expression)) or ()
 
 

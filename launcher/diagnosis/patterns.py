@@ -35,7 +35,7 @@ UNLESS: dict[Kind, str] = {
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
     "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno (?:nan|inf checks)",
 }
-"Words with which no row of the class applies."
+"If this matches, no row of the class applies."
 
 PORT_TAKEN = re.compile(r"(?i)address already in use|EADDRINUSE|\bport \d+ is (?:already )?in use")
 "Words of a `rendezvous-failed` that is not about the network: another program listens at the port."

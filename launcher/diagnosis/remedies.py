@@ -1,4 +1,4 @@
-"""What to do about failures whose message says too little to a user."""
+"""What to do about failures with a message that says too little to a user."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ REMEDIES: tuple[tuple[FailureClass, str, str], ...] = (
 
 
 def remedy_of(failure: FailureClass, texts: Iterable[str]) -> str:
-    """Return what to do about the first text that is known of this failure; "" if none is.
+    """Return the remedy for the first text with a known message of this failure; "" if there is none.
 
-    Other failures have such messages as a consequence: NCCL fails on the other ranks when one is killed.
+    Such messages also follow from other failures: NCCL fails on the other ranks when one is killed.
     """
-    found = (
+    remedies = (
         remedy
         for text in texts
-        for of, pattern, remedy in REMEDIES
-        if of == failure and re.search(pattern, text)
+        for cls, pattern, remedy in REMEDIES
+        if cls == failure and re.search(pattern, text)
     )
-    return next(found, "")
+    return next(remedies, "")

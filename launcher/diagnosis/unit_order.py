@@ -1,6 +1,6 @@
 """The order in which the ranks issued the collectives of FSDP's units, and where two ranks differ.
 
-A unit's number is its place among the units; `~number` stands for its gradients. A further number stands for
+A unit's number is its place among the units; `~number` stands for its gradients. A larger number stands for
 the end of a micro-batch or step, where all ranks meet.
 """
 

@@ -1,7 +1,7 @@
 """Capture the output of one rank as stamped lines in two files.
 
-This runs once per rank, beside the training, so it uses the standard library only, and its cost per line is
-that of `bytes.replace`. One stamp is taken per chunk that arrives (some milliseconds of output at most).
+This runs once per rank, next to the training, so it uses only the standard library, and a line costs no more
+than `bytes.replace`. One stamp is taken per chunk that arrives (some milliseconds of output at most).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ RETRY = 1.0  # seconds between two attempts to write to a full disk
 _CHUNK = 65536  # bytes per read: the capacity of a pipe
 _SMALL = 4096  # a smaller read is followed by a pause, to limit the wake-ups for a line-by-line writer
 _PAUSE = 0.002
-_LOOK = 0.5  # seconds between two checks whether the child has ended while a grandchild holds its pipes
-_SILENCE = 0.1  # seconds without output after which a process outside of the child's group is not waited for
+_CHECK = 0.5  # seconds between two checks whether the child has ended while a grandchild holds its pipes
+_SILENCE = 0.1  # seconds without output after which processes outside the child's group are not waited for
 _FRAMES = re.compile(rb"^frame #\d+: .*\n", re.MULTILINE)
 "A C++ stack as torch prints it. It would fill `last_lines` and hide what came before it."
 _SHOWN = 2000  # bytes of a line kept for `last_lines`
 
 
 class StampedFile:
-    """Appends stamped lines to one file. If it was moved away or deleted, a new one is begun.
+    """Appends stamped lines to one file. If it was moved away or deleted, a new one is started.
 
     If the disk is full, lines are lost and counted, and nothing is raised.
     """
@@ -155,12 +155,12 @@ class _StreamCapture:
         self.file.retry(now)
 
     def finish(self, now: float) -> None:
-        """Write what is left, at the end of the stream or when waiting for it is given up."""
+        """Write the rest, at the end of the stream or when it is no longer waited for."""
         self._write(self._lines.feed(self._masker.flush(), now), now)
         self._write(self._lines.flush(now), now)
 
     def line(self, text: bytes, now: float) -> None:
-        """Write a line of launcher's own, without mixing it into an unfinished one."""
+        """Write one of launcher's own lines, without mixing it into an unfinished line."""
         self._write(self._masker.whole(text.replace(b"\n", b" ")) + b"\n", now)
 
     def deadline(self) -> float | None:
@@ -200,11 +200,11 @@ class RankCapture:
         secrets: Iterable[bytes] = (),
         patterns: Sequence[tuple[str, Kind]] = (),
     ) -> None:
-        known = list(secrets)
+        secrets = list(secrets)
         self._collector = Collector(patterns)
         self._streams = {
-            "out": _StreamCapture(out_path, known, self._collector),
-            "err": _StreamCapture(err_path, known, self._collector),
+            "out": _StreamCapture(out_path, secrets, self._collector),
+            "err": _StreamCapture(err_path, secrets, self._collector),
         }
         for stream in self._streams.values():
             stream.file.write(b"", time.monotonic())  # an empty file: started, nothing printed yet
@@ -216,8 +216,8 @@ class RankCapture:
 
         `child` has pipes as stdout and stderr. They are read to the end and closed. If a process of the
         child's group still holds them, such as a `tee`, reading stops `grace` seconds after the child ended.
-        If only others hold them, such as a daemon, it stops as soon as they print nothing. The caller's
-        signal handlers run meanwhile.
+        If only other processes hold them, such as a daemon, reading stops as soon as they print nothing. The
+        caller's signal handlers run meanwhile.
         """
         assert child.stdout is not None and child.stderr is not None, "start the child with pipes"
         open_pipes = {
@@ -231,7 +231,7 @@ class RankCapture:
         ended_at: float | None = None
         while open_pipes:
             small = True
-            ready = poll.poll(self._patience(_LOOK if ended_at is None else _SILENCE) * 1000)
+            ready = poll.poll(self._wait_seconds(_CHECK if ended_at is None else _SILENCE) * 1000)
             for descriptor, _ in ready:
                 chunk = _read(descriptor)
                 if chunk is None:
@@ -299,7 +299,7 @@ class RankCapture:
     ) -> None:
         self.close()
 
-    def _patience(self, most: float) -> float:
+    def _wait_seconds(self, most: float) -> float:
         """Seconds until the next action is due, at most `most`."""
         deadlines = [stream.deadline() for stream in self._streams.values()]
         now = time.monotonic()

@@ -26,9 +26,9 @@ def harmless(block: bytes) -> bytes:
 
 
 def _spell_out(match: re.Match[bytes]) -> bytes:
-    found = match[0]
+    control = match[0]
     if match[1] is not None:
-        return found
-    if len(found) == 2:
-        return b"<%02x>" % found[1]
-    return b"^" + bytes([found[0] ^ 0x40])
+        return control
+    if len(control) == 2:
+        return b"<%02x>" % control[1]
+    return b"^" + bytes([control[0] ^ 0x40])

@@ -46,7 +46,7 @@ def attempt_files(
     streams: Collection[str] = ("out", "err"),
 ) -> list[RankFile]:
     """The existing rank files of one attempt, by rank and stream (out before err). None selects all."""
-    found = []
+    files = []
     number = attempt.number
     for folder in _names(attempt.logs):
         node = _NODE.fullmatch(folder)
@@ -57,8 +57,8 @@ def attempt_files(
             if match is None or match[2] not in streams or (ranks is not None and int(match[1]) not in ranks):
                 continue
             path = attempt.logs / folder / name
-            found.append(RankFile(path, number, int(node[1]), int(match[1]), match[2]))
-    return sorted(found, key=lambda file: (file.rank, file.stream != "out", file.node))
+            files.append(RankFile(path, number, int(node[1]), int(match[1]), match[2]))
+    return sorted(files, key=lambda file: (file.rank, file.stream != "out", file.node))
 
 
 def check_selection(

@@ -17,7 +17,7 @@ from operator import itemgetter
 _ALL = 128
 _STRIDE = 7  # coprime to the number of ranks on a node, so that no local rank is left out
 _WITHIN = 1_000_000  # microseconds
-_OPEN = 64  # open groups per text; bounds the work if a rank repeats a text again and again
+_OPEN = 64  # open groups per text; bounds the work if a rank repeats a text many times
 
 Part = tuple[int, int, list[bytes]]
 
@@ -28,7 +28,7 @@ def fold(parts: list[Part]) -> bool:
     A part is `(rank, start of the text in a line, lines in order of time)` of one day.
 
     A line begins with `HH:MM:SS.ffffff`. A line that stands for others gets the suffix ` (N other ranks)`.
-    The others become empty, which no line is, and the caller filters them out.
+    The others become empty, and the caller filters them out: no other line is empty.
     """
     repeated = _repeated(parts if len(parts) <= _ALL else parts[::_STRIDE])
     if not repeated:
@@ -48,7 +48,7 @@ def fold(parts: list[Part]) -> bool:
     for clock, text, number, index in places:
         rank, _, lines = parts[number]
         groups = open_groups[text]
-        while groups and clock > groups[0].sure and _microseconds(clock) >= groups[0].until:
+        while groups and clock > groups[0].same_second and _microseconds(clock) >= groups[0].until:
             groups.popleft()  # the oldest is first
         for group in groups:
             if rank not in group.ranks:
@@ -61,23 +61,23 @@ def fold(parts: list[Part]) -> bool:
             groups.append(_Group(clock, rank, lines, index))
             leaders.append(groups[-1])
     for group in leaders:
-        group.tell()
+        group.add_count()
     return True
 
 
 class _Group:
     """A line that is shown, and the ranks that printed it."""
 
-    __slots__ = ("index", "lines", "ranks", "sure", "until")
+    __slots__ = ("index", "lines", "ranks", "same_second", "until")
 
     def __init__(self, clock: bytes, rank: int, lines: list[bytes], index: int) -> None:
         self.ranks = {rank}
         self.lines = lines
         self.index = index
-        self.sure = clock[:8] + b".~"  # within the same second, no calculation is needed
+        self.same_second = clock[:8] + b".~"  # within the same second, no calculation is needed
         self.until = _microseconds(clock) + _WITHIN
 
-    def tell(self) -> None:
+    def add_count(self) -> None:
         others = len(self.ranks) - 1
         if others:
             self.lines[self.index] += b" (%d other rank%s)" % (others, b"s" if others > 1 else b"")

@@ -48,9 +48,9 @@ class Follower:
             }
 
     def lines(self, done: Callable[[], bool]) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Poll until `done()` was true before a poll, which then yields the rest.
+        """Poll until `done()` is true. One more poll then yields the rest.
 
-        Each poll ends in an empty list.
+        Each poll ends with an empty list.
         """
         while True:
             last = done()

@@ -23,7 +23,7 @@ class LineAssembler:
 
     def __init__(self) -> None:
         self._partial = b""  # the unfinished line
-        self._logged = False  # whether its beginning was logged, so that an empty rest is no line
+        self._logged = False  # whether its beginning was logged, so that an empty rest is not a line
         self._others = OTHER_TEXTS
         self._arrived = 0.0
         self._next_progress = float("-inf")
@@ -112,7 +112,7 @@ class LineAssembler:
         return texts
 
     def _kept(self, line: bytes) -> list[bytes]:
-        """The texts that are logged of those that replace each other.
+        """Of the texts that replace each other, those that are logged.
 
         These are the last one, which a terminal would show, and the first ones that other words replace.
         """

@@ -55,7 +55,7 @@ class Source:
         self._end = True
 
     def open(self) -> None:
-        """Note that there may be more to read."""
+        """Assume that there is more to read."""
         self._end = False
 
     @property
@@ -63,7 +63,7 @@ class Source:
         return len(self.lines) - self.position
 
     @property
-    def whole(self) -> bool:
+    def day_is_complete(self) -> bool:
         """Whether no further line of this day can follow."""
         return self._end or bool(self._later)
 
@@ -140,7 +140,7 @@ def _window(sources: Sequence[Source], take: int, folding: bool) -> list[bytes]:
     bounds = [
         source.lines[min(source.position + take, len(source.lines) - 1)][:TIME_LENGTH]
         for source in sources
-        if source.left > take or not source.whole
+        if source.left > take or not source.day_is_complete
     ]
     frontier = min(bounds) if bounds else b"~"
     parts: list[tuple[Source, list[bytes]]] = []

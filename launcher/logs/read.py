@@ -11,9 +11,10 @@ from launcher.rundir.time import STAMP_LENGTH
 # Bytes. A longer line, which our capture never writes, is split into lines of this length.
 LONGEST_LINE = 4 * 2**20
 TEXT_START = STAMP_LENGTH + 1
-# Bytes at the beginning of a file that tell it from another one of the same name: a stamp, and some text.
+# Bytes at the beginning of a file that distinguish it from another one of the same name: a stamp, and some
+# text.
 _HEAD = 64
-# Bytes at the end of a file in which its last line is looked for: two of the longest that our capture writes.
+# Bytes at the end of a file that are searched for its last line: two of the longest that our capture writes.
 _LAST = 2**17
 
 

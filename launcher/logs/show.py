@@ -67,8 +67,8 @@ def show_logs(
         start = offset_of(file.path, since) if since is not None else 0
         return Source(OffsetReader(file.path, start), file.rank, tag(file, colour), keep)
 
-    may_come = options.follow and not done() and (options.attempt is None or options.attempt >= 0)
-    if not may_come:
+    may_appear = options.follow and not done() and (options.attempt is None or options.attempt >= 0)
+    if not may_appear:
         check_selection(run, options.attempt, ranks, nodes)
     follower = Follower(files, source, options.fold)
     shown_day = b""
@@ -82,7 +82,7 @@ def show_logs(
         elif not day:
             out.flush()
     out.flush()
-    if may_come:
+    if may_appear:
         check_selection(run, options.attempt, ranks, nodes)
 
 

@@ -14,7 +14,7 @@ against published figures."""
 
 
 class KnownError(NamedTuple):
-    """An estimate beside the memory that PyTorch's allocator reserved in a run of the same recipe."""
+    """An estimate, and the memory that PyTorch's allocator reserved in a run of the same recipe."""
 
     run: str
     "What was trained, where and how."
@@ -26,7 +26,7 @@ class KnownError(NamedTuple):
 
 @functools.cache
 def known_errors() -> tuple[KnownError, ...]:
-    return tuple(KnownError(**one) for one in json.loads(FILE.read_text()))
+    return tuple(KnownError(**entry) for entry in json.loads(FILE.read_text()))
 
 
 @functools.cache
@@ -34,19 +34,21 @@ def error_band() -> float:
     """Return the relative error band of a traced estimate: twice the root mean square of the known errors of
     one kind, the larger of both.
 
-    If errors are normal with mean 0, it holds 95 % of them. Many runs of one kind, on one type of GPU, do not
-    hide the errors of the other.
+    If errors are normal with mean 0, it holds 95 % of them. Many runs of one kind, on one type of GPU, cannot
+    hide the errors of the other kind.
     """
-    by_kind: dict[str, list[float]] = {}
-    for one in known_errors():
-        by_kind.setdefault(one.measured_by, []).append(one.error)
-    return max(2 * math.sqrt(sum(error**2 for error in errors) / len(errors)) for errors in by_kind.values())
+    by_source: dict[str, list[float]] = {}
+    for entry in known_errors():
+        by_source.setdefault(entry.measured_by, []).append(entry.error)
+    return max(
+        2 * math.sqrt(sum(error**2 for error in errors) / len(errors)) for errors in by_source.values()
+    )
 
 
 def save(measured_by: Literal["others", "launcher"], errors: dict[str, float]) -> None:
     """Replace the known errors of one kind by `errors`, a map from run to error."""
-    others = [one for one in known_errors() if one.measured_by != measured_by]
+    others = [entry for entry in known_errors() if entry.measured_by != measured_by]
     new = [KnownError(run, measured_by, round(error, 4)) for run, error in errors.items()]
-    FILE.write_text(json.dumps([one._asdict() for one in (*others, *new)], indent=1) + "\n")
+    FILE.write_text(json.dumps([entry._asdict() for entry in (*others, *new)], indent=1) + "\n")
     known_errors.cache_clear()
     error_band.cache_clear()

@@ -1,8 +1,8 @@
 """A model of PyTorch's CUDA caching allocator: the bytes that it reserves for a sequence of allocations.
 
 The rules are those of torch 2.13 with default settings, with or without expandable_segments. Docstrings name
-the matching function of c10/cuda/CUDACachingAllocator.cpp. Each CUDA stream has pools of its own: memory that
-was allocated on one stream is never reused on another one. Not modelled: CUDA graphs; the end of an
+the matching function of c10/cuda/CUDACachingAllocator.cpp. Each CUDA stream has its own pools: memory
+allocated on one stream is never reused on another one. Not modelled: CUDA graphs; the end of an
 expandable segment's addresses at 9/8 of the GPU's memory. docs/accuracy.md compares the model with an
 H200.
 """
@@ -71,7 +71,7 @@ class CachingAllocator:
         self.pools: dict[str, tuple[Pool, Pool]] = {}
         "Stream -> its pools for small and for large requests."
         self.allocated = 0
-        """Bytes of tensors, each rounded up, including rests of blocks that are too small to be split off:
+        """Bytes of tensors, each rounded up, including remainders of blocks that are too small to split off:
         torch.cuda.memory_allocated()."""
         self.reserved = self.peak_reserved = 0
         "Bytes of segments: torch.cuda.memory_reserved(), and the most so far."
@@ -180,11 +180,11 @@ class CachingAllocator:
         pool.reserved -= end - begin
         self.reserved -= end - begin
 
-    def _count(self, pool: Pool, more: int) -> bool:
-        if self.reserved + more > self.capacity:
+    def _count(self, pool: Pool, size: int) -> bool:
+        if self.reserved + size > self.capacity:
             return False
-        pool.reserved += more
-        self.reserved += more
+        pool.reserved += size
+        self.reserved += size
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
             self.peak_pools = {

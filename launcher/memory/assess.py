@@ -37,7 +37,7 @@ def assess(
     profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
-    around: Surroundings,
+    surroundings: Surroundings,
     *,
     replayed: bool = False,
 ) -> Estimate:
@@ -50,52 +50,54 @@ def assess(
     device = replace(ranks, on_gpu=True)
     peaks = peaks_of(model, profile, recipe, device)
     if ranks.on_gpu:
-        taken = _workspaces(around)
+        workspaces = _workspaces(surroundings)
         peaks = tuple(
-            peak.with_part(CUBLAS, workspaces_at(peak.when, peak.phase, recipe, taken)) for peak in peaks
+            peak.with_part(CUBLAS, workspaces_at(peak.when, peak.phase, recipe, workspaces)) for peak in peaks
         )
     highest, pools = max(peak.allocated for peak in peaks), dict[str, int]()
     if not ranks.on_gpu:
         reserved = highest
     elif replayed:
-        reserved, pools = _replayed(model, profile, recipe, device, around, highest)
+        reserved, pools = _replayed(model, profile, recipe, device, surroundings, highest)
     else:
-        reserved = _sum_of_pools(model, profile, recipe, device, around)
-    return _estimate(model, recipe, ranks, around, reserved, peaks, pools)
+        reserved = _sum_of_pools(model, profile, recipe, device, surroundings)
+    return _estimate(model, recipe, ranks, surroundings, reserved, peaks, pools)
 
 
 def assess_in_part(
-    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, around: Surroundings
+    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, surroundings: Surroundings
 ) -> Estimate:
-    """Return a lower bound of `assess` for GPUs, without peaks. `profile`: a part of the recipe's."""
-    return _estimate(model, recipe, ranks, around, _sum_of_pools(model, profile, recipe, ranks, around))
+    """Return a lower bound of `assess` for GPUs, without peaks. `profile`: a part of the recipe's profile."""
+    return _estimate(
+        model, recipe, ranks, surroundings, _sum_of_pools(model, profile, recipe, ranks, surroundings)
+    )
 
 
 def assess_at_least(
-    model: ModelShapes, kept: float, recipe: Recipe, ranks: Ranks, around: Surroundings
+    model: ModelShapes, kept: float, recipe: Recipe, ranks: Ranks, surroundings: Surroundings
 ) -> Estimate:
     """Return a lower bound of `assess` for GPUs that needs no trace of the recipe.
 
     `kept`: bytes that a forward pass keeps on the GPU for the backward pass.
     """
-    return _estimate(model, recipe, ranks, around, at_least(model, recipe, ranks, kept))
+    return _estimate(model, recipe, ranks, surroundings, at_least(model, recipe, ranks, kept))
 
 
 def _estimate(
     model: ModelShapes,
     recipe: Recipe,
     ranks: Ranks,
-    around: Surroundings,
+    surroundings: Surroundings,
     reserved: int,
     peaks: tuple[Peak, ...] = (),
     pools: Mapping[str, int] = MappingProxyType({}),
 ) -> Estimate:
     device = replace(ranks, on_gpu=True)
-    host = host_of(model, recipe, device, around)
+    host = host_of(model, recipe, device, surroundings)
     states = states_of(model, recipe, device)
-    outside = overheads(around.gpu, recipe, ranks)
-    if around.gpu is not None and states.managed:
-        free = max(0, around.gpu.memory - reserved - sum(outside.values()))
+    overhead = overheads(surroundings.gpu, recipe, ranks)
+    if surroundings.gpu is not None and states.managed:
+        free = max(0, surroundings.gpu.memory - reserved - sum(overhead.values()))
         host["paged states without room on the GPU"] = ranks.per_node * max(0, states.managed - free)
     if not ranks.on_gpu:
         host = {"tensors of the ranks": ranks.per_node * reserved, **host}
@@ -103,7 +105,7 @@ def _estimate(
         peaks=peaks,
         reserved=reserved,
         pools=dict(pools),
-        overhead=outside,
+        overhead=overhead,
         host={name: size for name, size in host.items() if size},
         managed=states.managed,
         nvme=states.nvme,
@@ -114,7 +116,7 @@ def _estimate(
 
 
 def _sum_of_pools(
-    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, around: Surroundings
+    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, surroundings: Surroundings
 ) -> int:
     """Return the bytes that the streams' pools need together: each keeps what it held at its own peak."""
     peaks = peaks_of(model, profile.on_compute_stream, recipe, ranks)
@@ -124,8 +126,8 @@ def _sum_of_pools(
         for stream, moments in profile.other_streams.items()
     }
     gradients = others.get(REDUCE_SCATTER, 0)
-    compute = max(one.allocated - min(one.parts.get(GRADIENTS, 0), gradients) for one in peaks)
-    return round((compute + sum(others.values()) + sum(_workspaces(around).values())) * (1 + ROUNDING))
+    compute = max(peak.allocated - min(peak.parts.get(GRADIENTS, 0), gradients) for peak in peaks)
+    return round((compute + sum(others.values()) + sum(_workspaces(surroundings).values())) * (1 + ROUNDING))
 
 
 def _replayed(
@@ -133,26 +135,26 @@ def _replayed(
     profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
-    around: Surroundings,
+    surroundings: Surroundings,
     highest: int,
 ) -> tuple[int, dict[str, int]]:
     """Return the bytes that the allocator's model reserves, and each stream's share of them. `highest`: the
     most allocated bytes at any peak."""
-    line = timeline(model, profile.trace, recipe, ranks, _workspaces(around))
-    found = replay(
+    line = timeline(model, profile.trace, recipe, ranks, _workspaces(surroundings))
+    allocator = replay(
         line.sizes,
         line.events,
         expandable=recipe.expandable_segments,
         streams=line.streams,
     )
-    pools = dict(found.peak_pools)
-    more = max(0, highest - found.peak_reserved)  # a resume is not in the timeline
-    pools[COMPUTE] = pools.get(COMPUTE, 0) + more
-    return found.peak_reserved + more, pools
+    pools = dict(allocator.peak_pools)
+    missing = max(0, highest - allocator.peak_reserved)  # a resume is not in the timeline
+    pools[COMPUTE] = pools.get(COMPUTE, 0) + missing
+    return allocator.peak_reserved + missing, pools
 
 
-def _workspaces(around: Surroundings) -> dict[str, int]:
-    return cublas_workspaces(around.gpu.type if around.gpu is not None else "")
+def _workspaces(surroundings: Surroundings) -> dict[str, int]:
+    return cublas_workspaces(surroundings.gpu.type if surroundings.gpu is not None else "")
 
 
 def failure_of(

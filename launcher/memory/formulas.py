@@ -66,7 +66,8 @@ def formula_trace(
     FSDP2, in compute precision: the forward pass holds a unit's parameters and two all-gather buffers. The
     backward pass holds parameters, the next unit's all-gather, gradients, and one reduce-scatter input in
     fp32. For two equal units that is 6 and 10 bytes per parameter. The root stays gathered between passes,
-    and so does the head if it is a unit of its own. Such an embedding is gathered in the forward pass only.
+    and so does the head if it is a separate unit. An embedding that is a separate unit is gathered in the
+    forward pass only.
     """
     passes = 2 if complete and recipe.grad_accum > 1 else 1
     step = _Step(parts_of(model), recipe, ranks, tokens_per_sample or 0, passes)
@@ -182,7 +183,8 @@ class _Step(_Script):
         root, looked_up = self.root, self.model.looked_up
         of_loss = self.make(TEMPORARIES, self.model.end, each=self.logits * FP32)
         self.free(of_loss)
-        # The head's gradient comes first and the embedding's last. FSDP reduces those in the root at the end.
+        # The head's gradient comes first and the embedding's last. FSDP reduces the root's gradients at the
+        # end.
         early = [p for p in root.trained if p not in looked_up]
         of_early = self.gradient(root, early)
         of_head = self.gradient(self.head, self.head.trained) if self.head is not None else []
@@ -323,14 +325,14 @@ class _Step(_Script):
             self.free(whole)
         else:
             self.free(self.reducing)
-            mine = self.padded(part.trained) * self.reduce
-            self.reducing = self.make(COMMUNICATION, part.module, mine * self.shards)
+            shard_bytes = self.padded(part.trained) * self.reduce
+            self.reducing = self.make(COMMUNICATION, part.module, shard_bytes * self.shards)
             self.free(whole, self.waiting.pop(part.name, []))
             category = GRADIENTS if self.complete.isdisjoint(part.trained) else TEMPORARIES
-            self.completed(part.trained, self.make(category, part.module, mine, stream=REDUCE_SCATTER))
+            self.completed(part.trained, self.make(category, part.module, shard_bytes, stream=REDUCE_SCATTER))
 
     def completed(self, trained: Sequence[Parameter], gradients: list[int]) -> None:
-        """Free the gradients of some parameters, as a trace does when they are complete."""
+        """Free the gradients of some parameters when they are complete, as in a trace."""
         self.complete.update(trained)
         for p in trained:
             self.storages.append(Storage(0, 0, COMPLETE, p.name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
-from launcher.memory.states import FP32, Ranks, alike_on_node, shard_of, states_of, updated_by
+from launcher.memory.states import FP32, Ranks, ranks_on_node, shard_of, states_of, updated_by
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Gpu
 from launcher.spec.recipe import Recipe
@@ -33,29 +33,29 @@ class Surroundings(NamedTuple):
     "Checkpoints are written from a copy on the host."
 
 
-def host_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, around: Surroundings) -> dict[str, int]:
+def host_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, surroundings: Surroundings) -> dict[str, int]:
     """Return the bytes on the node that holds the most, by category.
 
     The result is for the worse of two moments: while every rank builds its model, or in training.
     """
-    processes = {"processes": ranks.per_node * (PROCESS + around.workers * WORKER)}
-    training = {**_training(model, recipe, ranks, copies=around.copies), **processes}
+    processes = {"processes": ranks.per_node * (PROCESS + surroundings.workers * WORKER)}
+    training = {**_training(model, recipe, ranks, copies=surroundings.copies), **processes}
     building = {**processes}
-    if not around.on_meta:
+    if not surroundings.on_meta:
         building["whole model, in each rank at its start"] = ranks.per_node * model.numel * FP32
     worse = max(building, training, key=lambda parts: sum(parts.values()))
     return {name: size for name, size in worse.items() if size}
 
 
 def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool) -> dict[str, int]:
-    held = alike_on_node(model, recipe, ranks)
+    held = ranks_on_node(model, recipe, ranks)
     states = [(states_of(model, recipe, ranks, rank), number) for rank, number in held]
     parts = {
-        "parameters": sum(number * one.host.parameters for one, number in states),
-        "buffers": sum(number * one.host.buffers for one, number in states),
-        "gradients": sum(number * one.host.gradients for one, number in states),
-        "optimizer states": sum(number * one.host.optimizer for one, number in states),
-        "parameters again, for the optimizer": sum(number * one.host.copies for one, number in states),
+        "parameters": sum(number * each.host.parameters for each, number in states),
+        "buffers": sum(number * each.host.buffers for each, number in states),
+        "gradients": sum(number * each.host.gradients for each, number in states),
+        "optimizer states": sum(number * each.host.optimizer for each, number in states),
+        "parameters again, for the optimizer": sum(number * each.host.copies for each, number in states),
     }
     if ranks.on_gpu:
         parts["pinned memory, rounded up"] = sum(
@@ -70,8 +70,8 @@ def _training(model: ModelShapes, recipe: Recipe, ranks: Ranks, *, copies: bool)
         )
     if copies:
         parts["copy for the checkpoint"] = sum(
-            number * (one.gpu.parameters + one.gpu.optimizer + one.host.parameters + one.host.optimizer)
-            for one, number in states
+            number * (each.gpu.parameters + each.gpu.optimizer + each.host.parameters + each.host.optimizer)
+            for each, number in states
         )
     return parts
 

@@ -143,7 +143,7 @@ def entries(folder: Path, family: Family) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
+def correction(earlier: Sequence[Entry], recipe: Recipe) -> Correction | None:
     """Return the correction for `recipe`, or None if no entry has a prediction for its measurement.
 
     Uses the nearest entries: fewest changed fields first, then the nearest micro-batch, then the newest.
@@ -154,13 +154,13 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
             abs(log2(entry.recipe.micro_batch_size / recipe.micro_batch_size)),
             ratio,
         )
-        for entry in reversed(known)
+        for entry in reversed(earlier)
         if (ratio := entry.ratio) is not None
     ]
     if not usable:
         return None
     fewest = min(len(changed) for changed, _, _ in usable)
-    near = sorted((one for one in usable if len(one[0]) == fewest), key=lambda one: one[1])[:NEAREST]
+    near = sorted((row for row in usable if len(row[0]) == fewest), key=lambda row: row[1])[:NEAREST]
     ratios = [ratio for _, _, ratio in near]
     factor = median(ratios)
     return Correction(
@@ -171,38 +171,40 @@ def correction(known: Sequence[Entry], recipe: Recipe) -> Correction | None:
     )
 
 
-def too_large(known: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None) -> tuple[Entry, ...]:
+def too_large(
+    earlier: Sequence[Entry], recipe: Recipe, ranks: int, capacity: int | None
+) -> tuple[Entry, ...]:
     """Return one entry of each run that shows this recipe to be too large, the newest first.
 
     Such a run had as many devices of the same capacity. It ran out of memory under this recipe with this
     micro-batch or a smaller one; or with a larger one, and continued with a micro-batch below this one.
     Entries that a later run contradicts are left out. A single entry may be due to a transient failure.
     """
-    alike = [one for one in known if capacity and (one.capacity, one.ranks) == (capacity, ranks)]
-    if all(_changed(one, recipe) for entry in alike for one in entry.ran_out):
+    same_device = [e for e in earlier if capacity and (e.capacity, e.ranks) == (capacity, ranks)]
+    if all(_changed(failed, recipe) for entry in same_device for failed in entry.ran_out):
         return ()  # the common case, found early
-    found: dict[str, Entry] = {}
-    held = 0  # largest micro-batch that a later run could hold
-    for entry in reversed(alike):
-        for one in entry.ran_out:
-            fits = 0 if _changed(one, entry.recipe) else entry.recipe.micro_batch_size
-            least = max(held, fits) + 1 if fits else max(held + 1, one.micro_batch_size)
-            counts = one.micro_batch_size > held and recipe.micro_batch_size >= least
-            if counts and not _changed(one, recipe):
-                found.setdefault(entry.run, entry)
+    by_run: dict[str, Entry] = {}
+    largest_fit = 0  # largest micro-batch that a later run could hold
+    for entry in reversed(same_device):
+        for failed in entry.ran_out:
+            fits = 0 if _changed(failed, entry.recipe) else entry.recipe.micro_batch_size
+            least = max(largest_fit, fits) + 1 if fits else max(largest_fit + 1, failed.micro_batch_size)
+            counts = failed.micro_batch_size > largest_fit and recipe.micro_batch_size >= least
+            if counts and not _changed(failed, recipe):
+                by_run.setdefault(entry.run, entry)
         if not _changed(entry.recipe, recipe):
-            held = max(held, entry.recipe.micro_batch_size)
-    return tuple(found.values())
+            largest_fit = max(largest_fit, entry.recipe.micro_batch_size)
+    return tuple(by_run.values())
 
 
-def tells_more(entry: Entry, known: Sequence[Entry]) -> bool:
+def is_useful(entry: Entry, earlier: Sequence[Entry]) -> bool:
     """Return whether later plans can learn from an entry.
 
     They can if it has a prediction or an OOM, or if its recipe ran although it was known to be too large.
     """
-    alike = [one for one in known if one.args == entry.args]
-    holds = too_large(alike, entry.recipe, entry.ranks, entry.capacity)
-    return bool(entry.predicted or entry.ran_out or holds)
+    same_args = [e for e in earlier if e.args == entry.args]
+    was_too_large = too_large(same_args, entry.recipe, entry.ranks, entry.capacity)
+    return bool(entry.predicted or entry.ran_out or was_too_large)
 
 
 def capacity_of(job: Job, cluster: Cluster, *, on_gpu: bool) -> int | None:

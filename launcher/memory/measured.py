@@ -40,22 +40,22 @@ def entry_of_run(run: RunDir, parameters: int | None = None) -> Entry | None:
     recipe. `parameters`: number of the model's parameters, if known.
     """
     try:
-        about, plan, events = run.read_about(), read_record(run.plan), run.read_events()
+        record, plan, events = run.read_about(), read_record(run.plan), run.read_events()
         for attempt in reversed(run.attempts()):
             judged = attempt.read_verdict()
             if judged is not None and judged.verdict.failure in ("gpu-oom", "host-oom"):
                 continue
             changes = changes_within(events, attempt.number)
-            held = _held(attempt, after=max((one.step or 0 for one in changes), default=0))
+            held = _held(attempt, after=max((change.step or 0 for change in changes), default=0))
             if held is not None:
-                return _entry(run, about, plan, events, attempt, held, parameters)
-    except (OSError, LookupError, TypeError, ValueError, AttributeError):  # another version wrote it
+                return _entry(run, record, plan, events, attempt, held, parameters)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):  # written by another version
         pass
     return None
 
 
 class Parts(NamedTuple):
-    """What the peak of one step consisted of, on the rank with the highest peak."""
+    """The parts of one step's peak, on the rank with the highest peak."""
 
     rank: int
     step: int
@@ -64,14 +64,14 @@ class Parts(NamedTuple):
 
 
 def parts_of_run(run: RunDir) -> Parts | None:
-    """Return the categories that the newest attempt with any has measured last; None if none did.
+    """Return the last categories that the newest attempt with any has measured; None if there are none.
 
     A command and a CPU without a memory budget measure none.
     """
     for attempt in reversed(run.attempts()):
-        found = [parts for path in _files(attempt) if (parts := _parts(path)) is not None]
-        if found:
-            return max(found, key=lambda parts: (sum(parts.bytes.values()), -parts.rank))
+        measured = [parts for path in _files(attempt) if (parts := _parts(path)) is not None]
+        if measured:
+            return max(measured, key=lambda parts: (sum(parts.bytes.values()), -parts.rank))
     return None
 
 
@@ -127,15 +127,15 @@ def _line(text: bytes) -> dict[str, Any]:
 
 def _entry(
     run: RunDir,
-    about: RunRecord,
+    record: RunRecord,
     plan: dict[str, Any],
     events: list[Event],
     attempt: AttemptDir,
     held: Held,
     parameters: int | None,
 ) -> Entry | None:
-    job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
-    on_gpu, versions = about["gpus_per_node"] > 0, about["versions"]
+    job, cluster = Job.model_validate(record["job"]), Cluster.model_validate(record["cluster"])
+    on_gpu, versions = record["gpus_per_node"] > 0, record["versions"]
     family = family_of(job, cluster, versions["torch"], on_gpu=on_gpu)
     if family is None:
         return None
@@ -147,8 +147,8 @@ def _entry(
         args=job.shaped_by,
         parameters=parameters,
         recipe=recipe,
-        ranks=about["nodes"] * about["ranks_per_node"],
-        ranks_per_node=about["ranks_per_node"],
+        ranks=record["nodes"] * record["ranks_per_node"],
+        ranks_per_node=record["ranks_per_node"],
         measured=held.peaks,
         predicted=_predicted(plan) if as_planned else {},
         reserved=held.reserved,
@@ -161,8 +161,8 @@ def _entry(
 
 
 def _predicted(plan: dict[str, Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     for peak in (plan.get("estimate") or {}).get("peaks", ()):
         when = MOMENTS[peak["when"]]
-        found[when] = max(found.get(when, 0), peak["allocated"])
-    return found
+        peaks[when] = max(peaks.get(when, 0), peak["allocated"])
+    return peaks

@@ -52,7 +52,7 @@ def overheads(gpu: Gpu | None, recipe: Recipe, ranks: Ranks) -> dict[str, int]:
         return {}
     if gpu is not None and gpu.overhead is not None:
         return {"beside PyTorch, by the cluster profile": gpu.overhead}
-    buffers = sum(_buffers(*one) for one in communicators(recipe, ranks))
+    buffers = sum(_buffers(*each) for each in communicators(recipe, ranks))
     return {"CUDA context": CONTEXT, **({"NCCL buffers": buffers} if buffers else {})}
 
 
@@ -63,14 +63,14 @@ def communicators(recipe: Recipe, ranks: Ranks) -> list[tuple[int, bool]]:
     dimensions (launcher.train.mesh) has one more for each.
     """
     nodes, (stages, data, tensor) = ranks.world // ranks.per_node, mesh_of(recipe, ranks.world)
-    found = [(ranks.world, nodes > 1), (tensor, False)]
+    groups = [(ranks.world, nodes > 1), (tensor, False)]
     if recipe.sharding == "hybrid":
-        found += [(ranks.shards(recipe), False), (nodes, True)]
+        groups += [(ranks.shards(recipe), False), (nodes, True)]
     elif data < ranks.world:
-        found.append((data, data * tensor > ranks.per_node))
+        groups.append((data, data * tensor > ranks.per_node))
     if stages > 1:  # launcher.train.pipeline.channel has a group for each way
-        found += [(stages, nodes > 1)] * (2 if recipe.virtual_stages == 1 else 4)
-    return [(members, across) for members, across in found if members > 1]
+        groups += [(stages, nodes > 1)] * (2 if recipe.virtual_stages == 1 else 4)
+    return [(members, across) for members, across in groups if members > 1]
 
 
 def _buffers(members: int, across: bool) -> int:
@@ -89,13 +89,13 @@ def cublas_workspaces(gpu_type: str) -> dict[str, int]:
     return {"forward": size, "backward": size}
 
 
-def workspaces_at(when: str, phase: str, recipe: Recipe, taken: Mapping[str, int]) -> int:
-    """Return the bytes of the workspaces that there are at a peak, of those that `cublas_workspaces` returns.
+def workspaces_at(when: str, phase: str, recipe: Recipe, workspaces: Mapping[str, int]) -> int:
+    """Return the bytes of the workspaces that exist at a peak. `workspaces`: from `cublas_workspaces`.
 
     There are none before the first step, and one in a forward pass before any backward pass. Under FSDP the
-    recovery's self-test has taken both before. Measured on an H200.
+    recovery's self-test has allocated both by then. Measured on an H200.
     """
     if when == "resume":
         return 0
     alone = (when, phase) == ("first step", "forward") and recipe.grad_accum == 1
-    return taken["forward"] if alone and recipe.sharding not in SHARDED else sum(taken.values())
+    return workspaces["forward"] if alone and recipe.sharding not in SHARDED else sum(workspaces.values())

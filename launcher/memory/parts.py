@@ -87,8 +87,8 @@ class Parts:
     @cached_property
     def head(self) -> Parameter | None:
         """The parameter that computes the logits: a matrix of the root, else the tied embedding."""
-        found = (p for p in self.root.matrices if p.shape[0] == self.vocabulary)
-        return next(found, self.embeddings[0] if self.embeddings else None)
+        matrices = (p for p in self.root.matrices if p.shape[0] == self.vocabulary)
+        return next(matrices, self.embeddings[0] if self.embeddings else None)
 
     @property
     def end(self) -> str:
@@ -127,9 +127,9 @@ class Parts:
 
 def parts_of(model: ModelShapes) -> Parts:
     """Group parameters into blocks: names that agree up to the first number, as in a ModuleList."""
-    found: dict[str, list[Parameter]] = {"": []}
+    groups: dict[str, list[Parameter]] = {"": []}
     for p in model.parameters:
         numbered = _NUMBERED.match(p.name)
-        found.setdefault(numbered[1] if numbered else "", []).append(p)
-    root, *blocks = (Part(name, tuple(parameters)) for name, parameters in found.items())
+        groups.setdefault(numbered[1] if numbered else "", []).append(p)
+    root, *blocks = (Part(name, tuple(parameters)) for name, parameters in groups.items())
     return Parts(root, tuple(blocks), model.outer_units)

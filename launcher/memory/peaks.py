@@ -74,24 +74,24 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
     """
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     left = int(profile.left.at(micro))
-    found = []
+    peaks = []
 
     def add(
-        when: When, phase: str, profile: Profile, name: str, known: Mapping[str, int] = MappingProxyType({})
+        when: When, phase: str, profile: Profile, name: str, extra: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """`name`: the phase in the trace. `known`: bytes that the trace does not have, by category."""
-        moment = max(profile.highest.get(name, ()), key=lambda one: one.at(micro), default=None)
+        """`name`: the phase in the trace. `extra`: bytes by category that are not in the trace."""
+        moment = max(profile.highest.get(name, ()), key=lambda moment: moment.at(micro), default=None)
         if moment is None:
             return
         # Optimizer states are created in the first update; on the host, before the first step.
-        made = when != "first step" or recipe.optimizer_step == "backward"
-        parts = standing(states, recipe, with_optimizer=made)
-        here = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
-        # A run can restore what the model held before the step, so it holds that as well.
+        has_states = when != "first step" or recipe.optimizer_step == "backward"
+        parts = standing(states, recipe, with_optimizer=has_states)
+        traced = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
+        # A run keeps what the model held before the step, so that it can restore that.
         before = {ACTIVATIONS: left if when == "steady state" else 0}
-        for category, size in (*here.items(), *known.items(), *before.items()):
+        for category, size in (*traced.items(), *extra.items(), *before.items()):
             parts[category] = parts.get(category, 0) + size
-        found.append(_peak(when, phase, parts, profile.module(moment.event)))
+        peaks.append(_peak(when, phase, parts, profile.module(moment.event)))
 
     for name in ("forward", "backward", LATER):
         for when in ("first step", "steady state"):
@@ -99,35 +99,35 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             add(when, phase, profile, name)
             if recipe.grad_accum == 1 or profile.adds_to_buckets:
                 continue
-            # Every micro-batch but the first runs beside earlier gradients, in the first step too.
+            # Every micro-batch except the first runs while earlier gradients exist, in the first step too.
             if f"{name} again" in profile.highest:
                 add(when, phase, profile, f"{name} again")
             else:
                 add(when, phase, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
     add("evaluation", "forward", profile, "evaluation")
     update = _update(model, states, recipe, ranks, profile)
-    found += [update, update.model_copy(update={"when": "steady state"})]
+    peaks += [update, update.model_copy(update={"when": "steady state"})]
     held = standing(states, recipe, with_optimizer=True)
-    found.append(_peak("resume", "load", held))
+    peaks.append(_peak("resume", "load", held))
     if recipe.offload == "none" and recipe.optimizer_step == "after":
-        found.append(_made_states(model, states, recipe, ranks))
+        peaks.append(_made_states(model, states, recipe, ranks))
     # A checkpoint is saved between two steps, and copied to the host tensor by tensor.
-    found.append(_peak("checkpoint", "save", held))
-    return _worst(found)
+    peaks.append(_peak("checkpoint", "save", held))
+    return _worst(peaks)
 
 
-def _worst(found: Sequence[Peak]) -> tuple[Peak, ...]:
+def _worst(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
     """Return the highest peak of each moment and phase, in their order."""
     worst: dict[tuple[str, str], Peak] = {}
-    for peak in found:
+    for peak in peaks:
         key = (peak.when, peak.phase)
-        worst[key] = max(worst.get(key, peak), peak, key=lambda one: one.allocated)
+        worst[key] = max(worst.get(key, peak), peak, key=lambda peak: peak.allocated)
     return tuple(worst.values())
 
 
 def _peak(when: When, phase: str, parts: Mapping[str, int], module: str = "") -> Peak:
-    there = {name: size for name, size in parts.items() if size}
-    return Peak(when=when, phase=phase, module=module, allocated=sum(there.values()), parts=there)
+    nonzero = {name: size for name, size in parts.items() if size}
+    return Peak(when=when, phase=phase, module=module, allocated=sum(nonzero.values()), parts=nonzero)
 
 
 def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[str, int]:
@@ -155,8 +155,8 @@ def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Rank
     """Return the peak while launcher.train.optimizers.state.make_states creates states to load.
 
     It creates the states of one parameter after the other, matrices first, each with a gradient of zeros in
-    addition to DDP's buckets. States on the host exist already, and those of `optimizer_step: backward` as
-    well: they are created without activations, and need less than a step.
+    addition to DDP's buckets. States on the host exist already. The states of `optimizer_step: backward`
+    exist too: they are created without activations, and need less than a step.
     """
     made, highest = 0, ("", 0, 0, 0)
     for p, count in sorted(model.distinct, key=lambda pair: pair[0].vector):
@@ -165,7 +165,7 @@ def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Rank
         shard = updated_by(p, recipe, ranks)
         made += count * (state_bytes(recipe, p, shard) - paged_bytes(recipe, p, shard))
         now = (p.name, made, shard.numel * p.itemsize, temporaries_of(recipe, p, shard))
-        highest = max(highest, now, key=lambda one: sum(one[1:]))
+        highest = max(highest, now, key=lambda row: sum(row[1:]))
     name, made, zeros, temporaries = highest
     held = standing(states, recipe, with_optimizer=False)
     gradients = held.get(GRADIENTS, 0) + zeros
@@ -193,7 +193,7 @@ def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> i
 
 
 def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> int:
-    """Return the bytes of whole parameters that `fsdp-keep` holds beside its shards after a forward pass."""
+    """Return the bytes of whole parameters that `fsdp-keep` holds besides its shards after a forward pass."""
     if recipe.sharding != "fsdp-keep" or ranks.shards(recipe) == 1:
         return 0
     return sum(count * p.numel * min(p.itemsize, computes_in(recipe)) for p, count in model.distinct)
@@ -205,7 +205,7 @@ def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, pr
         parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)
     if recipe.tensor > 1 and recipe.sharding not in SHARDED:
-        # torch computes some gradients of a cut parameter whole: those of embeddings. The update cuts them.
+        # torch computes the whole gradients of cut embeddings. The update cuts them.
         held = max(parts[GRADIENTS], profile.gradients)
         parts[TEMPORARIES] = max(parts[TEMPORARIES], held - parts[GRADIENTS])
         parts[GRADIENTS] = held

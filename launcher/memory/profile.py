@@ -32,14 +32,14 @@ from launcher.memory.trace import (
 from launcher.memory.update import temporaries_of
 from launcher.spec.mesh import in_buckets, stages_of
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.spec.schedule import Beside, held_beside
+from launcher.spec.schedule import ScheduleMoment, held_beside
 
 SCALAR = 8
 "Maximum bytes of one number."
 
 
 class Profile:
-    """A trace as all recipes of one `kind` use it. `profile_of` makes it."""
+    """A trace in the form that all recipes with the same `key` share. `profile_of` makes it."""
 
     def __init__(
         self,
@@ -48,29 +48,29 @@ class Profile:
         recipe: Recipe,
         again: Trace | None = None,
         whole: Profile | None = None,
-        left_out: Callable[[Storage], bool] = lambda _: False,
+        excluded: Callable[[Storage], bool] = lambda _: False,
     ) -> None:
         """`trace`: changed for what the recipe does with gradients. `again`: the trace of a pass that runs
-        beside gradients of earlier micro-batches, if it differs. `whole`: the profile of which this one is a
-        part, without the storages for which `left_out` returns True."""
+        while gradients of earlier micro-batches exist, if it differs. `whole`: the profile that this one is a
+        part of, without the storages for which `excluded` returns True."""
         self.trace, self._model, self._recipe = trace, model, recipe
         self._again = again if again is not None else trace
-        self._whole, self._left_out = whole, left_out
+        self._whole, self._excluded = whole, excluded
         self.adds_to_buckets = adds_to_buckets(recipe)
         self._parts: dict[int, dict[str, Affine]] = {}
 
-    def _without(self, left_out: Callable[[Storage], bool]) -> Profile:
-        return Profile(self.trace, self._model, self._recipe, self._again, self, left_out)
+    def _without(self, excluded: Callable[[Storage], bool]) -> Profile:
+        return Profile(self.trace, self._model, self._recipe, self._again, self, excluded)
 
     @cached_property
     def _counted(self) -> Sequence[Storage | None]:
         """The trace's storages, with None in place of each one that is left out."""
         if self._whole is None:
             return self.trace.storages
-        return [None if one is None or self._left_out(one) else one for one in self._whole._counted]
+        return [None if s is None or self._excluded(s) else s for s in self._whole._counted]
 
     @staticmethod
-    def kind(recipe: Recipe) -> tuple[bool, bool, bool, str | None]:
+    def key(recipe: Recipe) -> tuple[bool, bool, bool, str | None]:
         """Return a key: recipes with the same key and the same trace share one profile."""
         updates = recipe.optimizer if recipe.optimizer_step == "backward" else None
         return adds_to_buckets(recipe), leave_the_gpu(recipe), recipe.offload == "cpu", updates
@@ -81,9 +81,10 @@ class Profile:
 
     @cached_property
     def again(self) -> Profile:
-        """This profile for a pass that runs beside gradients of earlier micro-batches. It excludes them."""
+        """This profile for a pass that runs while gradients of earlier micro-batches exist. It excludes
+        them."""
         whole = self._whole.again if self._whole is not None else None
-        return Profile(self._again, self._model, self._recipe, None, whole, self._left_out)
+        return Profile(self._again, self._model, self._recipe, None, whole, self._excluded)
 
     @cached_property
     def gradients(self) -> int:
@@ -93,31 +94,31 @@ class Profile:
         )
 
     def _highest_of(self, wanted: Callable[[Storage], bool]) -> list[Moment]:
-        """Return the moments at which most is allocated by the wanted storages alone."""
-        some = [one if one is not None and wanted(one) else None for one in self._counted]
-        return [moment for moments in self.trace.highest(some).values() for moment in moments]
+        """Return the moments at which the wanted storages alone take the most bytes."""
+        counted = [s if s is not None and wanted(s) else None for s in self._counted]
+        return [moment for moments in self.trace.highest(counted).values() for moment in moments]
 
     @cached_property
     def on_compute_stream(self) -> Profile:
         """This profile without what other streams allocate."""
-        return self._without(lambda one: one.stream != COMPUTE)
+        return self._without(lambda s: s.stream != COMPUTE)
 
     @cached_property
     def other_streams(self) -> dict[str, list[Moment]]:
         """Stream -> the moments at which most is allocated on it, for each stream except the compute
         stream."""
-        if self._whole is not None and self._elsewhere == self._whole._elsewhere:
+        if self._whole is not None and self._off_compute == self._whole._off_compute:
             return self._whole.other_streams
-        streams = dict.fromkeys(one.stream for one in self._elsewhere)
+        streams = dict.fromkeys(storage.stream for storage in self._off_compute)
         return {stream: self._highest_on(stream) for stream in streams}
 
     @cached_property
-    def _elsewhere(self) -> list[Storage]:
+    def _off_compute(self) -> list[Storage]:
         """The storages that are not on the compute stream."""
-        return [one for one in self._counted if one is not None and one.stream != COMPUTE]
+        return [s for s in self._counted if s is not None and s.stream != COMPUTE]
 
     def _highest_on(self, stream: str) -> list[Moment]:
-        return self._highest_of(lambda one: one.stream == stream)
+        return self._highest_of(lambda s: s.stream == stream)
 
     @cached_property
     def batch(self) -> Affine:
@@ -130,19 +131,19 @@ class Profile:
         them."""
         ends = [end for name, _, end in self.trace.spans() if name.startswith("backward")]
         numbers = self.trace.live_at(max(ends) - 1) if ends else []
-        there = (one for number in numbers if (one := self._counted[number]) is not None)
+        live = (storage for number in numbers if (storage := self._counted[number]) is not None)
         # The sums of losses and weights are gone before the update.
-        kept = [one for one in there if one.category == ACTIVATIONS and one.at(1) > SCALAR]
-        return Affine(sum(one.fixed for one in kept), sum(one.per_sample for one in kept))
+        kept = [s for s in live if s.category == ACTIVATIONS and s.at(1) > SCALAR]
+        return Affine(sum(s.fixed for s in kept), sum(s.per_sample for s in kept))
 
     def parts(self, event: int) -> dict[str, Affine]:
         """Return category -> live bytes after an event."""
         if event not in self._parts:
             sums: dict[str, tuple[int, int]] = {}
             for number in self.trace.live_at(event):
-                if (one := self._counted[number]) is not None:
-                    fixed, per_sample = sums.get(one[2], (0, 0))
-                    sums[one[2]] = fixed + one[0], per_sample + one[1]
+                if (s := self._counted[number]) is not None:
+                    fixed, per_sample = sums.get(s[2], (0, 0))
+                    sums[s[2]] = fixed + s[0], per_sample + s[1]
             self._parts[event] = {category: Affine(*size) for category, size in sums.items()}
         return self._parts[event]
 
@@ -150,15 +151,13 @@ class Profile:
     def of_blocks(self) -> Profile:
         """This profile without the activations and temporaries of embeddings, head and loss."""
         in_block = self._model.in_block
-        return self._without(
-            lambda one: one.category in (ACTIVATIONS, TEMPORARIES) and not in_block(one.module)
-        )
+        return self._without(lambda s: s.category in (ACTIVATIONS, TEMPORARIES) and not in_block(s.module))
 
     @cached_property
     def beside_blocks(self) -> Profile:
         """This profile without what the blocks keep for the backward pass."""
         in_block = self._model.in_block
-        return self._without(lambda one: one.category == ACTIVATIONS and in_block(one.module))
+        return self._without(lambda s: s.category == ACTIVATIONS and in_block(s.module))
 
     def module(self, event: int) -> str:
         return self.trace.storages[self.trace.events[event]].module
@@ -169,7 +168,7 @@ def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, rank
     model. `model`: in the recipe's precision."""
     moments = held_beside(recipe, ranks.stage)
     if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
-        moments = frozenset(one._replace(again=again) for one in moments for again in (False, True))
+        moments = frozenset(moment._replace(again=again) for moment in moments for again in (False, True))
     if recipe.offload == "cpu" and ranks.on_gpu:
         cast = any(p.itemsize > computes_in(recipe) for p in model.parameters)
         traces = [with_shards_from_host(trace, ranks.shards(recipe), cast=cast) for trace in traces]
@@ -190,8 +189,8 @@ def leave_the_gpu(recipe: Recipe) -> bool:
 
 
 def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
-    """Return the recipe and the ranks with which to trace each stage of a rank by itself: in a pipeline of
-    more ranks, which have one stage each."""
+    """Return the recipe and the ranks with which to trace each stage of a rank separately: in a pipeline of
+    more ranks with one stage each."""
     number = recipe.virtual_stages
     alone = recipe.model_copy(update={"pipeline": recipe.pipeline * number, "virtual_stages": 1})
     return [
@@ -200,24 +199,24 @@ def stages_alone(recipe: Recipe, ranks: Ranks) -> list[tuple[Recipe, Ranks]]:
     ]
 
 
-def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bool = False) -> Trace:
+def in_schedule(traces: Sequence[Trace], moments: Iterable[ScheduleMoment], *, again: bool = False) -> Trace:
     """Return the trace of one micro-batch in all stages of a rank, one stage after the other.
 
-    Meanwhile, other micro-batches wait for their backward pass or for gradients of weights. Each pass has
-    those of the moment at which they need the most memory. `again`: every pass runs beside gradients of
-    earlier micro-batches, as the phases whose names end with ` again` do.
+    Meanwhile, other micro-batches wait for their backward pass or for weight gradients. Each pass includes
+    the waiting micro-batches of the moment at which they need the most memory. `again`: every pass runs while
+    gradients of earlier micro-batches exist, like the phases whose names end with ` again`.
     """
     kept = [_live_before(trace, "backward") for trace in traces]
     if LATER in dict(traces[0].phases):
-        left = (one for one in _live_before(traces[0], LATER) if one.category in _LEFT)
-        kept.append([one._replace(category=ACTIVATIONS) for one in left])
-    weights = [sum(one.at(1) for one in some if one.category in _WAITING) for some in kept]
-    numbers = [((one.kind, one.chunk, one.again), (*one.held, one.later)[: len(kept)]) for one in moments]
+        left = (s for s in _live_before(traces[0], LATER) if s.category in _LEFT)
+        kept.append([storage._replace(category=ACTIVATIONS) for storage in left])
+    weights = [sum(s.at(1) for s in storages if s.category in _WAITING) for storages in kept]
+    numbers = [((m.kind, m.chunk, m.again), (*m.held, m.later)[: len(kept)]) for m in moments]
     most: dict[tuple[str, int, bool], tuple[int, ...]] = {}
     # Equal stages take as much in another order of numbers. The largest tuple then counts in every process:
     # the order of a set does not.
-    for alike, held in sorted(numbers, key=lambda one: (sum(map(operator.mul, one[1], weights)), one[1])):
-        most[alike] = held
+    for key, held in sorted(numbers, key=lambda pair: (sum(map(operator.mul, pair[1], weights)), pair[1])):
+        most[key] = held
     merged, nothing = _Merged(traces, kept), (0,) * len(kept)
     for phase, _ in traces[0].phases:
         if phase == "evaluation":
@@ -236,7 +235,7 @@ def in_schedule(traces: Sequence[Trace], moments: Iterable[Beside], *, again: bo
 
 _WAITING = (ACTIVATIONS, BATCH)
 _LEFT = (*_WAITING, TEMPORARIES)
-"What waits for the gradients of weights: inputs of layers, and gradients of their outputs."
+"Storages that wait for weight gradients: inputs of layers, and gradients of their outputs."
 
 
 def _live_before(trace: Trace, phase: str) -> list[Storage]:
@@ -248,7 +247,7 @@ class _Merged:
 
     def __init__(self, traces: Sequence[Trace], kept: Sequence[Sequence[Storage]]) -> None:
         """`kept`: for each trace the storages that are alive between its forward and its backward pass. One
-        more list has those that wait for gradients of weights, if there are any."""
+        more list has those that wait for weight gradients, if there are any."""
         self._traces, self._kept = traces, kept
         self.storages = [storage for trace in traces for storage in trace.storages]
         self._firsts = [0, *itertools.accumulate(len(trace.storages) for trace in traces)]
@@ -258,7 +257,7 @@ class _Merged:
         self._waiting: list[list[int]] = [[] for _ in kept]
 
     def hold(self, numbers: Sequence[int], stage: int) -> None:
-        """Let so many micro-batches of each stage wait while `stage` runs. One may be the traced one."""
+        """Set how many micro-batches of each stage wait while `stage` runs. One may be the traced one."""
         for at, number in enumerate(numbers):
             # In earlier stages, the traced micro-batch is one of those that wait. Later stages have only
             # others, and the parameters that stay gathered for them, once.
@@ -270,13 +269,16 @@ class _Merged:
                 self._held[at] = held
 
     def _alive(self, stage: int, number: int, gathered: bool) -> Iterator[int]:
-        for one in self._kept[stage]:
-            times, category = (number, ACTIVATIONS) if one.category in _WAITING else (gathered, one.category)
-            if times and (one.category in _WAITING or one.category == GATHERED):
+        for storage in self._kept[stage]:
+            waits = storage.category in _WAITING
+            times, category = (number, ACTIVATIONS) if waits else (gathered, storage.category)
+            if times and (waits or storage.category == GATHERED):
                 yield len(self.storages)
                 self.storages.append(
-                    one._replace(
-                        fixed=times * one.fixed, per_sample=times * one.per_sample, category=category
+                    storage._replace(
+                        fixed=times * storage.fixed,
+                        per_sample=times * storage.per_sample,
+                        category=category,
                     )
                 )
 
@@ -284,7 +286,7 @@ class _Merged:
         self.events += self._events(phase, stage)
 
     def evaluate(self) -> None:
-        """Run all stages without gradients. What a stage has sent before stays until another one sends.
+        """Run all stages without gradients. A stage's last message stays until another stage sends one.
 
         A stage's trace begins with that message if the stage sends any, otherwise with the batch.
         """
@@ -314,7 +316,7 @@ def _sum(sizes: Iterable[Affine]) -> Affine:
 def adds_to_buckets(recipe: Recipe) -> bool:
     """Return whether each gradient is added to DDP's bucket at once.
 
-    With `grad_sync: last`, gradients wait beside the buckets until the last micro-batch.
+    With `grad_sync: last`, gradients wait outside the buckets until the last micro-batch.
     """
     return in_buckets(recipe) and not recipe.gradients_wait
 
@@ -338,18 +340,16 @@ def work_of(traces: Sequence[Trace]) -> Work:
 
 
 def kept_of(traces: Sequence[Trace], model: ModelShapes) -> Kept:
-    """Arguments as for `profile_of`."""
-    kept = [(t, [one for one in t.storages if one.category == ACTIVATIONS]) for t in traces]
-    inside = [(t, [one for one in some if model.in_block(one.module)]) for t, some in kept]
-    everywhere, in_blocks = (_sum(_summed(t, some) for t, some in each) for each in (kept, inside))
-    return Kept(everywhere, in_blocks if any(some for _, some in inside) else None)
+    """Return what the forward pass keeps. Arguments as for `profile_of`."""
+    kept = [(t, [s for s in t.storages if s.category == ACTIVATIONS]) for t in traces]
+    inside = [(t, [s for s in storages if model.in_block(s.module)]) for t, storages in kept]
+    everywhere, in_blocks = (_sum(_summed(t, storages) for t, storages in each) for each in (kept, inside))
+    return Kept(everywhere, in_blocks if any(storages for _, storages in inside) else None)
 
 
 def _summed(trace: Trace, storages: list[Storage]) -> Affine:
     passes = sum(name.startswith("forward") for name, _ in trace.phases)
-    return Affine(
-        sum(one.fixed for one in storages) / passes, sum(one.per_sample for one in storages) / passes
-    )
+    return Affine(sum(s.fixed for s in storages) / passes, sum(s.per_sample for s in storages) / passes)
 
 
 def with_updates(trace: Trace, model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Trace:
@@ -377,10 +377,12 @@ def with_shards_from_host(trace: Trace, shards: int, *, cast: bool) -> Trace:
     storages, events, phases = list(trace.storages), list[int](), list[tuple[str, int]]()
     for phase, start, end in trace.spans():
         phases.append((phase, len(events)))
-        made = [one for one in trace.events[start:end] if one >= 0 and _in_all_gather(storages[one])]
-        pairs = pairwise(made) if cast else ()
+        gathers = [
+            event for event in trace.events[start:end] if event >= 0 and _in_all_gather(storages[event])
+        ]
+        pairs = pairwise(gathers) if cast else ()
         copied = [(a, b) for a, b in pairs if storages[a].fixed * shards == storages[b].fixed]
-        uncopied = {*made}.difference(*copied)
+        uncopied = {*gathers}.difference(*copied)
         for event in trace.events[start:end]:
             if event not in uncopied:
                 events.append(event)
@@ -395,8 +397,8 @@ def _in_all_gather(storage: Storage) -> bool:
 
 
 def leaving_late(trace: Trace) -> Trace:
-    """Return the trace in which each gradient is freed when the next one is complete: it is copied to the
-    host meanwhile, by launcher.train.optimizers.host_gradients."""
+    """Return the trace in which each gradient is freed when the next one is complete: until then
+    launcher.train.optimizers.host_gradients copies it to the host."""
     last: int | None = None
 
     def free(event: int, storage: Storage) -> list[int]:

@@ -71,10 +71,10 @@ class ModelShapes:
         blocks = frozenset(self.blocks)
 
         @functools.cache
-        def found(module: str) -> bool:
-            return bool(module) and (module in blocks or found(module.rpartition(".")[0]))
+        def is_in_block(module: str) -> bool:
+            return bool(module) and (module in blocks or is_in_block(module.rpartition(".")[0]))
 
-        return found
+        return is_in_block
 
     @cached_property
     def distinct(self) -> tuple[tuple[Parameter, int], ...]:
@@ -82,12 +82,12 @@ class ModelShapes:
 
         There are few pairs, because blocks repeat a few shapes.
         """
-        alike: dict[tuple[object, ...], tuple[Parameter, int]] = {}
+        groups: dict[tuple[object, ...], tuple[Parameter, int]] = {}
         for p in self.parameters:
             key = (p.shape, p.itemsize, p.requires_grad, p.embedding, p.packs, p.whole)
-            first, count = alike.get(key, (p, 0))
-            alike[key] = first, count + 1
-        return tuple(alike.values())
+            first, count = groups.get(key, (p, 0))
+            groups[key] = first, count + 1
+        return tuple(groups.values())
 
     @cached_property
     def numel(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.base import Value
-from launcher.spec.mesh import can_wait, in_buckets, shards, state_shards
+from launcher.spec.mesh import grad_sync_applies, in_buckets, shards, state_shards
 from launcher.spec.optimizers import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
 from launcher.spec.recipe import SHARDED, Recipe
 
@@ -133,10 +133,10 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     if recipe.offload == "none" or (recipe.offload == "cpu" and not ranks.on_gpu):
         on_device = steps if counted == "device" else 0
         gpu = gpu.model_copy(update={"optimizer": states + on_device})
-        made = States(gpu=gpu, host=Held(optimizer=steps - on_device), managed=paged)
+        result = States(gpu=gpu, host=Held(optimizer=steps - on_device), managed=paged)
     elif recipe.offload == "cpu":
         # Whole gradients stay on the GPU until the last micro-batch.
-        made = States(
+        result = States(
             gpu=Held(buffers=model.buffers, gradients=whole if recipe.gradients_wait else 0),
             host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
         )
@@ -151,8 +151,12 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
             optimizer=states - on_disk + steps,
             copies=copies,
         )
-        made = States(gpu=gpu, host=host, nvme=on_disk)
-    return made if ranks.on_gpu else made.model_copy(update={"gpu": Held(), "host": made.gpu + made.host})
+        result = States(gpu=gpu, host=host, nvme=on_disk)
+    return (
+        result
+        if ranks.on_gpu
+        else result.model_copy(update={"gpu": Held(), "host": result.gpu + result.host})
+    )
 
 
 def state_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
@@ -212,30 +216,29 @@ def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
     DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy. On a
     mesh there are no buckets.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
-    `optimizer_step: backward` keeps none, and for an optimizer on the host only those that are still whole
-    stay.
+    `optimizer_step: backward` keeps none. With an optimizer on the host, only whole gradients stay.
     """
     if recipe.optimizer_step == "backward":
         return 0
     if recipe.gradients_leave:
         return whole if recipe.gradients_wait and recipe.sharding in SHARDED else 0
-    if not recipe.gradients_wait or not can_wait(recipe):
+    if not recipe.gradients_wait or not grad_sync_applies(recipe):
         return reduced
     return 2 * whole if in_buckets(recipe) else whole
 
 
-def alike_on_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[tuple[int, int]]:
+def ranks_on_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[tuple[int, int]]:
     """Return (rank, number of ranks) for the first node; ranks with equal states are one pair."""
-    kinds = {ranks.shards(recipe), ranks.state_shards(recipe)}
+    shard_counts = {ranks.shards(recipe), ranks.state_shards(recipe)}
     # The first ranks of a parameter's shards all have the most rows.
     whole = {
         shards: min(p.rows // -(-p.rows // shards) if p.rows else shards for p, _ in model.distinct)
-        for shards in kinds
+        for shards in shard_counts
     }
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     for rank in range(ranks.per_node):
-        if rank and all(rank // recipe.tensor % shards < whole[shards] for shards in kinds):
-            found[0] = (0, found[0][1] + 1)
+        if rank and all(rank // recipe.tensor % shards < whole[shards] for shards in shard_counts):
+            groups[0] = (0, groups[0][1] + 1)
         else:
-            found.append((rank, 1))
-    return found
+            groups.append((rank, 1))
+    return groups

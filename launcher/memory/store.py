@@ -44,7 +44,7 @@ class TraceStore:
         """Store a value. Raises OSError."""
         replace_text(self._file(key), json.dumps(value))
 
-    def made_from(self, files: Iterable[Path]) -> None:
+    def reset(self, files: Iterable[Path]) -> None:
         """Empty the store and set the files that the model's code was read from. Raises OSError.
 
         Call this before the first `put`.
@@ -99,7 +99,7 @@ def pack_trace(trace: Trace) -> dict[str, Any]:
 
 
 _storage: Callable[[tuple[Any, ...]], Storage] = functools.partial(tuple.__new__, Storage)
-"As Storage(*row). There are 10,000 rows in a trace, and this takes a third of the time."
+"Same as Storage(*row) in a third of the time: a trace has 10,000 rows."
 
 
 def unpack_trace(packed: Mapping[str, Any]) -> Trace:

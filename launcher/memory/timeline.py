@@ -14,7 +14,7 @@ from launcher.spec.optimizers import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
 CUBLAS = "cuBLAS workspaces"
-"Name of what launcher.memory.overheads.cublas_workspaces returns."
+"Name of the storages whose sizes launcher.memory.overheads.cublas_workspaces returns."
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Timeline:
         self.streams.append(stream)
         return number
 
-    def stays(self, tensors: Iterable[tuple[str, int]]) -> None:
+    def allocate_for_good(self, tensors: Iterable[tuple[str, int]]) -> None:
         """Allocate tensors that are never freed."""
         for name, size in tensors:
             if size:
@@ -60,19 +60,19 @@ class Timeline:
 def timeline(
     model: ModelShapes, trace: Trace, recipe: Recipe, ranks: Ranks, workspaces: Mapping[str, int]
 ) -> Timeline:
-    """Return the timeline of a recipe. `trace`: a Profile's complete trace. `workspaces`: those of cuBLAS, by
-    the phase that takes one. They are allocated at its first matrix product, in the midst of tensors that are
-    freed; at once if the trace does not say where products are."""
+    """Return the timeline of a recipe. `trace`: a Profile's complete trace. `workspaces`: cuBLAS's, by the
+    phase that allocates one. They are allocated at its first matrix product, among tensors that are freed, or
+    at the start if the trace does not contain the products."""
     line = Timeline()
     line.begin("first step", "init")
     if any(storage.category == PRODUCT for storage in trace.storages):
         line.workspaces = dict(workspaces)
     else:
-        line.stays((CUBLAS, size) for size in workspaces.values())
-    line.stays(_standing(model, recipe, ranks))
+        line.allocate_for_good((CUBLAS, size) for size in workspaces.values())
+    line.allocate_for_good(_standing(model, recipe, ranks))
     states = [*_states(model, recipe, ranks)]
     if recipe.optimizer_step == "backward":  # they are created before the first step
-        line.stays(states)
+        line.allocate_for_good(states)
         states = []
     _step(line, trace, recipe, "first step", states)
     _step(line, trace, recipe, "steady state", ())
@@ -96,7 +96,7 @@ def _step(
         _follow(line, trace, recipe, events[:freed_last], numbers)
         if name == trace.last_backward:
             line.begin(when, "optimizer")
-            line.stays(states)
+            line.allocate_for_good(states)
         _follow(line, trace, recipe, events[freed_last:], numbers)
     line.events += [~number for number in numbers.values()]
 
@@ -121,7 +121,7 @@ def _follow(
             continue
         storage = trace.storages[event]
         if storage.category == PRODUCT:
-            line.stays([(CUBLAS, line.workspaces.pop(line.spans[-1][2], 0))])
+            line.allocate_for_good([(CUBLAS, line.workspaces.pop(line.spans[-1][2], 0))])
         if size := storage.at(recipe.micro_batch_size):
             numbers[event] = line.allocate(storage.module, size, storage.stream)
 

@@ -20,10 +20,10 @@ PRODUCT = "matrix product"
 """Category of a storage of 0 bytes, which is allocated and freed after the first matrix product of a phase:
 cuBLAS takes its workspace there."""
 LATER = "backward weights"
-"Name of the phase in which those gradients of weights are computed that the backward pass has left."
+"Name of the phase that computes the weight gradients that the backward pass has postponed."
 COMPUTE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "compute", "all-gather", "reduce-scatter", "all-reduce"
-"""CUDA streams. FSDP2 allocates each all-gather's output on one stream of its own, and each sharded gradient
-on another one (FSDPCommContext in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
+"""CUDA streams. FSDP2 allocates each all-gather's output on a separate stream, and each sharded gradient on
+another one (FSDPCommContext in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
 
 
 class NotAffineError(ValueError):
@@ -69,10 +69,10 @@ class Work(NamedTuple):
     it is both."""
     backward_exchanged: Affine = Affine(0.0, 0.0)
     forward_sent: Affine = Affine(0.0, 0.0)
-    "Bytes that a stage of a pipeline sends to the next one, or in the backward pass to the one before."
+    "Bytes that a stage of a pipeline sends to the next one, or in the backward pass to the previous one."
     backward_sent: Affine = Affine(0.0, 0.0)
     later_flops: Affine = Affine(0.0, 0.0)
-    "Part of `backward_flops`: of gradients of weights after the backward pass, with `schedule: zero-bubble`."
+    "Part of `backward_flops`: weight gradients after the backward pass, with `schedule: zero-bubble`."
     later_bytes: Affine = Affine(0.0, 0.0)
     "Part of `backward_bytes`, likewise."
 
@@ -96,8 +96,8 @@ class Trace:
     keep gradients, use them at once, or copy them to the host.
 
     A complete trace also has an evaluation. If the recipe accumulates, it has a second forward and backward
-    pass, in which gradients are temporaries: they are added to those of the first one. Sharded parameters,
-    buffers and optimizer states are not included.
+    pass, in which gradients are temporaries: they are added to the gradients of the first pass. Sharded
+    parameters, buffers and optimizer states are not included.
     """
 
     storages: tuple[Storage, ...]
@@ -105,7 +105,7 @@ class Trace:
     "i >= 0: storage i is allocated. ~i: storage i is freed."
     phases: tuple[tuple[str, int], ...]
     """(name, first event): forward, backward, forward again, backward again, evaluation; and LATER after each
-    backward, if it leaves gradients of weights for later."""
+    backward that postpones weight gradients."""
     work: Work
 
     @property
@@ -123,7 +123,7 @@ class Trace:
         """Return for each phase the moments that can be its peak, each for some micro-batch.
 
         Sizes are as requested, without the allocator's rounding. `counted`: the storages that count, with
-        None in place of each other one; all count without it.
+        None in place of the others; by default all count.
         """
         if counted is None:
             counted = self.storages
@@ -143,18 +143,18 @@ class Trace:
                         top = event
                     continue
                 if top is not None:
-                    _note(best, per_sample, fixed, top)
+                    _keep_larger(best, per_sample, fixed, top)
                     top = None
                 fixed -= storage[0]
                 per_sample -= storage[1]
             if top is not None:
-                _note(best, per_sample, fixed, top)
+                _keep_larger(best, per_sample, fixed, top)
             moments[name] = _pareto_front(Moment(most, each, at) for each, (most, at) in best.items())
         return moments
 
     def live_at(self, event: int) -> list[int]:
         """Return the numbers of the storages that are live after this event."""
-        phase = bisect.bisect_right(self._live_before, event + 1, key=lambda one: one[0]) - 1
+        phase = bisect.bisect_right(self._live_before, event + 1, key=lambda pair: pair[0]) - 1
         start, before = self._live_before[phase]
         alive = before.copy()
         _follow(self.events[start : event + 1], alive)
@@ -162,16 +162,16 @@ class Trace:
 
     @cached_property
     def _live_before(self) -> list[tuple[int, dict[int, None]]]:
-        """(first event, numbers of the storages that are live before it in the order of their allocation) of
-        each phase, and of what follows the last one."""
-        found, alive = [], dict[int, None]()
+        """For each phase, and for the end: (first event, numbers of the storages that are live before it, in
+        order of allocation)."""
+        before, alive = [], dict[int, None]()
         for _, start, end in self.spans():
-            found.append((start, alive.copy()))
+            before.append((start, alive.copy()))
             _follow(self.events[start:end], alive)
-        return [*found, (len(self.events), alive)]
+        return [*before, (len(self.events), alive)]
 
 
-def _note(best: dict[int, tuple[int, int]], per_sample: int, fixed: int, event: int) -> None:
+def _keep_larger(best: dict[int, tuple[int, int]], per_sample: int, fixed: int, event: int) -> None:
     before = best.get(per_sample)
     if before is None or fixed > before[0]:
         best[per_sample] = fixed, event
@@ -188,7 +188,7 @@ def _follow(events: Iterable[int], alive: dict[int, None]) -> None:
 def _pareto_front(moments: Iterable[Moment]) -> tuple[Moment, ...]:
     """Drop each moment that another one reaches or exceeds in both fixed and per-sample bytes."""
     kept: list[Moment] = []
-    for moment in sorted(moments, key=lambda one: (-one.per_sample, -one.fixed)):
+    for moment in sorted(moments, key=lambda moment: (-moment.per_sample, -moment.fixed)):
         if not kept or moment.fixed > kept[-1].fixed:
             kept.append(moment)
     return tuple(kept)
@@ -202,11 +202,11 @@ def combine(small: Trace, large: Trace, micro_batch: int) -> Trace:
     if small.events != large.events or small.phases != large.phases:
         raise NotAffineError("the order of allocations changes with the micro-batch")
     storages = []
-    for one, other in zip(small.storages, large.storages, strict=True):
-        more = other.fixed - one.fixed
-        storages.append(one._replace(fixed=one.fixed - more * micro_batch, per_sample=more))
+    for storage, larger in zip(small.storages, large.storages, strict=True):
+        slope = larger.fixed - storage.fixed
+        storages.append(storage._replace(fixed=storage.fixed - slope * micro_batch, per_sample=slope))
     work = []
-    for figure, larger in zip(small.work, large.work, strict=True):
-        slope = larger.fixed - figure.fixed
-        work.append(Affine(figure.fixed - slope * micro_batch, slope))
+    for figure, larger_figure in zip(small.work, large.work, strict=True):
+        growth = larger_figure.fixed - figure.fixed
+        work.append(Affine(figure.fixed - growth * micro_batch, growth))
     return Trace(tuple(storages), small.events, small.phases, Work(*work))

@@ -16,11 +16,11 @@ from launcher.memory.trace import Storage
 
 
 class NotUniformError(ValueError):
-    """The blocks do not behave alike, so one cannot stand for the others."""
+    """The blocks do not behave alike, so one cannot represent the others."""
 
 
 class Run(NamedTuple):
-    """A row of equal blocks in a module list. Some are traced, and one of these stands for the others."""
+    """A row of equal blocks in a module list. Some are traced, and one of these represents the others."""
 
     prefix: str
     "Name of the list."
@@ -31,14 +31,14 @@ class Run(NamedTuple):
     kept: int
     "Blocks that were traced."
     repeated: int
-    "Index of the traced block that stands for the untraced ones."
+    "Index of the traced block that represents the untraced ones."
 
     @property
     def extra(self) -> int:
         return self.length - self.kept
 
     def copies(self, block: int) -> range:
-        """Return the blocks of the whole model that a traced block stands for."""
+        """Return the blocks of the whole model that a traced block represents."""
         if block < self.repeated:
             return range(block, block + 1)
         if block == self.repeated:
@@ -46,14 +46,14 @@ class Run(NamedTuple):
         return range(block + self.extra, block + self.extra + 1)
 
     def traced(self, block: int) -> int:
-        """Return the traced block that stands for a block of the whole model."""
+        """Return the traced block that represents a block of the whole model."""
         if block <= self.repeated:
             return block
         return max(self.repeated, block - self.extra)
 
     def split(self, module: str) -> tuple[int, str] | None:
-        """Return the block of the whole model that a module is in, and its name there; None if it is in
-        none."""
+        """Return the block of the whole model that a module is in, and its name inside the block. None if it
+        is in no block."""
         position, dot, rest = module.removeprefix(self._head).partition(".")
         if not module.startswith(self._head) or not position.isdigit():
             return None
@@ -103,19 +103,19 @@ Place = tuple[int, int, int]
 
 
 def placed(recorded: Recorded, first: int, length: int) -> Recorded:
-    """Return the step with its one row of blocks at another place of the list, and with another length. At
-    least as many blocks as were traced must be left."""
+    """Return the step with its one row of blocks moved to another position in the list, and with another
+    length, which must be at least the number of traced blocks."""
     [before] = recorded.runs
     after = before._replace(first=first, length=length)
-    storages = [one._replace(module=_moved(one.module, before, after)) for one in recorded.storages]
+    storages = [s._replace(module=_moved(s.module, before, after)) for s in recorded.storages]
     return replace(recorded, storages=storages, runs=(after,))
 
 
 def _moved(module: str, before: Run, after: Run) -> str:
-    found = before.split(module)
-    if found is None:
+    position = before.split(module)
+    if position is None:
         return module
-    block, rest = found
+    block, rest = position
     return after.name(after.copies(before.traced(block))[0], rest)
 
 
@@ -129,7 +129,7 @@ def unroll(recorded: Recorded) -> Recorded:
 class _Unrolling:
     def __init__(self, recorded: Recorded) -> None:
         self.trace = recorded
-        self.made = Recorded()
+        self.unrolled = Recorded()
         self.birth: dict[int, tuple[int, int]] = {}
         "Traced storage -> (the segment that allocates it, its index among the allocations there)."
         self.alive: dict[Place, int] = {}
@@ -149,19 +149,19 @@ class _Unrolling:
                 if key in self.by_key:
                     raise NotUniformError("a block runs more than once in a pass")
                 self.by_key[key] = number
-        self._check_alike()
+        self._check_uniform()
 
-    def _check_alike(self) -> None:
+    def _check_uniform(self) -> None:
         for (phase, backward, run, block), number in self.by_key.items():
             middle = self.trace.runs[run].repeated
             if abs(block - middle) == 1:
                 other = self.by_key.get((phase, backward, run, middle))
-                if other is None or self._made_in(number) != self._made_in(other):
+                if other is None or self._allocated_in(number) != self._allocated_in(other):
                     raise NotUniformError(f"blocks {block} and {middle} of the trace differ")
 
-    def _made_in(self, segment: int) -> list[tuple[int, str]]:
-        made = (self.trace.storages[one] for one in self.births[segment])
-        return [(one.fixed, one.category) for one in made]
+    def _allocated_in(self, segment: int) -> list[tuple[int, str]]:
+        storages = (self.trace.storages[number] for number in self.births[segment])
+        return [(storage.fixed, storage.category) for storage in storages]
 
     def result(self) -> Recorded:
         for number, segment in enumerate(self.trace.segments):
@@ -170,14 +170,14 @@ class _Unrolling:
                 continue
             copies = self.trace.runs[segment.run].copies(segment.block)
             self._emit(number, copies[::-1] if segment.backward else copies)
-        return self.made
+        return self.unrolled
 
     def _emit(self, number: int, blocks: range) -> None:
-        """Append a traced segment once for each block of the whole model that it stands for."""
-        segment, storages, made = self.trace.segments[number], self.trace.storages, self.made
+        """Append a traced segment once for each block of the whole model that it represents."""
+        segment, storages, unrolled = self.trace.segments[number], self.trace.storages, self.unrolled
         repeated = len(blocks) > 1
-        names = {one: self._name(storages[one].module, segment) for one in segment.events if one >= 0}
-        frees = {one: self._freed(~one, segment, repeated) for one in segment.events if one < 0}
+        names = {e: self._name(storages[e].module, segment) for e in segment.events if e >= 0}
+        frees = {e: self._freed(~e, segment, repeated) for e in segment.events if e < 0}
         for block in blocks:
             events: list[int] = []
             place = 0
@@ -185,11 +185,11 @@ class _Unrolling:
                 if event < 0:
                     events += [~self._take(where) for where in frees[event](block)]
                     continue
-                events.append(new := len(made.storages))
+                events.append(new := len(unrolled.storages))
                 self.alive[number, block, place] = new
                 place += 1
-                made.storages.append(storages[event]._replace(module=names[event](block)))
-            made.segments.append(replace(segment, run=None, block=0, backward=False, events=events))
+                unrolled.storages.append(storages[event]._replace(module=names[event](block)))
+            unrolled.segments.append(replace(segment, run=None, block=0, backward=False, events=events))
 
     def _name(self, module: str, segment: Segment) -> Callable[[int], str]:
         """Return a function: block -> the module's name in the whole model.
@@ -199,58 +199,58 @@ class _Unrolling:
         if segment.run is None:
             return lambda _: module
         run = self.trace.runs[segment.run]
-        found = run.split(module)
-        if found is None:
+        position = run.split(module)
+        if position is None:
             return lambda _: module
-        away, rest = run.traced(found[0]) - segment.block, found[1]
-        return lambda block: run.name(block + away, rest)
+        distance, rest = run.traced(position[0]) - segment.block, position[1]
+        return lambda block: run.name(block + distance, rest)
 
     def _freed(self, storage: int, segment: Segment, repeated: bool) -> Callable[[int], list[Place]]:
         """Return a function: block -> the allocations that are freed in its pass."""
-        born_in, place = self.birth[storage]
-        birth = self.trace.segments[born_in]
+        birth_segment, place = self.birth[storage]
+        birth = self.trace.segments[birth_segment]
         if birth.run is None:
             if repeated:
                 raise NotUniformError("a block frees memory that was allocated outside of the blocks")
-            return lambda _: [(born_in, 0, place)]
+            return lambda _: [(birth_segment, 0, place)]
         run = self.trace.runs[birth.run]
         copies = run.copies(birth.block)
         outlasts = segment.run != birth.run or self._outlasts_the_repeated(storage)
         if self._freed_together(storage) or (outlasts and len(copies) == 1):
-            return lambda _: [(born_in, copy, place) for copy in copies]
+            return lambda _: [(birth_segment, copy, place) for copy in copies]
         if segment.run != birth.run:
             raise NotUniformError("a block frees memory that a block of another list allocated")
-        away = birth.block - segment.block
+        distance = birth.block - segment.block
         passes = (birth.phase, birth.backward, birth.run)
 
-        def there(block: int) -> list[Place]:
-            number = self.by_key.get((*passes, run.traced(block + away)))
+        def freed(block: int) -> list[Place]:
+            number = self.by_key.get((*passes, run.traced(block + distance)))
             if number is None:
                 raise NotUniformError("a block frees memory of a block beyond the end of the list")
-            return [(number, block + away, place)]
+            return [(number, block + distance, place)]
 
-        return there
+        return freed
 
     def _freed_together(self, storage: int) -> bool:
         """Return whether all blocks' copies of a storage are freed in the same segment, as gradients are.
 
         Otherwise each copy is freed a fixed number of blocks after its allocation.
         """
-        born_in, place = self.birth[storage]
-        birth = self.trace.segments[born_in]
+        birth_segment, place = self.birth[storage]
+        birth = self.trace.segments[birth_segment]
         neighbour = self.by_key.get((birth.phase, birth.backward, birth.run or 0, birth.block - 1))
         if neighbour is None or place >= len(self.births[neighbour]):
             return False
         return self.death.get(self.births[neighbour][place]) == self.death.get(storage)
 
     def _outlasts_the_repeated(self, storage: int) -> bool:
-        """Return whether a storage lives while all copies of the repeated block run, as a stage's output does
-        that is held until the backward pass ends.
+        """Return whether a storage lives while all copies of the repeated block run, as a stage's output that
+        is held until the backward pass ends.
 
-        Otherwise it is freed a fixed number of blocks after its allocation, as that of the repeated block is.
+        Otherwise it is freed a fixed number of blocks after its allocation, like that of the repeated block.
         """
-        born_in, place = self.birth[storage]
-        birth, death = self.trace.segments[born_in], self.trace.segments[self.death[storage]]
+        birth_segment, place = self.birth[storage]
+        birth, death = self.trace.segments[birth_segment], self.trace.segments[self.death[storage]]
         middle = self.trace.runs[birth.run or 0].repeated
         if (birth.block - middle) * (death.block - middle) >= 0:
             return False

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from launcher.spec.mesh import can_wait
+from launcher.spec.mesh import grad_sync_applies
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.rules import Setting, broken_rules
 
@@ -26,13 +26,13 @@ def ladder(recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
 
 def with_sizes_between(recipe: Recipe, rungs: Sequence[Recipe]) -> tuple[Recipe, ...]:
     """Return `recipe` and its `rungs`, with every divisor of the batch between their micro-batches."""
-    found = [recipe]
+    recipes = [recipe]
     for rung in rungs:
-        low, high = rung.micro_batch_size, found[-1].micro_batch_size
+        low, high = rung.micro_batch_size, recipes[-1].micro_batch_size
         sizes = [size for size in reversed(divisors(_per_rank(rung))) if low < size < high]
-        found += [with_micro_batch(rung, size) for size in sizes]
-        found.append(rung)
-    return tuple(found)
+        recipes += [with_micro_batch(rung, size) for size in sizes]
+        recipes.append(rung)
+    return tuple(recipes)
 
 
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
@@ -41,10 +41,10 @@ def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
 
 
 @functools.lru_cache
-def divisors(of: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors in ascending order."""
-    low = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
-    return tuple(sorted({*low, *(of // n for n in low)}))
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*low, *(number // n for n in low)}))
 
 
 def _per_rank(recipe: Recipe) -> int:
@@ -59,7 +59,7 @@ def one_lower(recipe: Recipe, setting: Setting) -> Recipe | None:
     it costs one more copy of the gradients and saves much traffic.
     """
     smaller = smaller_micro_batch(recipe, setting)
-    if not setting.entrypoint or recipe.grad_sync == "each" or not can_wait(recipe):
+    if not setting.entrypoint or recipe.grad_sync == "each" or not grad_sync_applies(recipe):
         return smaller
     each = recipe.model_copy(update={"grad_sync": "each"})
     if recipe.sharding in SHARDED or setting.keeps_micro_batch:
@@ -84,7 +84,7 @@ def smaller_micro_batch(recipe: Recipe, setting: Setting) -> Recipe | None:
     If all of these are too small, take the smallest valid divisor above the half. Returns None if the
     micro-batch cannot be lowered.
     """
-    if setting.micro_batch_stays is not None:
+    if setting.why_micro_batch_stays is not None:
         return None
     half = recipe.micro_batch_size // 2
     sizes = [size for size in divisors(_per_rank(recipe)) if size < recipe.micro_batch_size]

@@ -55,26 +55,26 @@ class CachedSource:
             try:
                 return pack_trace(self._source.trace(recipe, ranks, args, exact=exact))
             except tuple(REFUSALS.values()) as error:
-                return {name: str(error) for name, kind in REFUSALS.items() if isinstance(error, kind)}
+                return {name: str(error) for name, cls in REFUSALS.items() if isinstance(error, cls)}
 
         packed = self._kept(key, make, dict)
         for name in REFUSALS.keys() & packed.keys():
             raise REFUSALS[name](packed[name])
         return unpack_trace(packed)
 
-    def _kept(self, key: Any, make: Callable[[], T], kind: type[T]) -> T:
-        found = self.store.get(key)
-        if isinstance(found, kind):
-            return found
-        made = make()
+    def _kept(self, key: Any, make: Callable[[], T], cls: type[T]) -> T:
+        stored = self.store.get(key)
+        if isinstance(stored, cls):
+            return stored
+        value = make()
         # If the disk is full, the next plan only takes longer.
         with suppress(OSError):
             if not self.store.valid:
-                self.store.made_from(self._source.files())
-            self.store.put(key, made)
-        return made
+                self.store.reset(self._source.files())
+            self.store.put(key, value)
+        return value
 
 
-def remembered(source: Source, key: Any, make: Callable[[], T], kind: type[T]) -> T:
-    """Return what `make` returns, a JSON value of this kind; from the source's store, if it has one."""
-    return source._kept(key, make, kind) if isinstance(source, CachedSource) else make()
+def from_store(source: Source, key: Any, make: Callable[[], T], cls: type[T]) -> T:
+    """Return the result of `make`, a JSON value of type `cls`. Use the source's store if it has one."""
+    return source._kept(key, make, cls) if isinstance(source, CachedSource) else make()

@@ -53,7 +53,7 @@ class Capacity(Value):
         if self.card is not None and most > self.card:
             return (
                 f"needs {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU, "
-                f"{format_bytes(most - self.card)} more than it has{self._slowly(estimate)}"
+                f"{format_bytes(most - self.card)} more than it has{self._slow_note(estimate)}"
             )
         if self.host is not None and estimate.host_per_node > self.host:
             return (
@@ -62,8 +62,9 @@ class Capacity(Value):
             )
         return None
 
-    def _slowly(self, estimate: Estimate) -> str:
-        """Say so if the tensors alone fit, but not what the allocator keeps beside them."""
+    def _slow_note(self, estimate: Estimate) -> str:
+        """Return a note if the tensors alone fit, but not together with the memory that the allocator
+        keeps."""
         tensors = estimate.allocated * estimate.correction if estimate.peaks else math.inf
         if self.card is None or not tensors + sum(estimate.overhead.values()) <= self.card < estimate.needed:
             return ""
@@ -113,7 +114,7 @@ class Bounds(NamedTuple):
     speed: Callable[[Recipe], float]
     "Upper bound of samples per second, for any micro-batch, whether it fits or not; 0 if unknown."
     at_least: Callable[[Recipe], Estimate]
-    "Lower bound of the memory for the recipe's own micro-batch, from the traces that are there."
+    "Lower bound of the memory for the recipe's own micro-batch, from existing traces."
     traces_for: Callable[[Recipe], bool]
     "Whether `roughly` has to trace a step for the recipe."
     roughly: Callable[[Recipe], Candidate]
@@ -127,10 +128,10 @@ class _Contender(NamedTuple):
     "It offloads, and the host memory of a node is unknown."
     other_optimizer: bool
     slowness: float
-    "Negative upper bound of its speed; the negative speed once `found` is known."
+    "Negative upper bound of its speed; the negative speed once `found` is set."
     place: int
-    "Index in the space. Of equally fast recipes, the first one gives up least and wins."
-    rest: Recipe
+    "Index in the space. Among equally fast recipes, the first one gives up least and wins."
+    recipe: Recipe
     sized: bool = False
     "True if the bound covers only micro-batches that may fit."
     found: Candidate | None = None
@@ -148,8 +149,8 @@ def choose(
     `evaluate` for the contender with the highest bound, until no other contender can be faster. `nearest`: if
     nothing fits, estimate the recipe that is nearest to fitting. Otherwise its lower bound is returned.
     """
-    losers, contenders = _first_look(space, capacity, bounds)
-    default, of = space.base.optimizer, len(contenders) + len(losers)
+    losers, contenders = _split_by_states(space, capacity, bounds)
+    default, total = space.base.optimizer, len(contenders) + len(losers)
     fitting: list[Candidate] = []
     misfits: list[Candidate] = []
     best: Candidate | None = None
@@ -157,10 +158,10 @@ def choose(
     heapq.heapify(contenders)
     while contenders:
         contender = heapq.heappop(contenders)
-        rest = contender.rest
+        recipe = contender.recipe
         wins = best is None or (
             contender.unknown_host <= capacity.is_unknown_for(best.recipe)
-            and _beats(-contender.slowness, rest, best, default)
+            and _beats(-contender.slowness, recipe, best, default)
         )
         if contender.found is not None:
             fitting.append(contender.found)
@@ -168,10 +169,10 @@ def choose(
         elif best is not None and not wins:
             unknown = contender.unknown_host > capacity.is_unknown_for(best.recipe)
             why = _UNKNOWN_HOST if unknown else _no_faster(-contender.slowness, best, default)
-            losers.append(Loser(recipe=rest, why=why))
+            losers.append(Loser(recipe=recipe, why=why))
         elif contender.sized:
-            search = fastest_that_fits if rest.pipeline > 1 else largest_that_fits
-            found, misfit = search(space.sizes(rest), evaluate, capacity)
+            search = fastest_that_fits if recipe.pipeline > 1 else largest_that_fits
+            found, misfit = search(space.sizes(recipe), evaluate, capacity)
             if found is not None:
                 heapq.heappush(
                     contenders, contender._replace(slowness=-found.speed, found=found, above=misfit)
@@ -179,12 +180,12 @@ def choose(
             elif misfit is not None:
                 losers.append(misfit)
         else:
-            sizes = space.sizes(rest)
+            sizes = space.sizes(recipe)
             if (too_large := _without_trace(sizes, space, evaluate, capacity, bounds)) is not None:
                 misfits.append(too_large)
                 continue
-            rough = [bounds.roughly(one) for one in sizes]
-            may_fit = [one.speed for one in rough if capacity.misfit(one.estimate) is None]
+            rough = [bounds.roughly(size) for size in sizes]
+            may_fit = [each.speed for each in rough if capacity.misfit(each.estimate) is None]
             if may_fit:
                 heapq.heappush(contenders, contender._replace(slowness=-max(may_fit), sized=True))
             else:
@@ -192,35 +193,37 @@ def choose(
     if best is None:
         losers += _nearest(misfits, evaluate, bounds, capacity) if nearest else _too_large(misfits, capacity)
         return Choice(chosen=None, reason=_nothing_fits(losers, capacity), losers=tuple(losers))
-    losers += [one.model_copy(update={"candidate": None}) for one in _too_large(misfits, capacity)]
+    losers += [loser.model_copy(update={"candidate": None}) for loser in _too_large(misfits, capacity)]
     losers += [above] if above is not None else []
     losers += [
-        Loser(recipe=one.recipe, why=_slower(one, best, default), candidate=one)
-        for one in fitting
-        if one != best
+        Loser(recipe=other.recipe, why=_slower(other, best, default), candidate=other)
+        for other in fitting
+        if other != best
     ]
-    return Choice(chosen=best, reason=_reason(best, default, fitting, of), losers=tuple(losers))
+    return Choice(chosen=best, reason=_reason(best, default, fitting, total), losers=tuple(losers))
 
 
-def _first_look(space: Space, capacity: Capacity, bounds: Bounds) -> tuple[list[Loser], list[_Contender]]:
+def _split_by_states(
+    space: Space, capacity: Capacity, bounds: Bounds
+) -> tuple[list[Loser], list[_Contender]]:
     """Split the recipes into those whose states alone do not fit, nearest first, and the others."""
     too_large: list[tuple[float, Loser]] = []
     contenders: list[_Contender] = []
-    for place, rest in enumerate(space.rests):
-        on_gpu, on_host = bounds.least(rest)
+    for place, recipe in enumerate(space.combinations):
+        on_gpu, on_host = bounds.least(recipe)
         of_gpu = on_gpu / capacity.card if capacity.card is not None else 0.0
         of_host = on_host / capacity.host if capacity.host is not None else 0.0
         if capacity.host is not None and of_host > max(1, of_gpu):
             why = f"needs {format_bytes(on_host)} of {format_bytes(capacity.host)} of host memory"
-            too_large.append((of_host, Loser(recipe=rest, why=why)))
+            too_large.append((of_host, Loser(recipe=recipe, why=why)))
         elif of_gpu > 1:
             why = f"needs {format_bytes(on_gpu)} on each GPU for model states alone"
-            too_large.append((of_gpu, Loser(recipe=rest, why=why)))
+            too_large.append((of_gpu, Loser(recipe=recipe, why=why)))
         else:
-            other = rest.optimizer != space.base.optimizer
-            unknown = capacity.is_unknown_for(rest)
-            contenders.append(_Contender(unknown, other, -bounds.speed(rest), place, rest))
-    return [loser for _, loser in sorted(too_large, key=lambda one: one[0])], contenders
+            other = recipe.optimizer != space.base.optimizer
+            unknown = capacity.is_unknown_for(recipe)
+            contenders.append(_Contender(unknown, other, -bounds.speed(recipe), place, recipe))
+    return [loser for _, loser in sorted(too_large, key=lambda pair: pair[0])], contenders
 
 
 def _keeps_more(recipe: Recipe, space: Space) -> bool:
@@ -239,22 +242,24 @@ def _without_trace(
 
     def bound(least: Callable[[Recipe], Estimate]) -> Estimate | None:
         """Return the bound of the smallest micro-batch, or None if a micro-batch may fit."""
-        if any(capacity.misfit(least(one)) is None for one in ends):
+        if any(capacity.misfit(least(end)) is None for end in ends):
             return None
         return least(ends[0]).model_copy(update={"peaks": ()})  # they are not the recipe's
 
-    found = bound(bounds.at_least)
-    if found is None and _keeps_more(sizes[0], space) and bounds.traces_for(sizes[0]):
+    estimate = bound(bounds.at_least)
+    if estimate is None and _keeps_more(sizes[0], space) and bounds.traces_for(sizes[0]):
         # A trace of `checkpoint` answers for these, too, and the ladder needs it in any case.
-        found = bound(lambda one: evaluate(one.model_copy(update={"activations": "checkpoint"})).estimate)
-    return Candidate(recipe=sizes[0], estimate=found, time=None) if found is not None else None
+        estimate = bound(
+            lambda size: evaluate(size.model_copy(update={"activations": "checkpoint"})).estimate
+        )
+    return Candidate(recipe=sizes[0], estimate=estimate, time=None) if estimate is not None else None
 
 
 def _too_large(misfits: Sequence[Candidate], capacity: Capacity) -> list[Loser]:
     """Return the recipes whose lower bound of memory does not fit."""
     return [
-        Loser(recipe=one.recipe, why=f"{capacity.misfit(one.estimate)}, as a lower bound", candidate=one)
-        for one in misfits
+        Loser(recipe=c.recipe, why=f"{capacity.misfit(c.estimate)}, as a lower bound", candidate=c)
+        for c in misfits
     ]
 
 
@@ -262,7 +267,7 @@ def _nearest(
     misfits: Sequence[Candidate], evaluate: Evaluate, bounds: Bounds, capacity: Capacity
 ) -> list[Loser]:
     """Estimate the recipe that is nearest by rough bounds, if nothing fits."""
-    heap = [(one.estimate.needed, place, False) for place, one in enumerate(misfits)]
+    heap = [(misfit.estimate.needed, place, False) for place, misfit in enumerate(misfits)]
     heapq.heapify(heap)
     while heap:
         needed, place, rough = heapq.heappop(heap)
@@ -351,24 +356,24 @@ def _too_little(default: str) -> str:
     return f"not enough to replace the optimizer {default}"
 
 
-def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], of: int) -> str:
+def _reason(best: Candidate, default: str, fitting: Sequence[Candidate], total: int) -> str:
     estimate = best.estimate
     pace = f", {best.speed:.3g} samples/s predicted" if best.speed else ""
     superlative = "the fastest that fits" if best.speed else "the one that fits and gives up least"
-    which = f"{superlative}, of {of} recipes" if of > 1 else "the only recipe"
+    which = f"{superlative}, of {total} recipes" if total > 1 else "the only recipe"
     words = f"{which}: {format_bytes(estimate.needed)} +- {estimate.band:.0%} on the GPU{pace}"
     if best.recipe.optimizer == default:
         return words
-    speeds = [one.speed for one in fitting if one.recipe.optimizer == default]
+    speeds = [c.speed for c in fitting if c.recipe.optimizer == default]
     why = f"it is {best.speed / max(speeds):.2g} times as fast as" if speeds else "nothing fits with"
     return f"{words}; {best.recipe.optimizer} because {why} {default}"
 
 
 def _nothing_fits(losers: Sequence[Loser], capacity: Capacity) -> str:
-    tried = [one.candidate for one in losers if one.candidate is not None]
+    tried = [loser.candidate for loser in losers if loser.candidate is not None]
     if not tried:
         return f"nothing fits: the nearest {losers[0].why}" if losers else "nothing fits: no recipe is valid"
-    nearest = min(tried, key=lambda one: one.estimate.needed)
+    nearest = min(tried, key=lambda candidate: candidate.estimate.needed)
     fields = ("sharding", "offload", "optimizer", "activations", "micro_batch_size")
     named = ", ".join(f"{name}: {as_yaml(getattr(nearest.recipe, name))}" for name in fields)
     return f"nothing fits; {named} is nearest and {capacity.misfit(nearest.estimate)}"
@@ -380,5 +385,5 @@ def _differences(recipe: Recipe, chosen: Recipe) -> dict[str, object]:
     Returns the micro-batch if nothing else differs.
     """
     changes = {name: new for name, (_, new) in recipe.changes_from(chosen).items()}
-    rest = {name: new for name, new in changes.items() if name not in ("micro_batch_size", "grad_accum")}
-    return rest or {"micro_batch_size": recipe.micro_batch_size}
+    others = {name: new for name, new in changes.items() if name not in ("micro_batch_size", "grad_accum")}
+    return others or {"micro_batch_size": recipe.micro_batch_size}

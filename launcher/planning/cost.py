@@ -65,12 +65,12 @@ class Cost:
 def cost_of(job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = None) -> Cost | None:
     """Return the cost, or None if nothing is paid by the hour.
 
-    Without `offered`, the price is that of the profile.
+    Without `offered`, the price comes from the profile.
     """
     if not cluster.rents and cluster.usd_per_gpu_hour is None:
         return None
     price, source = _price(cluster, plan, offered)
-    taken = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
+    predicted = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
     if cluster.section is not None and cluster.rents:
         dearest = None if offered is None else (offered.dearest_per_hour, offered.dearest_seconds)
         worst, why = cluster.section.worst_case(job, plan.layout.nodes, price, dearest)
@@ -79,9 +79,9 @@ def cost_of(job: Job, cluster: Cluster, plan: Plan, offered: Offered | None = No
     return Cost(
         usd_per_hour=price,
         price=source,
-        hours=taken,
-        hours_unknown="" if taken is not None else _why_no_time(job, plan),
-        usd=None if taken is None or price is None else taken * price,
+        hours=predicted,
+        hours_unknown="" if predicted is not None else _why_no_time(job, plan),
+        usd=None if predicted is None or price is None else predicted * price,
         worst_usd=worst,
         worst=why,
     )
@@ -113,9 +113,9 @@ def _why_no_time(job: Job, plan: Plan) -> str:
 def _worst_elsewhere(job: Job, cluster: Cluster, price: float | None) -> tuple[float | None, str]:
     if job.resources.time is None:
         return None, "no limit: resources.time is not set"
-    again = job.retries.time_limits + job.retries.preemptions
+    requeued = job.retries.time_limits + job.retries.preemptions
     requeues = cluster.section is not None and cluster.section.requeues and job.requeue
-    jobs = 1 + again if requeues else 1
+    jobs = 1 + requeued if requeues else 1
     each = f"{format_duration(job.resources.time)} (resources.time)"
     why = each if jobs == 1 else f"{jobs} jobs of {each} each, one after the other (retries)"
     if price is None:

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, confirmed, ladder_of
-from launcher.planning.learnt import begin, begun_where_it_fitted, known_of
+from launcher.planning.learnt import earlier_runs, started_where_it_fitted, starting_rung
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.source import Source
 from launcher.planning.space import Space
@@ -28,7 +28,7 @@ from launcher.spec.rules import changes_line
 
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 PARALLEL = 1.2
-"Speed-up that justifies tensor parallelism, whose layers need links inside a node that are as predicted."
+"Speed-up that justifies tensor parallelism, which depends on links inside a node being as fast as predicted."
 
 
 class Decision(Value):
@@ -57,7 +57,7 @@ class Decider:
 
     def __init__(self, job: Job, cluster: Cluster, source: Source, ledger: Path | None = None) -> None:
         about = source.about()
-        self._given = job, cluster, source, ledger
+        self._inputs = job, cluster, source, ledger
         self._parts: dict[int, Decider] = {}
         self.notes: list[str] = []
         if about.batch_norm and not job.model.batch_norm:
@@ -73,9 +73,9 @@ class Decider:
             raise PlanRefusedError([Problem("the job", "recipe.loss_chunks", WHOLE_LOSS)])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
-        self._known = known_of(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
-        self.plan = begun_where_it_fitted(plan, job, cluster, self._known)
-        self.evaluate = Evaluator(source, job, cluster, self.layout, self._known)
+        self._earlier = earlier_runs(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
+        self.plan = started_where_it_fitted(plan, job, cluster, self._earlier)
+        self.evaluate = Evaluator(source, job, cluster, self.layout, self._earlier)
         self._bounds = Bounds(
             least=self.evaluate.least,
             speed=functools.cache(self.evaluate.speed),
@@ -108,7 +108,7 @@ class Decider:
     def choose(self, space: Space, *, nearest: bool = True) -> Choice:
         """Choose a recipe that also fits by an exact trace. `nearest`: as for launcher.planning.choice.
 
-        The affine model may let in recipes that the exact trace then refuses. Each round traces another one.
+        The affine model may accept recipes that the exact trace then rejects. Each round traces another one.
         """
         while True:
             choice = choose(space, self.evaluate, self.capacity, self._bounds, nearest=nearest)
@@ -144,8 +144,8 @@ class Decider:
             smaller = self.evaluate.confirm(rung)
             if self.capacity.misfit(smaller.estimate) is None:
                 why = f"{self.plan.reason}; the first rung of its ladder that fits in host memory"
-                begun = {"recipe": rung, "ladder": self.plan.ladder[at:], "reason": why}
-                return smaller, self.plan.model_copy(update=begun)
+                started = {"recipe": rung, "ladder": self.plan.ladder[at:], "reason": why}
+                return smaller, self.plan.model_copy(update=started)
         return chosen, self.plan
 
     def decide(
@@ -153,7 +153,7 @@ class Decider:
     ) -> Decision:
         """Return the plan with its ladder. Raises PlanRefusedError if nothing fits, with what would fit.
 
-        `confirm_rungs`: trace each rung completely, too. Its figures are then those of a plan with its
+        `confirm_rungs`: trace each rung completely, too. Its figures are then the same as in a plan with its
         recipe. The ladder is the same.
         """
         if self.layout.gpus_per_node == 0:
@@ -168,18 +168,19 @@ class Decider:
     def _with_tensor(self, choice: Choice) -> Choice:
         """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.
 
-        Its recipes are traced only where model states alone fit, or where a step that never waits for other
-        GPUs would be so much faster.
+        Its recipes are traced only if model states alone fit, or if a step that never waits for other GPUs
+        would be that much faster.
         """
-        one, ranks = choice.chosen, self.evaluate.ranks
-        states_alone = one is None and not any(loser.candidate for loser in choice.losers)
+        without, ranks = choice.chosen, self.evaluate.ranks
+        states_alone = without is None and not any(loser.candidate for loser in choice.losers)
         if states_alone and any(ranks.shards(loser.recipe) == ranks.world for loser in choice.losers):
             return choice  # tensor parallelism divides no more of them
-        if one is not None and (
-            one.time is None or one.time.total < PARALLEL * (one.time.total - one.time.exposed)
+        if without is not None and (
+            without.time is None
+            or without.time.total < PARALLEL * (without.time.total - without.time.exposed)
         ):
             return choice
-        speeds = [f"1 {one.speed:.3g} samples/s" if one is not None else "1 does not fit"]
+        speeds = [f"1 {without.speed:.3g} samples/s" if without is not None else "1 does not fit"]
         for tensor in self._sizes():
             try:
                 part = self._part(tensor)
@@ -187,16 +188,18 @@ class Decider:
             except LauncherError as error:
                 speeds.append(f"{tensor} is not possible: {error}")
                 continue
-            found = tried.chosen
+            candidate = tried.chosen
             speeds.append(
-                f"{tensor} {found.speed:.3g} samples/s" if found is not None else f"{tensor} does not fit"
+                f"{tensor} {candidate.speed:.3g} samples/s"
+                if candidate is not None
+                else f"{tensor} does not fit"
             )
-            least = 0.0 if one is None else PARALLEL * one.speed
+            least = 0.0 if without is None else PARALLEL * without.speed
             best = choice.chosen
-            if found is not None and (best is None or found.speed > max(least, best.speed)):
+            if candidate is not None and (best is None or candidate.speed > max(least, best.speed)):
                 why = (
-                    f"it is {found.speed / one.speed:.2g} times as fast as the best recipe without"
-                    if one is not None
+                    f"it is {candidate.speed / without.speed:.2g} times as fast as the best recipe without"
+                    if without is not None
                     else "nothing fits without"
                 )
                 choice = tried.model_copy(update={"reason": f"{tried.reason}; tensor {tensor} because {why}"})
@@ -213,7 +216,7 @@ class Decider:
     def _part(self, tensor: int) -> Decider:
         """Return a decider for the same job with a fixed `tensor`. Raises PlanRefusedError."""
         if tensor not in self._parts:
-            job, cluster, source, ledger = self._given
+            job, cluster, source, ledger = self._inputs
             recipe = job.recipe.model_copy(update={"tensor": tensor})
             job = job.model_copy(update={"recipe": recipe})
             self._parts[tensor] = Decider(job, cluster, source, ledger)
@@ -227,7 +230,7 @@ class Decider:
         *,
         confirm_rungs: bool,
     ) -> Decision:
-        chosen, above, reason = self._begun(best, choice.reason)
+        chosen, above, reason = self._started(best, choice.reason)
         rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.capacity, vary)
         if confirm_rungs:
             rungs = confirmed(chosen, rungs, self.evaluate.confirm, self.space(), self.capacity)
@@ -248,22 +251,22 @@ class Decider:
             explained = (*explained, f"precision: {chosen.recipe.precision}, {KEPT}")
         return self._decision(chosen, plan, explained, rungs, left_out)
 
-    def _begun(self, chosen: Candidate, reason: str) -> tuple[Candidate, tuple[Recipe, ...], str]:
+    def _started(self, chosen: Candidate, reason: str) -> tuple[Candidate, tuple[Recipe, ...], str]:
         """Return the candidate that a run begins with, the recipes that it tries again, and the reason.
 
         The run begins with a smaller micro-batch if an earlier run ran out of memory under the chosen recipe.
         Exceptions: the micro-batch is fixed or is lowered last.
         """
         setting = self.layout.setting(self.job)
-        if setting.keeps_micro_batch or setting.micro_batch_stays is not None:
+        if setting.keeps_micro_batch or setting.why_micro_batch_stays is not None:
             return chosen, (), reason
         most = chosen.recipe.micro_batch_size
-        sizes = [one for one in self.space().sizes(chosen.recipe) if one.micro_batch_size <= most][::-1]
-        lower = begin(sizes, self._known, self.layout.ranks, self.capacity.card)
-        begun = self.evaluate.confirm(sizes[lower.at]) if lower.at else chosen
-        if begun == chosen or self.capacity.misfit(begun.estimate) is not None:
+        sizes = [size for size in self.space().sizes(chosen.recipe) if size.micro_batch_size <= most][::-1]
+        lower = starting_rung(sizes, self._earlier, self.layout.ranks, self.capacity.card)
+        started = self.evaluate.confirm(sizes[lower.at]) if lower.at else chosen
+        if started == chosen or self.capacity.misfit(started.estimate) is not None:
             return chosen, (), reason
-        return begun, lower.above, f"{reason}; {lower.reason}"
+        return started, lower.above, f"{reason}; {lower.reason}"
 
     def _decision(
         self,
@@ -306,18 +309,18 @@ class Decider:
     def _notes_on(self, chosen: Candidate) -> list[str]:
         recipe, on_host = chosen.recipe, chosen.estimate.host_per_node
         traces = self.evaluate.traces
-        found = [why for why in (traces.untraced, traces.uncompiled) if why is not None]
+        notes = [why for why in (traces.untraced, traces.uncompiled) if why is not None]
         if self.capacity.host is None and not recipe.offloads:  # else a warning says it
-            found.append(
+            notes.append(
                 "`node.memory` is not set in the profile; "
                 f"the job needs {format_bytes(on_host)} of host memory per node"
             )
         if (learnt := self.evaluate.learnt(recipe)) is not None:
             differs = f", which differ in {', '.join(learnt.differs)}" if learnt.differs else ""
-            found.append(
+            notes.append(
                 f"corrected by {learnt.factor:.3f}, from {counted(learnt.entries, 'earlier run')}{differs}"
             )
-        return found
+        return notes
 
     def _refusals(self, choice: Choice) -> list[Problem]:
         problems = [Problem("the job", "recipe", choice.reason)]
@@ -341,7 +344,7 @@ class Decider:
 
     def _in_bf16(self) -> Recipe | None:
         """Return a recipe that fits with bf16 parameters, if the job leaves the precision open."""
-        job, cluster, source, ledger = self._given
+        job, cluster, source, ledger = self._inputs
         if "precision" in self.fixed or self.plan.recipe.precision == "bf16":
             return None
         open_recipe = type(job.recipe).model_validate({"precision": "bf16"})

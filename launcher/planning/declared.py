@@ -20,9 +20,9 @@ BLOCKS = 32
 class DeclaredParams:
     """A model from `plan.params`: equal blocks of one matrix each.
 
-    Its states are those of any model with as many parameters, rounded up by less than one row, and padded by
-    at most one row per block and rank. This does not hold if one matrix is a large part of the model, or for
-    embeddings, which 8-bit optimizers keep in 32 bit.
+    Its states are as large as those of any model with this many parameters, rounded up by less than one row,
+    and padded by at most one row per block and rank. This does not hold if one matrix is a large part of the
+    model, or for embeddings, which 8-bit optimizers keep in 32 bit.
     """
 
     def __init__(self, params: int, *, batch_norm: bool = False, couples_samples: bool = False) -> None:
@@ -40,11 +40,11 @@ class DeclaredParams:
     def shapes(self, precision: Precision, args: Args | None = None, part: Part = WHOLE) -> ModelShapes:
         rows = math.ceil(self.params / ROW)
         blocks = min(BLOCKS, rows)
-        each, more = divmod(rows, blocks)
+        per_block, remainder = divmod(rows, blocks)
         itemsize = BF16 if precision == "bf16" else FP32
         return ModelShapes(
             tuple(
-                Parameter(f"blocks.{number}.weight", (each + (number < more), ROW), itemsize)
+                Parameter(f"blocks.{number}.weight", (per_block + (number < remainder), ROW), itemsize)
                 for number in range(blocks)
             ),
             buffers=0,

@@ -17,7 +17,7 @@ from launcher.memory.profile import Profile
 from launcher.memory.states import states_of
 from launcher.memory.trace import Affine, Moment, Work
 from launcher.planning.batches import with_micro_batch
-from launcher.planning.cached import remembered
+from launcher.planning.cached import from_store
 from launcher.planning.choice import Candidate
 from launcher.planning.hardware import hardware_of
 from launcher.planning.plan import Layout, ranks_of
@@ -38,10 +38,10 @@ class Evaluator:
     """Computes the memory and the speed of recipes for one job on one layout of a cluster."""
 
     def __init__(
-        self, source: Source, job: Job, cluster: Cluster, layout: Layout, known: Sequence[Entry] = ()
+        self, source: Source, job: Job, cluster: Cluster, layout: Layout, earlier: Sequence[Entry] = ()
     ) -> None:
-        """`known`: the ledger's entries of the same family."""
-        self.source, self.ranks, self._known = source, ranks_of(layout), known
+        """`earlier`: the ledger's entries of the same family."""
+        self.source, self.ranks, self._earlier = source, ranks_of(layout), earlier
         # A job that is short of memory needs FSDP's traces anyway.
         plain: Sharding = job.recipe.sharding or ("fsdp" if self.ranks.world > 1 else "none")
         stages = range(job.recipe.pipeline or 1)
@@ -52,7 +52,7 @@ class Evaluator:
         about = source.about()
         self._cudnn_rnn = about.recurrent and self.ranks.on_gpu
         in_background = job.train.async_checkpoints
-        self.around = Surroundings(
+        self.surroundings = Surroundings(
             gpu=cluster.node.gpu,
             workers=job.train.workers,
             on_meta=about.on_meta,
@@ -65,32 +65,37 @@ class Evaluator:
     def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         key = (recipe, args_key(args))
         if key not in self._answers:
-            found = (self._assessed(of, recipe, args, of.profile(recipe, args)) for of in self.stages)
-            estimate = self._worst(recipe, args, found)
+            estimates = (
+                self._assessed(stage, recipe, args, stage.profile(recipe, args)) for stage in self.stages
+            )
+            estimate = self._worst(recipe, args, estimates)
             self._answers[key] = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         return self._answers[key]
 
     def _worst(self, recipe: Recipe, args: Args | None, estimates: Iterable[Estimate]) -> Estimate:
         """Return the estimate of the stage that needs most of its GPU, with the most host memory of any."""
-        found = list(estimates)
-        hosts = [self._host(one, of, recipe, args) for one, of in zip(found, self.stages, strict=True)]
+        estimates = list(estimates)
+        hosts = [
+            self._host(estimate, stage, recipe, args)
+            for estimate, stage in zip(estimates, self.stages, strict=True)
+        ]
         host = max(hosts, key=lambda parts: sum(parts.values()))
-        worst = max(found, key=lambda one: one.needed)
+        worst = max(estimates, key=lambda estimate: estimate.needed)
         return self._corrected(recipe, worst.model_copy(update={"host": host}))
 
-    def _host(self, estimate: Estimate, of: Traces, recipe: Recipe, args: Args | None) -> dict[str, int]:
+    def _host(self, estimate: Estimate, stage: Traces, recipe: Recipe, args: Args | None) -> dict[str, int]:
         """Return the host memory of a node, with the activations that its ranks offload."""
-        offloaded = self._offloaded(of, recipe, args) if self.ranks.on_gpu else 0.0
+        offloaded = self._offloaded(stage, recipe, args) if self.ranks.on_gpu else 0.0
         if not offloaded:
             return estimate.host
-        waiting = max(max(one.held) for one in held_beside(recipe, of.ranks.stage))
+        waiting = max(max(moment.held) for moment in held_beside(recipe, stage.ranks.stage))
         return {**estimate.host, "activations": round(self.ranks.per_node * (1 + waiting) * offloaded)}
 
-    def _offloaded(self, of: Traces, recipe: Recipe, args: Args | None) -> float:
+    def _offloaded(self, stage: Traces, recipe: Recipe, args: Args | None) -> float:
         """Return the bytes of activations that a rank moves to the host for one micro-batch."""
         if recipe.activations != "offload":
             return 0.0
-        kept = of.kept_under(keeping(recipe), args)
+        kept = stage.kept_under(keeping(recipe), args)
         return (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
 
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
@@ -101,14 +106,14 @@ class Evaluator:
 
         Later calls for this recipe return this answer.
         """
-        estimate = self._worst(recipe, args, (self._assessed(of, recipe, args) for of in self.stages))
+        estimate = self._worst(recipe, args, (self._assessed(stage, recipe, args) for stage in self.stages))
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
         self._answers[recipe, args_key(args)] = candidate
         self._certain.add((recipe, args_key(args)))
         return candidate
 
     def _assessed(
-        self, of: Traces, recipe: Recipe, args: Args | None, profile: Profile | None = None
+        self, stage: Traces, recipe: Recipe, args: Args | None, profile: Profile | None = None
     ) -> Estimate:
         """Return the estimate of one stage, which is kept in the source's store.
 
@@ -118,28 +123,29 @@ class Evaluator:
         replayed = profile is None
 
         def computed() -> Estimate:
-            model = of.model(recipe, args)
-            of_step = of.complete(recipe, args) if profile is None else profile
-            return assess(model, of_step, recipe, of.ranks, self.around, replayed=replayed)
+            model = stage.model(recipe, args)
+            of_step = stage.complete(recipe, args) if profile is None else profile
+            return assess(model, of_step, recipe, stage.ranks, self.surroundings, replayed=replayed)
 
         def make() -> dict[str, Any]:
             estimate = computed()
-            return estimate.model_dump() if of.untraced is None and of.uncompiled is None else {}
+            return estimate.model_dump() if stage.untraced is None and stage.uncompiled is None else {}
 
-        where = [asdict(of.ranks), self.around, error_band()]
+        where = [asdict(stage.ranks), self.surroundings, error_band()]
         what = "replayed" if replayed else "assessed"
-        kept = remembered(self.source, [what, recipe.model_dump(), args, where], make, dict)
+        kept = from_store(self.source, [what, recipe.model_dump(), args, where], make, dict)
         return Estimate.model_validate(kept) if kept else computed()
 
     def failure(self, recipe: Recipe) -> Failure | None:
         """Return where the recipe runs out of GPU memory, or None if it fits."""
-        gpu = self.around.gpu
+        gpu = self.surroundings.gpu
         if gpu is None or not self.ranks.on_gpu:
             return None
-        found = (
-            failure_of(of.model(recipe), of.complete(recipe), recipe, of.ranks, gpu) for of in self.stages
+        failures = (
+            failure_of(stage.model(recipe), stage.complete(recipe), recipe, stage.ranks, gpu)
+            for stage in self.stages
         )
-        return next((failure for failure in found if failure is not None), None)
+        return next((failure for failure in failures if failure is not None), None)
 
     def least(self, recipe: Recipe) -> tuple[int, int]:
         """Return (bytes on a GPU, bytes of a node's host memory) of the states alone."""
@@ -147,7 +153,7 @@ class Evaluator:
         recipe = recipe.model_copy(update={"activations": "keep", "loss_chunks": 1})
         if recipe not in self._least:
             model = self.traces.model(recipe)
-            on_host = host_of(model, recipe, self.ranks, self.around)
+            on_host = host_of(model, recipe, self.ranks, self.surroundings)
             on_gpu = states_of(model, recipe, self.ranks).gpu.total
             self._least[recipe] = on_gpu, sum(on_host.values())
         return self._least[recipe]
@@ -166,15 +172,17 @@ class Evaluator:
         return self._time(recipe, self.traces, work, moved, None).least.samples_per_second
 
     def at_least(self, recipe: Recipe) -> Estimate:
-        """Return a lower bound of the memory on GPUs from the traces that are there."""
+        """Return a lower bound of the memory on GPUs from existing traces."""
         model, least = self.traces.model(recipe), self.traces.least
         if (profile := least(recipe)) is not None:
-            return self._corrected(recipe, assess_in_part(model, profile, recipe, self.ranks, self.around))
+            return self._corrected(
+                recipe, assess_in_part(model, profile, recipe, self.ranks, self.surroundings)
+            )
         plain = least(recipe.model_copy(update={"sharding": self.traces.plain}))
         beside = 0.0
         if plain is not None and self._plain_is_lower_bound(recipe):
-            beside = max(_in_any_sharding(one, recipe) for one in plain.highest["forward"])
-        return self._corrected(recipe, assess_at_least(model, beside, recipe, self.ranks, self.around))
+            beside = max(_in_any_sharding(moment, recipe) for moment in plain.highest["forward"])
+        return self._corrected(recipe, assess_at_least(model, beside, recipe, self.ranks, self.surroundings))
 
     def traces_for(self, recipe: Recipe) -> bool:
         """Return whether `roughly` has to trace a step for this recipe."""
@@ -188,8 +196,8 @@ class Evaluator:
     def _plain_is_lower_bound(self, recipe: Recipe) -> bool:
         """Return whether the activations under the plain sharding are a lower bound for the recipe.
 
-        FSDP computes in the type that autocast, elsewhere, uses for a part of the operators only: its
-        activations are no larger.
+        FSDP computes everything in the type that autocast uses only for some operators, so its activations
+        are no larger.
         """
         return self.traces.plain in SHARDED or recipe.sharding not in SHARDED
 
@@ -205,14 +213,14 @@ class Evaluator:
             if kept_bytes is not None and self.traces.untraced is None:
                 kept = _in_any_sharding(kept_bytes, recipe)
         model = self.traces.model(recipe)
-        estimate = assess_at_least(model, kept, recipe, self.ranks, self.around)
+        estimate = assess_at_least(model, kept, recipe, self.ranks, self.surroundings)
         return Candidate(recipe=recipe, estimate=self._corrected(recipe, estimate), time=self.time(recipe))
 
     def time(self, recipe: Recipe, args: Args | None = None) -> StepTime | None:
         """Return the time of a step, or None if the hardware's speed or the computation is unknown."""
-        found = [self._time_of(stage, recipe, args) for stage in self.stages]
-        known = [time for time in found if time is not None]
-        return max(known, key=lambda time: time.total) if len(known) == len(found) else None
+        times = [self._time_of(stage, recipe, args) for stage in self.stages]
+        known = [time for time in times if time is not None]
+        return max(known, key=lambda time: time.total) if len(known) == len(times) else None
 
     def _time_of(self, stage: Traces, recipe: Recipe, args: Args | None) -> StepTime | None:
         if self.hardware is None:
@@ -228,8 +236,8 @@ class Evaluator:
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:
-        """Return a lower bound of a rank's work: that of a step which recomputes nothing. If the recipe's
-        activations are traced anyway, that of the recipe, with the loss in one part."""
+        """Return a lower bound of a rank's work: the work of a step that recomputes nothing. If the recipe's
+        activations are traced anyway, the work of the recipe with the loss in one part."""
         whole = recipe.model_copy(update={"loss_chunks": 1})
         plain = whole.model_copy(update={"sharding": self.traces.plain, "compile": False})
         traced = self._one_policy or self.traces.has(plain)
@@ -237,7 +245,7 @@ class Evaluator:
 
     def learnt(self, recipe: Recipe) -> Correction | None:
         """Return the correction from earlier runs with the same task arguments."""
-        return correction(self._known, recipe) if self._known else None
+        return correction(self._earlier, recipe) if self._earlier else None
 
     def _corrected(self, recipe: Recipe, estimate: Estimate) -> Estimate:
         if self.traces.untraced is not None:
@@ -255,7 +263,7 @@ class Evaluator:
         if (learnt := self.learnt(recipe)) is not None:
             band = estimate.band if learnt.band is None else max(LEAST_BAND, learnt.band)
             estimate = estimate.model_copy(update={"correction": learnt.factor, "band": band})
-        memory = self.around.gpu.memory if self.around.gpu is not None else None
+        memory = self.surroundings.gpu.memory if self.surroundings.gpu is not None else None
         if memory is not None and self._too_large(recipe, memory):
             least = memory / estimate.reserved  # earlier runs ran out of memory, so raise the estimate
             estimate = estimate.model_copy(update={"correction": max(estimate.correction, least)})
@@ -268,8 +276,8 @@ class Evaluator:
         large as well. Otherwise the plan begins with a smaller micro-batch.
         """
         runs, least = (
-            too_large(self._known, one, self.ranks.world, gpu_memory)
-            for one in (recipe, with_micro_batch(recipe, 1))
+            too_large(self._earlier, size, self.ranks.world, gpu_memory)
+            for size in (recipe, with_micro_batch(recipe, 1))
         )
         return len(runs) > 1 or bool(runs and least)
 
@@ -277,7 +285,8 @@ class Evaluator:
 def _at_any_size(cost: Affine) -> Affine:
     """Return a lower bound of the cost of a micro-batch, also if it is computed as several smaller ones.
 
-    A negative fixed part, such as of differences between neighbouring samples, is saved in each of them.
+    A negative fixed part, such as from differences between neighbouring samples, is saved in each smaller
+    one.
     """
     return cost if cost.fixed >= 0 else Affine(0.0, max(0.0, cost.fixed + cost.per_sample))
 

@@ -140,37 +140,39 @@ class Hardware(Value):
         return (self.gpu.nvlink or self.gpu.pcie) * GIGA
 
 
-_BESIDE = re.compile(r"nvidia|geforce|tesla|rtx|pcie|nvl|sxm\d?|hbm\d?e?|\b\d+ ?gi?b\b")
-"Words of a name beside the model: maker, family, form and memory."
+_NOT_THE_MODEL = re.compile(r"nvidia|geforce|tesla|rtx|pcie|nvl|sxm\d?|hbm\d?e?|\b\d+ ?gi?b\b")
+"Words of a name other than the model: maker, family, form and memory."
 
 
 def gpu_type_of(name: str, memory: int | None = None) -> GpuType | None:
     """Find the GPU that a name means; None if it is unknown or may be several.
 
-    `memory`: bytes of one GPU, which tell an A100 of 40 GB from one of 80 GB.
+    `memory`: bytes of one GPU, which distinguish an A100 of 40 GB from one of 80 GB.
     """
-    found = gpu_types_of(name)
-    if len(found) > 1 and memory is not None:
-        found = [gpu for gpu in found if _has(gpu, memory)]
-    return found[0] if len(found) == 1 else None
+    types = gpu_types_of(name)
+    if len(types) > 1 and memory is not None:
+        types = [gpu for gpu in types if _has(gpu, memory)]
+    return types[0] if len(types) == 1 else None
 
 
 def gpu_types_of(name: str) -> list[GpuType]:
     """Return the GPUs that a label, the name of a device or another spelling (`rtx4090`, `A6000`) may mean.
 
-    Of several with one label or device name, the first. Any other word of a spelling must be the model's, so
-    a MIG slice or a GPU of laptops is not taken for the whole one.
+    If several have the label or device name, return only the first. Any other word of a spelling must be the
+    model's, so a MIG slice or a laptop GPU is not mistaken for the full GPU.
     """
-    called = plain(name).removeprefix("nvidia")
+    normalized = plain(name).removeprefix("nvidia")
     devices = () if "MIG" in name else (name, f"NVIDIA {name}")
     for gpu in GPU_TYPES:
-        if plain(gpu.label) == called or any(re.fullmatch(gpu.names, one, re.IGNORECASE) for one in devices):
+        if plain(gpu.label) == normalized or any(
+            re.fullmatch(gpu.names, device, re.IGNORECASE) for device in devices
+        ):
             return [gpu]
     types = [gpu for gpu in GPU_TYPES if model_of(gpu.label) == model_of(name)]
     if size := re.search(r"\b(\d+) ?gi?b\b", _spaced(name)):
         types = [gpu for gpu in types if _has(gpu, int(size[1]) * GIB)]
     of_form = [gpu for gpu in types if _form(gpu.label) == _form(name)]
-    return of_form if of_form and (_form(name) or "sxm" in called) else types
+    return of_form if of_form and (_form(name) or "sxm" in normalized) else types
 
 
 def _form(name: str) -> str:
@@ -179,7 +181,7 @@ def _form(name: str) -> str:
 
 
 def _has(gpu: GpuType, memory: int) -> bool:
-    """Whether the GPU has about this much memory. Of 48 GB, a process sees 44.4 to 47.4 GiB."""
+    """Return whether the GPU has about this much memory. Of 48 GB, a process sees 44.4 to 47.4 GiB."""
     return abs(memory - memory_of(gpu)) < memory_of(gpu) / 10
 
 
@@ -189,7 +191,7 @@ def _spaced(name: str) -> str:
 
 def model_of(name: str) -> str:
     """`A100 80GB PCIe` -> `a100`, `RTX A6000` -> `a6000`, `RTX 6000 Ada` -> `6000ada`."""
-    return plain(_BESIDE.sub(" ", _spaced(name)))
+    return plain(_NOT_THE_MODEL.sub(" ", _spaced(name)))
 
 
 def plain(text: str) -> str:
@@ -208,8 +210,8 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     `env`: the job's environment variables.
     """
     gpu = cluster.node.gpu
-    found = gpu_type_of(gpu.type, gpu.memory) if gpu is not None and ranks.on_gpu else None
-    if found is None:
+    gpu_type = gpu_type_of(gpu.type, gpu.memory) if gpu is not None and ranks.on_gpu else None
+    if gpu_type is None:
         return None
     assumed = []
     inter_node = cluster.network.inter_node
@@ -219,7 +221,7 @@ def hardware_of(cluster: Cluster, ranks: Ranks, env: Mapping[str, str] | None = 
     omp_threads = {**cluster.env, **(env or {})}.get("OMP_NUM_THREADS", "")
     alone = (cluster.node.cpus or 1) if ranks.per_node == 1 else 1
     return Hardware(
-        gpu=found,
+        gpu=gpu_type,
         inter_node=DEFAULT_INTER_NODE if inter_node is None else inter_node,
         threads=int(omp_threads) if omp_threads.isdigit() and int(omp_threads) else alone,
         assumed=tuple(assumed),

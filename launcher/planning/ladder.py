@@ -12,7 +12,7 @@ from launcher.planning.choice import Candidate, Capacity, Evaluate
 from launcher.planning.lower import state_shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
-from launcher.spec.mesh import can_wait
+from launcher.spec.mesh import grad_sync_applies
 from launcher.spec.optimizers import OPTIMIZERS, saved_as
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, as_yaml
@@ -54,48 +54,53 @@ def ladder_of(
     """
     rungs: list[Rung] = []
     left_out: dict[str, str] = {}
-    at, args = chosen, dict[str, JsonValue]()
+    current, args = chosen, dict[str, JsonValue]()
     while True:
         rung = None
-        for recipes in _kinds_of_change(at.recipe, space):
-            made = [_rung(evaluate(one, args or None), args, at, args, space, capacity) for one in recipes]
-            rung = _cheapest(made, capacity)
+        for recipes in _changes_in_order(current.recipe, space):
+            candidates = [
+                _rung(evaluate(recipe, args or None), args, current, args, space, capacity)
+                for recipe in recipes
+            ]
+            rung = _cheapest(candidates, capacity)
             if rung is not None:
                 break
         if rung is None:
             rung = _cheapest(
-                _knob_rungs(at, args, evaluate, space, capacity, knobs or {}, left_out), capacity
+                _knob_rungs(current, args, evaluate, space, capacity, knobs or {}, left_out), capacity
             )
         if rung is None:
             return tuple(rungs), tuple(f"plan.vary: {name} {why}" for name, why in left_out.items())
         rungs.append(rung)
-        at, args = rung.candidate, rung.args
+        current, args = rung.candidate, rung.args
 
 
 def confirmed(
     chosen: Candidate, rungs: Sequence[Rung], confirm: Evaluate, space: Space, capacity: Capacity
 ) -> tuple[Rung, ...]:
-    """Return the rungs with the figures of `confirm`, as those of `chosen` are."""
-    found: list[Rung] = []
-    at, args = chosen, dict[str, JsonValue]()
+    """Return the rungs with figures from `confirm`, which must also have confirmed `chosen`."""
+    confirmed_rungs: list[Rung] = []
+    current, args = chosen, dict[str, JsonValue]()
     for rung in rungs:
-        found.append(_rung(confirm(rung.recipe, rung.args or None), rung.args, at, args, space, capacity))
-        at, args = found[-1].candidate, rung.args
-    return tuple(found)
+        confirmed_rungs.append(
+            _rung(confirm(rung.recipe, rung.args or None), rung.args, current, args, space, capacity)
+        )
+        current, args = confirmed_rungs[-1].candidate, rung.args
+    return tuple(confirmed_rungs)
 
 
-def _kinds_of_change(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
+def _changes_in_order(recipe: Recipe, space: Space) -> Iterator[list[Recipe]]:
     """Yield lists of recipes. A list is used only if nothing in the earlier lists saves memory."""
     smaller = smaller_micro_batch(recipe, space.setting) or accumulating_instead(recipe, space.setting)
     fewer = [smaller] if smaller is not None else []
-    same = [one for one in space.below(recipe) if can_go_on(one, recipe, space.setting)]
-    if recipe.grad_sync == "last" and can_wait(recipe) and "grad_sync" not in space.axes:
+    same = [lower for lower in space.below(recipe) if can_continue(lower, recipe, space.setting)]
+    if recipe.grad_sync == "last" and grad_sync_applies(recipe) and "grad_sync" not in space.axes:
         same += [recipe.model_copy(update={"grad_sync": "each"})]
     yield from (same, fewer) if space.setting.keeps_micro_batch else ([*same, *fewer],)
 
 
 def _knob_rungs(
-    at: Candidate,
+    current: Candidate,
     args: dict[str, JsonValue],
     evaluate: Evaluate,
     space: Space,
@@ -104,18 +109,18 @@ def _knob_rungs(
     left_out: dict[str, str],
 ) -> list[Rung]:
     """Return a rung for the next helpful value of each knob. Values without a saving go to `left_out`."""
-    made = []
+    candidates = []
     for name, values in knobs.items():
         for value in values[_after(values, args.get(name)) :]:
             new = {**args, name: value}
-            rung = _rung(evaluate(at.recipe, new), new, at, args, space, capacity)
+            rung = _rung(evaluate(current.recipe, new), new, current, args, space, capacity)
             left_out.pop(f"{name} {as_yaml(value)}", None)
             if why := _no_help(rung, capacity):
                 left_out[f"{name} {as_yaml(value)}"] = f"is not in the ladder: it {why}"
                 continue
-            made.append(rung)
+            candidates.append(rung)
             break
-    return made
+    return candidates
 
 
 def _after(values: Sequence[JsonValue], value: JsonValue) -> int:
@@ -123,7 +128,7 @@ def _after(values: Sequence[JsonValue], value: JsonValue) -> int:
     return values.index(value) + 1 if value in values else 1
 
 
-def can_go_on(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
+def can_continue(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
     """Return whether a run can continue under `recipe` from a checkpoint of `before` without losing anything.
 
     Sharding, offload, activations and micro-batch can change: docs/checkpoints.md. The optimizer cannot: its
@@ -167,7 +172,7 @@ def _no_help(rung: Rung, capacity: Capacity) -> str | None:
     return Capacity(host=capacity.host).misfit(rung.candidate.estimate)
 
 
-def _cheapest(made: Sequence[Rung], capacity: Capacity) -> Rung | None:
-    helpful = [rung for rung in made if _no_help(rung, capacity) is None]
+def _cheapest(candidates: Sequence[Rung], capacity: Capacity) -> Rung | None:
+    helpful = [rung for rung in candidates if _no_help(rung, capacity) is None]
     # The first key is 0 for rungs that lose no speed; the second takes the one that saves most.
-    return min(helpful, key=lambda one: (max(one.slower, 0.0) / one.saved, -one.saved), default=None)
+    return min(helpful, key=lambda rung: (max(rung.slower, 0.0) / rung.saved, -rung.saved), default=None)

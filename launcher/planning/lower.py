@@ -25,7 +25,7 @@ class Excluded:
     rung: Recipe
     why: str
     restart: str = ""
-    "The rung's changes that need a restart, if the run tries them in no form."
+    "The rung's changes that need a restart, if the run does not try them at all."
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Lowered:
     @property
     def left_out(self) -> tuple[str, ...]:
         """A line for each change that needs a restart and is not tried."""
-        return tuple(dict.fromkeys(f"{one.restart} ({one.why})" for one in self.excluded if one.restart))
+        return tuple(dict.fromkeys(f"{each.restart} ({each.why})" for each in self.excluded if each.restart))
 
 
 def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = ()) -> tuple[Recipe, ...]:
@@ -49,32 +49,34 @@ def within_a_run(recipe: Recipe, setting: Setting, planned: Sequence[Recipe] = (
     First come the plan's rungs, restricted to WITHIN_A_RUN, then those of `ladder`. If a smaller micro-batch
     changes what is learnt, the rungs end before it while a restart can still keep the micro-batch.
     """
-    found, below = [recipe], _below(recipe, planned)
+    rungs, below = [recipe], _below(recipe, planned)
 
     def follow(*, keep: bool) -> None:
         for rung in below:
-            lower = _like(recipe, _with_less(rung, found[-1], keep=keep))
-            if lower != found[-1] and not _newly_broken(lower, recipe, setting):
-                found.append(lower)
+            lower = _with_run_fields(recipe, _with_less(rung, rungs[-1], keep=keep))
+            if lower != rungs[-1] and not _newly_broken(lower, recipe, setting):
+                rungs.append(lower)
 
-    if _keeps(setting):
+    if _lowers_micro_batch_last(setting):
         follow(keep=True)
-        found += _of_same_size(found[-1], setting)
-        others = (_like(rung, recipe) for rung in below if _built(rung) != _built(recipe))
-        if setting.micro_batch_stays is not None or any(
-            not _newly_broken(one, recipe, setting) for one in others
+        rungs += _of_same_size(rungs[-1], setting)
+        others = (
+            _with_run_fields(rung, recipe) for rung in below if _restart_key(rung) != _restart_key(recipe)
+        )
+        if setting.why_micro_batch_stays is not None or any(
+            not _newly_broken(other, recipe, setting) for other in others
         ):
-            return tuple(found[1:])
+            return tuple(rungs[1:])
     follow(keep=False)
-    return (*found[1:], *ladder(found[-1], setting))
+    return (*rungs[1:], *ladder(rungs[-1], setting))
 
 
 def why_none_within(recipe: Recipe, setting: Setting) -> str:
     """Return why `within_a_run` has nothing below `recipe`."""
-    if recipe.micro_batch_size > setting.least_micro_batch and _keeps(setting):
+    if recipe.micro_batch_size > setting.least_micro_batch and _lowers_micro_batch_last(setting):
         what = "a model with BatchNorm" if setting.batch_norm else "a loss that couples samples"
         first = f"{what} lowers its micro-batch last, and the plan's other changes need a restart"
-        return setting.micro_batch_stays or first
+        return setting.why_micro_batch_stays or first
     return "nothing is left to give up without a restart"
 
 
@@ -86,25 +88,25 @@ def lower(recipe: Recipe, verdict: Verdict, setting: Setting, planned: Sequence[
     after another change, the next probe tries them again. The last resort below `optimizer_step: backward` is
     accumulation: without an estimate, only an attempt shows whether it saves memory.
     """
-    passed: dict[Recipe, Excluded] = {}
-    for rung, made in _candidates(recipe, verdict, setting, planned):
-        if made != recipe:
-            why = _why_not(made, recipe, verdict, setting)
+    excluded: dict[Recipe, Excluded] = {}
+    for rung, lowered in _candidates(recipe, verdict, setting, planned):
+        if lowered != recipe:
+            why = _why_not(lowered, recipe, verdict, setting)
         else:
             why = _why_no_change(rung, recipe, verdict, setting, planned)
         if why is not None:
-            passed[rung] = Excluded(rung, why, changes_line(_like(rung, recipe), recipe))
+            excluded[rung] = Excluded(rung, why, changes_line(_with_run_fields(rung, recipe), recipe))
             continue
-        passed.pop(rung, None)
-        if made != rung:
-            passed[rung] = Excluded(rung, f"tried after other changes: {changes_line(made, rung)}")
-        return Lowered(made, words_of(made, recipe, setting), tuple(passed.values()))
-    smaller = one_lower(recipe, setting) if not _in_vain(verdict) else None
+        excluded.pop(rung, None)
+        if lowered != rung:
+            excluded[rung] = Excluded(rung, f"tried after other changes: {changes_line(lowered, rung)}")
+        return Lowered(lowered, words_of(lowered, recipe, setting), tuple(excluded.values()))
+    smaller = one_lower(recipe, setting) if not _needs_restart(verdict) else None
     if verdict.phase not in STATES_ALONE:  # a probe has not tried what needs a restart
         smaller = smaller or accumulating_instead(recipe, setting)
     if smaller is not None and not _full_host_of_gpus(verdict, setting):
-        return Lowered(smaller, words_of(smaller, recipe, setting), tuple(passed.values()))
-    nothing = Lowered(None, _why_nothing(recipe, verdict, setting), tuple(passed.values()))
+        return Lowered(smaller, words_of(smaller, recipe, setting), tuple(excluded.values()))
+    nothing = Lowered(None, _why_nothing(recipe, verdict, setting), tuple(excluded.values()))
     refusals = "; left out: ".join(filter(None, (nothing.reason, "; ".join(nothing.left_out))))
     return Lowered(None, refusals, nothing.excluded)
 
@@ -117,13 +119,13 @@ def _candidates(
     That recipe keeps everything that the run has already given up at `recipe`.
     """
     below = _below(recipe, planned)
-    if _in_vain(verdict):
-        yield from ((rung, _like(rung, recipe)) for rung in below)
+    if _needs_restart(verdict):
+        yield from ((rung, _with_run_fields(rung, recipe)) for rung in below)
         return
-    if _keeps(setting):
+    if _lowers_micro_batch_last(setting):
         yield from ((rung, _with_less(rung, recipe, keep=True)) for rung in below)
-        yield from ((one, one) for one in _of_same_size(recipe, setting))
-    if setting.micro_batch_stays is None:
+        yield from ((rung, rung) for rung in _of_same_size(recipe, setting))
+    if setting.why_micro_batch_stays is None:
         yield from ((rung, _with_less(rung, recipe)) for rung in below)
 
 
@@ -134,28 +136,30 @@ def _why_no_change(
     tried = [recipe]
     if verdict.phase in STATES_ALONE:
         return f"changes nothing that is in memory during {verdict.phase}"
-    if _in_vain(verdict):
+    if _needs_restart(verdict):
         tried += within_a_run(recipe, setting, planned)
-    if any(_with_less(rung, one) == one for one in tried):
+    if any(_with_less(rung, earlier) == earlier for earlier in tried):
         return "needs no less than the recipe that ran out of memory"
-    return setting.micro_batch_stays or "the micro-batch is lowered last"
+    return setting.why_micro_batch_stays or "the micro-batch is lowered last"
 
 
-def _why_not(made: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> str | None:
-    """Return why `made` does not help, or None. Every lower rung needs less GPU memory in total."""
-    if broken := _newly_broken(made, recipe, setting):
+def _why_not(lowered: Recipe, recipe: Recipe, verdict: Verdict, setting: Setting) -> str | None:
+    """Return why `lowered` does not help, or None. Every lower rung needs less GPU memory in total."""
+    if broken := _newly_broken(lowered, recipe, setting):
         return broken[0].reason
     if _full_host_of_gpus(verdict, setting):
-        relieved = recipe.activations == "offload" != made.activations and made.offload == recipe.offload
+        relieved = (
+            recipe.activations == "offload" != lowered.activations and lowered.offload == recipe.offload
+        )
         return None if relieved else "frees no host memory"
-    if verdict.failure == "host-oom" and _moves_more_to_host(made, recipe):
+    if verdict.failure == "host-oom" and _moves_more_to_host(lowered, recipe):
         return "moves more to host memory, which ran out"
-    if verdict.phase not in STATES_ALONE or shards_of(made, setting) > shards_of(recipe, setting):
+    if verdict.phase not in STATES_ALONE or shards_of(lowered, setting) > shards_of(recipe, setting):
         return None
     if verdict.phase == "init":  # parameters alone: states come with the first step
-        return None if made.offload == "cpu" != recipe.offload else "needs as much memory for parameters"
-    fewer = made.offload != recipe.offload or made.optimizer != recipe.optimizer
-    fewer |= state_shards_of(made, setting) > state_shards_of(recipe, setting)
+        return None if lowered.offload == "cpu" != recipe.offload else "needs as much memory for parameters"
+    fewer = lowered.offload != recipe.offload or lowered.optimizer != recipe.optimizer
+    fewer |= state_shards_of(lowered, setting) > state_shards_of(recipe, setting)
     return None if fewer else "needs as much memory for parameters and optimizer states"
 
 
@@ -178,9 +182,9 @@ def _why_nothing(recipe: Recipe, verdict: Verdict, setting: Setting) -> str:
         cure = less_for_states(verdict)
         return f"memory ran out in {place}, where a smaller micro-batch does not help: {cure}"
     size, least = recipe.micro_batch_size, setting.least_micro_batch
-    if setting.micro_batch_stays is not None and size > least:
-        return f"micro-batch {size} does not fit after all other changes, and {setting.micro_batch_stays}"
-    if _in_vain(verdict):
+    if setting.why_micro_batch_stays is not None and size > least:
+        return f"micro-batch {size} does not fit after all other changes, and {setting.why_micro_batch_stays}"
+    if _needs_restart(verdict):
         return "no micro-batch fits, and the plan has no other change left"
     return f"the micro-batch is {size} already, the least here is {least}"
 
@@ -190,20 +194,20 @@ def _below(recipe: Recipe, planned: Sequence[Recipe]) -> list[Recipe]:
 
     Changes that need a restart are made in the plan's order and are not undone.
     """
-    order = list(dict.fromkeys(map(_built, planned)))
-    if (mine := _built(recipe)) not in order:
+    order = list(dict.fromkeys(map(_restart_key, planned)))
+    if (current := _restart_key(recipe)) not in order:
         return []
-    places = {rung: order.index(_built(rung)) for rung in planned if rung != recipe}
-    return sorted((rung for rung in places if places[rung] >= order.index(mine)), key=places.__getitem__)
+    places = {rung: order.index(_restart_key(rung)) for rung in planned if rung != recipe}
+    return sorted((rung for rung in places if places[rung] >= order.index(current)), key=places.__getitem__)
 
 
-def _built(recipe: Recipe) -> Recipe:
+def _restart_key(recipe: Recipe) -> Recipe:
     """Return a key that is equal for all recipes among which a run can change without a restart."""
     least = {"micro_batch_size": 1, "grad_accum": 1, "grad_sync": "each", "loss_chunks": 1}
     return recipe.model_copy(update=least)
 
 
-def _like(recipe: Recipe, other: Recipe) -> Recipe:
+def _with_run_fields(recipe: Recipe, other: Recipe) -> Recipe:
     """Return `recipe` with the fields WITHIN_A_RUN of `other`."""
     return recipe.model_copy(update={name: getattr(other, name) for name in WITHIN_A_RUN})
 
@@ -222,17 +226,17 @@ def _with_less(rung: Recipe, recipe: Recipe, *, keep: bool = False) -> Recipe:
     return smaller.model_copy(update={"grad_sync": each, "loss_chunks": chunks})
 
 
-def _keeps(setting: Setting) -> bool:
+def _lowers_micro_batch_last(setting: Setting) -> bool:
     """Return whether the micro-batch is lowered last, or never."""
-    return setting.keeps_micro_batch or setting.micro_batch_stays is not None
+    return setting.keeps_micro_batch or setting.why_micro_batch_stays is not None
 
 
 def _of_same_size(recipe: Recipe, setting: Setting) -> list[Recipe]:
     """Return the rungs of `ladder` with the micro-batch of `recipe`."""
-    return [one for one in ladder(recipe, setting) if one.micro_batch_size == recipe.micro_batch_size]
+    return [rung for rung in ladder(recipe, setting) if rung.micro_batch_size == recipe.micro_batch_size]
 
 
-def _in_vain(verdict: Verdict) -> bool:
+def _needs_restart(verdict: Verdict) -> bool:
     """Return whether no change within a run helps: all were tried, or they free nothing in this phase."""
     probed = verdict.phase == "probe" and verdict.failure == "gpu-oom"
     return probed or verdict.phase in STATES_ALONE

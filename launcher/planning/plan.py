@@ -8,7 +8,7 @@ from launcher.planning.batches import ladder
 from launcher.spec import optimizers
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
-from launcher.spec.command import environment_name, seen_as
+from launcher.spec.command import environment_name, placeholder_of
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
@@ -75,7 +75,7 @@ class Plan(Value):
 
 
 class PlanRefusedError(SpecError, RefusedError):
-    """The job cannot run on this cluster as it is written."""
+    """The job cannot run on this cluster as written."""
 
 
 class NotEstimatedError(PlanRefusedError):
@@ -97,8 +97,8 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
             )
         )
     if job.task is not None:
-        found = env_problems(job.env, layout.ranks)
-        problems += [_refusal(f"env.{name}", message) for name, message in found]
+        wrong = env_problems(job.env, layout.ranks)
+        problems += [_refusal(f"env.{name}", message) for name, message in wrong]
     if problems:
         raise PlanRefusedError(problems)
     recipe, reason = _recipe(job, layout)
@@ -109,7 +109,7 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
         if missing:
             raise PlanRefusedError([_refusal("recipe", message) for message in missing])
     if broken:
-        refusals = [_refusal("recipe", str(one)) for one in broken]
+        refusals = [_refusal("recipe", str(rule)) for rule in broken]
         valid = nearest_valid(recipe, setting)
         if valid is not None and len(broken) > 1:
             fields = changes_line(valid, recipe)
@@ -184,7 +184,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     """
     fixed = {name: value for name, value in job.recipe.model_dump().items() if value is not None}
     ranks = data_ranks(job.recipe, layout.ranks)
-    called = f"{ranks} {_data_parallel(job)}ranks"
+    ranks_text = f"{ranks} {_data_parallel(job)}ranks"
     per_rank = job.batch.global_ // ranks
     micro, accum = fixed.get("micro_batch_size"), fixed.get("grad_accum")
     if micro is None:
@@ -194,14 +194,14 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     if accum is None:
         accum = max(per_rank // micro, 1)
     if micro * accum != per_rank and "grad_accum" not in fixed:
-        message = f"{micro} does not divide the {per_rank} samples that each of {called} gets"
+        message = f"{micro} does not divide the {per_rank} samples that each of {ranks_text} gets"
         raise PlanRefusedError([_refusal("recipe.micro_batch_size", message)])
     if micro * accum != per_rank:
         raise PlanRefusedError(
             [
                 _refusal(
                     "recipe",
-                    f"micro_batch_size {micro} x grad_accum {accum} x {called} is "
+                    f"micro_batch_size {micro} x grad_accum {accum} x {ranks_text} is "
                     f"{micro * accum * ranks} samples, batch.global is {job.batch.global_}; "
                     f"micro_batch_size must divide {per_rank}",
                 )
@@ -225,7 +225,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     # `last` costs DDP one more copy of the gradients. Elsewhere it would take most of a rank's memory.
     chosen.setdefault("grad_sync", "last" if chosen["sharding"] in REPLICATED else "each")
     named = f"the job fixes {', '.join(fixed)}; " if fixed else ""
-    start = f"at the largest micro-batch ({job.batch.global_} / {called} / accumulation {accum})"
+    start = f"at the largest micro-batch ({job.batch.global_} / {ranks_text} / accumulation {accum})"
     if "micro_batch_size" in fixed:
         start = "with the job's micro-batch"
     reason = f"{named}the run starts {start} and falls back when memory runs out"
@@ -243,7 +243,7 @@ def _ladder(job: Job, recipe: Recipe, setting: Setting) -> tuple[Recipe, ...]:
     if job.task is None or job.recipe.offload is not None or not two_memories:
         return rungs
     offload = "cpu" if recipe.sharding in SHARDED else "cpu-optimizer"
-    above = [one for one in rungs if one.micro_batch_size == recipe.micro_batch_size]
+    above = [rung for rung in rungs if rung.micro_batch_size == recipe.micro_batch_size]
     if not setting.keeps_micro_batch:
         above = list(rungs)
     moved = (recipe, *above)[-1].model_copy(update={"offload": offload})
@@ -274,7 +274,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
             f"nothing reads {', '.join(nothing)}: with `command:`, the script or its arguments decide that"
         )
     if environment:
-        names = ", ".join(f"${environment_name(str(seen_as(field)))}" for field in environment)
+        names = ", ".join(f"${environment_name(str(placeholder_of(field)))}" for field in environment)
         warnings.append(
             f"the command has no placeholder for {', '.join(environment)}: "
             f"the value is only in the environment, as {names}"
@@ -305,6 +305,6 @@ def _data_parallel(job: Job) -> str:
     return "data-parallel " if model_parallel(job.recipe) > 1 else ""
 
 
-def _nearest_multiple(value: int, of: int) -> str:
-    below = value // of * of
-    return f"{below} or {below + of}" if below else str(of)
+def _nearest_multiple(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)

@@ -69,7 +69,7 @@ def least_gpus(counts: Iterable[int], choice_on: Callable[[int], Choice]) -> tup
 def compare_gpus(labels: Iterable[str], choice_on: Callable[[str], Choice]) -> list[Answer]:
     """Return an answer for each GPU, the fastest first; GPUs on which nothing fits come last."""
     answers = [Answer(label, choice_on(label)) for label in labels]
-    return sorted(answers, key=lambda one: (one.choice.chosen is None, -one.speed))
+    return sorted(answers, key=lambda answer: (answer.choice.chosen is None, -answer.speed))
 
 
 def for_tokens(
@@ -88,6 +88,4 @@ def for_tokens(
 
 def cheapest_first(answers: Iterable[Answer]) -> list[Answer]:
     """Return the cheapest answer first; those without a price come later, and those without a time last."""
-    return sorted(
-        answers, key=lambda one: (one.hours is None, one.usd is None, one.usd or 0.0, one.hours or 0.0)
-    )
+    return sorted(answers, key=lambda a: (a.hours is None, a.usd is None, a.usd or 0.0, a.hours or 0.0))

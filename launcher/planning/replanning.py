@@ -27,7 +27,7 @@ _CONSEQUENCES = {
 
 
 def no_higher(plan: Plan, events: Sequence[Event], sets: Sequence[str]) -> Plan:
-    """Return the plan, begun no higher on its ladder than the rung that the run has fallen back to.
+    """Return the plan, starting at or below the rung of its ladder that the run has fallen back to.
 
     `sets`: texts of `--set`, which take precedence.
     """
@@ -55,7 +55,7 @@ def stepped_down(events: Sequence[Event]) -> dict[str, Any]:
     for event in events:
         if isinstance(event, RecipeChange):
             learnt |= new_values(event)
-        elif isinstance(event, Replanned):  # also if withdrawn: the user meant what was set
+        elif isinstance(event, Replanned):  # also if it was withdrawn: the user wanted these values
             for path in (text.partition("=")[0] for text in event.set):
                 learnt.pop(path.removeprefix("recipe."), None)
                 if path == "recipe":

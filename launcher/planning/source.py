@@ -42,9 +42,9 @@ class About(NamedTuple):
     stages: int = 0
     "Largest number of stages into which a pipeline can cut the model: that of its blocks. 0: it cannot."
     linear: bool = True
-    "Its parameters are those of linear layers, embeddings and norms, which the formulas know."
+    "The model's parameters are those of linear layers, embeddings and norms, which the formulas cover."
     recurrent: bool = False
-    "It has an LSTM, GRU or RNN, whose kernels on a GPU are cuDNN's."
+    "The model has an LSTM, GRU or RNN, whose kernels on a GPU are cuDNN's."
 
 
 class Source(Protocol):

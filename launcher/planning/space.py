@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.planning.batches import divisors, with_micro_batch
-from launcher.spec.mesh import can_wait, data_ranks
+from launcher.spec.mesh import data_ranks, grad_sync_applies
 from launcher.spec.optimizers import SEARCHED
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, nearest_valid, obeys_rules
@@ -52,23 +52,23 @@ class Space:
     @functools.cached_property
     def axes(self) -> Mapping[str, tuple[Any, ...]]:
         """The free fields and their values."""
-        given = set(self.fixed)
+        not_free = set(self.fixed)
         if not self.chunks:
-            given.add("loss_chunks")
+            not_free.add("loss_chunks")
         if not self.blocks:
-            given.add("activations")
+            not_free.add("activations")
         if self.closed:
-            given.update(AXES)
-        if {"checkpoint_ratio", "activation_budget"} & given:
-            given.add("activations")
-        # Each value costs a trace of its own, so the job has to ask for them.
+            not_free.update(AXES)
+        if {"checkpoint_ratio", "activation_budget"} & not_free:
+            not_free.add("activations")
+        # Each value costs a separate trace, so the job has to ask for them.
         if not ("activations" in self.fixed and self.base.activations == "budget"):
-            given.add("activation_budget")
+            not_free.add("activation_budget")
         if self.base.pipeline == 1 or self.base.schedule != "1f1b" or "stages" in self.fixed:
-            given.add("virtual_stages")
+            not_free.add("virtual_stages")
         if self.base.pipeline == 1:
-            given.add("schedule")
-        free = {name: values for name, values in AXES.items() if name not in given}
+            not_free.add("schedule")
+        free = {name: values for name, values in AXES.items() if name not in not_free}
         pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is no GPU to offload from
             pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
@@ -84,13 +84,13 @@ class Space:
         }
 
     @functools.cached_property
-    def rests(self) -> tuple[Recipe, ...]:
+    def combinations(self) -> tuple[Recipe, ...]:
         """Every valid combination of the axes, each with its largest valid micro-batch."""
-        made: list[Recipe] = []
+        recipes: list[Recipe] = []
         for values in itertools.product(*self.axes.values()):
             largest = self._falling(self.base.model_copy(update=dict(zip(self.axes, values, strict=True))))
-            made += itertools.islice(largest, 1)
-        return tuple(made)
+            recipes += itertools.islice(largest, 1)
+        return tuple(recipes)
 
     def sizes(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipe with each valid micro-batch at the same global batch, the smallest first."""
@@ -101,30 +101,35 @@ class Space:
         per_rank = recipe.micro_batch_size * recipe.grad_accum
         fixed = self.fixed & {"micro_batch_size", "grad_accum"}
         for micro in (recipe.micro_batch_size,) if fixed else reversed(divisors(per_rank)):
-            one = recipe
+            sized = recipe
             if micro != recipe.micro_batch_size:
-                one = with_micro_batch(recipe, micro)
-            if self.has(one):
-                yield one
+                sized = with_micro_batch(recipe, micro)
+            if self.has(sized):
+                yield sized
 
     def below(self, recipe: Recipe) -> list[Recipe]:
         """Return the valid recipes with a later value of one axis, which may need less memory.
 
         Other axes change if that value needs it: offload of parameters needs FSDP instead of DDP.
         """
-        made = []
+        recipes = []
         for name, values in self.axes.items():
-            if name == "virtual_stages":  # no rank could go on from the state of the last step
+            if name == "virtual_stages":  # no rank could continue from the state of the last step
                 continue
             later = values[values.index(getattr(recipe, name)) + 1 :] if name != "grad_sync" else ("each",)
             for value in later:
-                one = nearest_valid(recipe.model_copy(update={name: value}), self.setting)
-                if one is not None and one != recipe and getattr(one, name) == value and self.has(one):
-                    made.append(one)
-        return [one for one in made if one.changes_from(recipe).keys() <= self.axes.keys()]
+                lower = nearest_valid(recipe.model_copy(update={name: value}), self.setting)
+                if (
+                    lower is not None
+                    and lower != recipe
+                    and getattr(lower, name) == value
+                    and self.has(lower)
+                ):
+                    recipes.append(lower)
+        return [lower for lower in recipes if lower.changes_from(recipe).keys() <= self.axes.keys()]
 
     def has(self, recipe: Recipe) -> bool:
-        waits = recipe.gradients_wait and can_wait(recipe)
+        waits = recipe.gradients_wait and grad_sync_applies(recipe)
         if recipe.grad_sync == "last" and "grad_sync" in self.axes and not waits:
             return False  # the same as `each`
         if not obeys_rules(recipe, self.setting):

@@ -1,9 +1,9 @@
 """The time of a step: a roofline from the work of the trace, the model states and the data sheets.
 
 Kernels run one after the other, so the time of kernels bound by FLOPs and of kernels bound by memory traffic
-adds up. Communication overlaps with a pass, except for a stated share; that of a tensor-parallel group does
-not overlap. docs/speed.md compares this with published throughputs. Excludes kernel launches, which bound
-small models on fast GPUs; the data loader; evaluation and checkpoints.
+adds up. Communication overlaps with a pass, except for a stated share; the communication of a tensor-parallel
+group does not overlap. docs/speed.md compares this with published throughputs. Excludes kernel launches,
+which bound small models on fast GPUs; the data loader; evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launcher.spec.schedule import bubble
 REACHED = {
     "H200": 0.70,  # fitted to six steps measured on one; three published runs on H200 want 0.67 and more
     "Ampere": 0.77,  # fitted (A100)
-    "Hopper": 0.57,  # fitted (H100): the power limit keeps the clock below that of the data sheet
+    "Hopper": 0.57,  # fitted (H100): the power limit keeps the clock below the data sheet's
     "Ada": 0.65,  # assumption: between Ampere and Hopper
     "Volta": 0.65,  # assumption: between Ampere and Hopper
     "Blackwell": 0.57,  # assumption: as Hopper
@@ -54,7 +54,7 @@ HOST_BANDWIDTH = 200e9
 "Bytes/s of a node's memory, shared by all ranks. Assumption: 8 channels of DDR4-3200 are 205 GB/s."
 
 PLAIN_TRAFFIC = 3.0
-"Memory traffic of an optimizer of plain operators / that of a fused kernel. Assumption from their number."
+"Memory traffic of an optimizer of plain operators / traffic of a fused kernel. Assumed from their number."
 
 
 class StepTime(Value):
@@ -132,14 +132,14 @@ def step_time(
     both = _Links(*(a + b for a, b in zip(again, sync, strict=True)))
     syncs = accum if recipe.grad_sync == "each" else 1
     at_end = _average_replicas(recipe, model, ranks, hardware)
-    forward = [of.at(micro) for of in work[:8:2]]
-    backward = [of.at(micro) for of in work[1:8:2]]
+    forward = [figure.at(micro) for figure in work[:8:2]]
+    backward = [figure.at(micro) for figure in work[1:8:2]]
     passes = (
         (accum, _pass(recipe, ranks, hardware, gather, *forward)),
         (accum - syncs, _pass(recipe, ranks, hardware, again, *backward)),
         (syncs, _pass(recipe, ranks, hardware, both, *backward)),
     )
-    sums = _Pass(*(sum(n * of[i] for n, of in passes) for i in range(len(_Pass._fields))))
+    sums = _Pass(*(sum(n * seconds[i] for n, seconds in passes) for i in range(len(_Pass._fields))))
     # Copies of activations run in the kernels' stream: launcher.train.activations.activations.offloaded.
     moved = 2 * accum * offloaded / _pcie(hardware)
     passing = sums.compute + sums.memory + sums.exposed + sums.tensor + sums.offload + moved
@@ -192,8 +192,7 @@ def _pass(
 
 
 def _later(recipe: Recipe, work: Work, ranks: Ranks, hardware: Hardware) -> float:
-    """Return the share of the kernels' time of a backward pass that `schedule: zero-bubble` leaves for
-    later."""
+    """Return the share of a backward pass's kernel time that `schedule: zero-bubble` postpones."""
     micro = recipe.micro_batch_size
     all_, later = (
         _pass(recipe, ranks, hardware, _Links(), flops.at(micro), traffic.at(micro), 0.0, 0.0)
@@ -271,7 +270,7 @@ def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: 
 
 
 def _over_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
-    """Return the seconds to gather, or to reduce, what is trained of one rank's model over its replicas."""
+    """Return the seconds to gather, or to reduce, the trained part of one rank's model over its replicas."""
     return _ring(model.gradients, data_ranks(recipe, ranks.world), ranks, hardware, apart=recipe.tensor)
 
 
@@ -279,8 +278,8 @@ def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: i
     """Return the seconds of an all-gather or a reduce-scatter of `whole` bytes over `over` ranks.
 
     Each of N ranks sends (N - 1) / N of the bytes at the rate of the slowest link. A ring enters and leaves
-    each node once. `apart`: distance between the numbers of its ranks. So many rings work at the same time
-    and share a node's network.
+    each node once. `apart`: distance between the numbers of a ring's ranks, which is also the number of rings
+    that work at the same time and share a node's network.
     """
     if over == 1:
         return 0.0
@@ -298,8 +297,8 @@ def _optimizer(
     """Return the seconds of the optimizer's update, and of the copies around it."""
     optimizer = OPTIMIZERS[recipe.optimizer]
     cut = [(p, count * updated_by(p, recipe, ranks).numel) for p, count in model.distinct if p.requires_grad]
-    numel = sum(mine for _, mine in cut)
-    parameters = sum(mine * p.itemsize for p, mine in cut)
+    numel = sum(own for _, own in cut)
+    parameters = sum(own * p.itemsize for p, own in cut)
     kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme
     # The update reads and writes parameters and states, and reads gradients. Clipping reads gradients twice
     # and writes them once; those of `zero1` are whole.

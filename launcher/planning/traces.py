@@ -12,7 +12,7 @@ from launcher.memory.profile import Kept, Profile, kept_of, profile_of, stages_a
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
-from launcher.planning.cached import remembered
+from launcher.planning.cached import from_store
 from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
@@ -47,7 +47,7 @@ class Traces:
         self.untraced: str | None = None
         "Why formulas replace traces; None if the model can be traced."
         self.uncompiled: str | None = None
-        "Why traces with `compile: true` are those of the uncompiled step; None if they are not."
+        "Why traces with `compile: true` are of the uncompiled step; None if they are not."
 
     def model(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
         part = Part.of(recipe, self.ranks.stage)
@@ -61,18 +61,18 @@ class Traces:
             whole = self.profile(recipe.model_copy(update={"loss_chunks": 1}), args)
             if self._most_saved(whole, recipe, args) < _WORTH_A_TRACE:
                 return whole
-        key = (self._traced(recipe, args), Profile.kind(recipe), held_beside(recipe, self.ranks.stage))
+        key = (self._traced(recipe, args), Profile.key(recipe), held_beside(recipe, self.ranks.stage))
         if key not in self._profiles:
             self._profiles[key] = self._adapted(self._trace(recipe, args), recipe, args)
         return self._profiles[key]
 
     def least(self, recipe: Recipe, args: Args | None = None) -> Profile | None:
-        """Return a part of the recipe's profile, from a trace that is there; None if there is none.
+        """Return a part of the recipe's profile, from an existing trace; None if there is none.
 
-        The trace is that of a step which keeps all activations. Every other step with this sharding allocates
-        the same beside them, and recomputation allocates more. Exceptions are a loss in parts, and offload
-        and compression: they free all that a block keeps, such as its input, which a module outside of it may
-        have allocated.
+        The trace is of a step that keeps all activations. Apart from activations, every other step with this
+        sharding allocates the same, and recomputation allocates more. Exceptions are a loss in parts, and
+        offload and compression: they free all that a block keeps, such as its input, which a module outside
+        of it may have allocated.
         """
         keeps = keeping(recipe).model_copy(update={"loss_chunks": 1})
         if recipe.compile or self.untraced is not None or not self.has(keeps, args):
@@ -87,7 +87,7 @@ class Traces:
 
     def complete(self, recipe: Recipe, args: Args | None = None) -> Profile:
         """Return the profile of a complete trace with the recipe's own micro-batch."""
-        return self._adapted(self._ask(completely_traced_as(recipe), args, exact=True), recipe, args)
+        return self._adapted(self._from_source(completely_traced_as(recipe), args, exact=True), recipe, args)
 
     def _adapted(self, traces: Sequence[Trace], recipe: Recipe, args: Args | None) -> Profile:
         return profile_of(traces, self.model(recipe, args), recipe, self.ranks)
@@ -96,7 +96,7 @@ class Traces:
         """Return a rank's FLOPs and memory traffic, which are the same for every sharding.
 
         Offloaded activations are not recomputed, so `activations: offload` counts as `keep`. With
-        `compile: true` this is the uncompiled step: launcher.planning.speed knows what fusion saves.
+        `compile: true` this is the uncompiled step: launcher.planning.speed accounts for what fusion saves.
         """
         if recipe.activations == "budget":
             return self._work_within_budget(recipe, args)
@@ -106,7 +106,7 @@ class Traces:
     def _work_within_budget(self, recipe: Recipe, args: Args | None) -> Work:
         """Return the FLOPs of the compiled step, which recomputes as its partitioner decides.
 
-        The traffic is that of the step without recomputation: what is cheap to compute again is in the same
+        The traffic is from the step without recomputation: what is cheap to compute again is in the same
         kernels.
         """
         work = self.work(keeping(recipe), args)
@@ -129,12 +129,13 @@ class Traces:
         return kept_of(traces, self.model(recipe, args))
 
     def _pass(self, recipe: Recipe, args: Args | None) -> tuple[Work, Kept]:
-        """Return the figures under the plain sharding; of a loss in parts those of its own trace, if any."""
+        """Return the figures under the plain sharding. For a loss in parts, use its own trace if it
+        exists."""
         plain = recipe.model_copy(update={"sharding": self.plain})
         if recipe.loss_chunks > 1:
-            known = (one for one in (recipe, plain) if self.has(one, args))
+            traced = (each for each in (recipe, plain) if self.has(each, args))
             # Without such a trace, take the loss in one part. This leaves out the head's recomputation.
-            plain = next(known, plain.model_copy(update={"loss_chunks": 1}))
+            plain = next(traced, plain.model_copy(update={"loss_chunks": 1}))
         traces = self._trace(plain, args)
         key = self._traced(plain, args)  # with the micro-batch, if the trace is not affine
         if key not in self._passes:
@@ -155,30 +156,30 @@ class Traces:
             )
             return 1 - of_blocks / of_all
 
-        return remembered(self.source, ["most saved", recipe.model_dump(), args, asdict(ranks)], make, float)
+        return from_store(self.source, ["most saved", recipe.model_dump(), args, asdict(ranks)], make, float)
 
     def _trace(self, recipe: Recipe, args: Args | None) -> tuple[Trace, ...]:
-        """Return the trace of each stage that the rank has; without a pipeline, that of the model."""
+        """Return the trace of each stage that the rank has; without a pipeline, the trace of the model."""
         key = self._traced(recipe, args)
         if key not in self._traces:
             try:
-                self._traces[key] = self._ask(key.recipe, args, exact=key in self._not_affine)
+                self._traces[key] = self._from_source(key.recipe, args, exact=key in self._not_affine)
             except NotAffineError:
                 self._not_affine.add(key)
                 return self._trace(recipe, args)
         return self._traces[key]
 
-    def _ask(self, recipe: Recipe, args: Args | None, *, exact: bool) -> tuple[Trace, ...]:
+    def _from_source(self, recipe: Recipe, args: Args | None, *, exact: bool) -> tuple[Trace, ...]:
         """Return the source's traces, or the formulas' trace if there is none."""
         if self.untraced is None:
             if self.uncompiled is not None:
                 recipe = recipe.model_copy(update={"compile": False})
             try:
                 alone = stages_alone(recipe, self.ranks)
-                return tuple(self.source.trace(one, ranks, args, exact=exact) for one, ranks in alone)
+                return tuple(self.source.trace(stage, ranks, args, exact=exact) for stage, ranks in alone)
             except NotCompiledError as error:
                 self.uncompiled = str(error)
-                return self._ask(recipe, args, exact=exact)
+                return self._from_source(recipe, args, exact=exact)
             except NoTraceError as error:
                 self.untraced = str(error)
         about = self.source.about(args)

@@ -29,7 +29,7 @@ class Stage(Value):
     parameters: int
     "The parameters that the optimizer updates: whole, or this rank's shard."
     gathered: int
-    "Whole parameters that FSDP2 keeps beside the shard from a unit's forward pass to its backward pass."
+    "Whole parameters that FSDP2 keeps besides the shard from a unit's forward pass to its backward pass."
     gradients: int
     optimizer: int
     candidate: Candidate
@@ -45,7 +45,7 @@ class Stage(Value):
 
     @property
     def in_the_paper(self) -> int:
-        """The total as the ZeRO paper counts it: without the shard beside whole parameters."""
+        """The total as the ZeRO paper counts it: without the shard of parameters that are whole."""
         return self.total - (self.parameters if self.gathered else 0)
 
 
@@ -76,9 +76,9 @@ def stages_of(decider: Decider, recipe: Recipe) -> Stages:
     setting = decider.layout.setting(decider.job)
     stages = []
     for name, sharding in STAGES:
-        one = plain.model_copy(update={"sharding": sharding})
-        states, candidate = states_of(model, one, ranks), decider.evaluate.confirm(one)
-        broken = broken_rules(one, setting)
+        sharded = plain.model_copy(update={"sharding": sharding})
+        states, candidate = states_of(model, sharded, ranks), decider.evaluate.confirm(sharded)
+        broken = broken_rules(sharded, setting)
         why_not = broken[0].rule.reason if broken else decider.capacity.misfit(candidate.estimate)
         fits = None if why_not is None and decider.capacity.card is None else why_not is None
         stages.append(
@@ -86,7 +86,7 @@ def stages_of(decider: Decider, recipe: Recipe) -> Stages:
                 name=name,
                 sharding=sharding,
                 parameters=states.gpu.parameters,
-                gathered=gathered_for_the_pass(model, one, ranks),
+                gathered=gathered_for_the_pass(model, sharded, ranks),
                 gradients=states.gpu.gradients,
                 optimizer=states.gpu.optimizer + states.managed,
                 candidate=candidate,

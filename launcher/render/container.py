@@ -21,15 +21,15 @@ class Container:
     """Options that run a step in the container. Empty if the runtime is `none`."""
 
     step_options: tuple[str, ...] = ()
-    "Further srun options (pyxis). Never #SBATCH, because the batch script runs outside, where srun is."
+    "Further srun options (pyxis). Never #SBATCH: the batch script runs outside the container, where srun is."
     prefix: tuple[str, ...] = ()
     "Command that starts the payload (apptainer exec ...)."
     exported: tuple[str, ...] = ()
-    "The batch script's variables that must override the image's, which takes the prefix APPTAINERENV_."
+    "Variables of the batch script that override the image's by the prefix APPTAINERENV_."
     image_file: str | None = None
     "Path on the nodes; None for an image in a registry."
     mounts: Pairs = ()
-    "Pairs of (path on the node, path inside)."
+    "Pairs of (path on the node, path in the container)."
 
 
 def container(target: Target) -> Container:
@@ -53,7 +53,7 @@ def container(target: Target) -> Container:
         without_home = ("--no-home",) if _mount_home(target) is False else ()
         remote = image if "://" in image else f"docker://{image}"
         prefix = ("apptainer", "exec", *gpus, *without_home, "--bind", listed, file or remote)
-        return Container((), prefix, _ours(target), file, mounts)
+        return Container((), prefix, _passed_in(target), file, mounts)
     options = [
         f"--container-image={file or image}",
         f"--container-mounts={listed}",
@@ -63,7 +63,7 @@ def container(target: Target) -> Container:
     if home is not None:
         options.append("--container-mount-home" if home else "--no-container-mount-home")
     # Without this list a variable of the image overrides ours (pyxis' README, `--container-env`).
-    names = [*_ours(target), *(["CUDA_VISIBLE_DEVICES"] if _scheduler_chooses_gpus(target) else [])]
+    names = [*_passed_in(target), *(["CUDA_VISIBLE_DEVICES"] if _scheduler_chooses_gpus(target) else [])]
     options.append(f"--container-env={','.join(names)}")
     return Container(tuple(options), (), (), file, mounts)
 
@@ -83,16 +83,16 @@ def _mount_home(target: Target) -> bool | None:
 def _file(image: str, workdir: str) -> str | None:
     """The absolute path of an image file; None for an image reference.
 
-    Without a leading `/` or `./` enroot takes a file for an image name (NVIDIA/pyxis#127).
+    Without a leading `/` or `./` enroot mistakes a file for an image name (NVIDIA/pyxis#127).
     """
     if "://" in image:
         return None
-    looks = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("/", "./", "../"))
-    return posixpath.normpath(posixpath.join(workdir, image)) if looks else None
+    is_file = image.endswith((".sqsh", ".squashfs", ".sif")) or image.startswith(("/", "./", "../"))
+    return posixpath.normpath(posixpath.join(workdir, image)) if is_file else None
 
 
 def _mounts(target: Target) -> Pairs:
-    """The profile's mounts, and every folder that the run uses and they do not contain."""
+    """The profile's mounts, and every folder that the run uses outside of them."""
     mounts = list(target.cluster.container.mounts.items())
     secrets = [secret.file for secret in target.job.secrets if secret.file is not None]
     inside = [path for _, path in mounts]
@@ -103,8 +103,8 @@ def _mounts(target: Target) -> Pairs:
     return tuple(mounts)
 
 
-def _ours(target: Target) -> tuple[str, ...]:
-    """Variables that the batch script passes in. start.sh sets the profile's and the job's own last, inside.
+def _passed_in(target: Target) -> tuple[str, ...]:
+    """Variables that the batch script passes in. start.sh, inside, sets the profile's and the job's last.
 
     PYTHONNOUSERSITE: otherwise packages in ~/.local of a mounted home would take precedence over the image's.
     """

@@ -100,9 +100,9 @@ class _Shell:
     evaluated: dict[str, str] = field(default_factory=dict)
     "Variables whose content bash evaluates -> the construct that evaluates it."
     holds: dict[str, set[str]] = field(default_factory=dict)
-    "Variable -> variables whose whole content it is given, as in `a=$b`."
+    "Variable -> variables whose whole content is assigned to it, as in `a=$b`."
     assigned: dict[str, int] = field(default_factory=dict)
-    "Variables that are given a value of the job -> line."
+    "Variables to which a value of the job is assigned -> line."
 
     @property
     def top(self) -> _Frame:
@@ -268,7 +268,9 @@ class _Shell:
             return 1
         if not _EVALUATING_TESTS.isdisjoint(top.words):
             # `-v name` evaluates only the subscript of a literal name, but all of an expanded one.
-            named = not _NAME_TESTS.isdisjoint(top.words) and not any("[" in one for one in top.words[1:])
+            named = not _NAME_TESTS.isdisjoint(top.words) and not any(
+                "[" in operand for operand in top.words[1:]
+            )
             pattern = _EXPANDED if named else _IDENTIFIER
             self._evaluates(pattern.findall(" ".join(top.words)), _EVALUATED["test"])
             if top.values:
@@ -315,12 +317,12 @@ class _Shell:
         return 1
 
     def _announce_here_document(self, text: str, at: int) -> int:
-        found = re.compile(r"<<-?[ \t]*((?:[^\s;&|<>()\\'\"]|\\.|'[^'\n]*'|\"[^\"\n]*\")+)").match(text, at)
-        if found is None:
+        match = re.compile(r"<<-?[ \t]*((?:[^\s;&|<>()\\'\"]|\\.|'[^'\n]*'|\"[^\"\n]*\")+)").match(text, at)
+        if match is None:
             raise _RefusedError("a here-document whose end is not a plain word")
         self._end_of_word()
-        self.here.append(re.sub(r"[\\'\"]", "", found[1]))
-        return found.end() - at
+        self.here.append(re.sub(r"[\\'\"]", "", match[1]))
+        return match.end() - at
 
     def _end_of_word(self) -> None:
         top = self.top
@@ -395,10 +397,10 @@ class _Shell:
         if quoted in _QUOTED:
             raise _RefusedError(f"a value inside {_QUOTED[quoted]}: write it bare, it is quoted already")
         if self.escaped:
-            raise _RefusedError("a value after a backslash, which takes its first quote away")
+            raise _RefusedError("a value after a backslash, which removes its first quote")
         if top.word.endswith("$"):
             raise _RefusedError(
-                "a value after `$`: bash reads $'...' in another way; `| name` writes a variable's name"
+                "a value after `$`: bash reads $'...' differently; `| name` writes a variable's name"
             )
         if top.kind == "test":
             top.values.append(self.line)
@@ -434,10 +436,11 @@ class _Shell:
         for name in given:
             if _BARE["name"] not in name:
                 self.assigned.setdefault(name, self.line)
-        found = None if command.array else _evaluating(command.words, word)
-        if found is not None:
+        evaluating = None if command.array else _evaluating(command.words, word)
+        if evaluating is not None:
             raise _RefusedError(
-                f"a value of `{found}`, which bash evaluates again; `| number` or `| name` can stand there"
+                f"a value of `{evaluating}`, which bash evaluates again; `| number` or `| name` can stand "
+                "there"
             )
 
     def end(self) -> None:
@@ -463,22 +466,22 @@ class _Shell:
 
 
 def _before_program(word: str) -> bool:
-    """Whether the name of the program or function is still to come after this word."""
+    """Whether the word comes before the name of the program or function."""
     return word in _STARTS or word in _RUNNERS or _ASSIGNMENT.match(word) is not None
 
 
 def _evaluating(words: list[str], word: str) -> str | None:
     """The command or option that makes bash evaluate this word of a simple command again."""
-    known = set(words)
-    for name in sorted(known & _EVALUATE):
+    present = set(words)
+    for name in sorted(present & _EVALUATE):
         return name
-    declare = sorted(known & _DECLARE)
-    if declare and (_ASSIGNMENT.match(word) is None or any(one.startswith("-") for one in words)):
+    declare = sorted(present & _DECLARE)
+    if declare and (_ASSIGNMENT.match(word) is None or any(option.startswith("-") for option in words)):
         return declare[0]
-    if known & {"printf", "test", "["} and ("-v" in words or word.startswith("-v")):
+    if present & {"printf", "test", "["} and ("-v" in words or word.startswith("-v")):
         return "-v"
-    if any(one.rsplit("/", 1)[-1] in _SHELLS for one in words):
-        if any(re.fullmatch(r"-[a-z]*c[a-z]*", one) for one in (*words, word)):
+    if any(program.rsplit("/", 1)[-1] in _SHELLS for program in words):
+        if any(re.fullmatch(r"-[a-z]*c[a-z]*", option) for option in (*words, word)):
             return "-c"
         if "<<<" in words:
             return "<<<"
@@ -526,11 +529,11 @@ def _check_tag(
     if tag not in _TAGS:
         raise _RefusedError(f"the tag `{tag}` is not for templates of scripts: what it writes is not quoted")
     top = shell.top
-    begun = shell.escaped or shell.here or top.words or top.word or top.array or top.target
-    if tag in _TAKES_TEXT and (top.kind != "plain" or begun):
-        raise _RefusedError(f"`{tag}` takes other text in: it stands where a command begins")
+    in_command = shell.escaped or shell.here or top.words or top.word or top.array or top.target
+    if tag in _TAKES_TEXT and (top.kind != "plain" or in_command):
+        raise _RefusedError(f"`{tag}` includes other text: put it where a command begins")
     if tag in _OPENING:
-        branches.append((tag, shell.open(), [one for one in (*top.words, top.word) if one]))
+        branches.append((tag, shell.open(), [part for part in (*top.words, top.word) if part]))
     elif tag in ("else", "elif") or tag.removeprefix("end") in _OPENING:
         if branches and (branches[-1][1] != shell.open() or shell.escaped):
             raise _RefusedError(
@@ -550,7 +553,7 @@ def _applied_filter(environment: jinja2.Environment, expression: str) -> str:
     output = environment.parse(
         f"{environment.variable_start_string} {expression} {environment.variable_end_string}"
     ).body[0]
-    filters = {_writer(node) for node in output.iter_child_nodes()}
+    filters = {_outer_filter(node) for node in output.iter_child_nodes()}
     applied = filters.pop() if len(filters) == 1 else ""
     inner = {node.name for node in output.find_all(nodes.Filter)}
     if applied not in _COMMENT_FILTERS and inner & _COMMENT_FILTERS:
@@ -561,8 +564,8 @@ def _applied_filter(environment: jinja2.Environment, expression: str) -> str:
     return applied
 
 
-def _writer(node: nodes.Node) -> str:
+def _outer_filter(node: nodes.Node) -> str:
     if isinstance(node, nodes.CondExpr):
-        filters = {_writer(branch) for branch in (node.expr1, node.expr2) if branch is not None}
+        filters = {_outer_filter(branch) for branch in (node.expr1, node.expr2) if branch is not None}
         return filters.pop() if len(filters) == 1 else ""
     return node.name if isinstance(node, nodes.Filter) else ""

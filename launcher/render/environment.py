@@ -45,10 +45,10 @@ class _Loader(jinja2.BaseLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str, Callable[[], bool]]:
-        found = self._read(template)
-        if found is None:
+        loaded = self._read(template)
+        if loaded is None:
             raise jinja2.TemplateNotFound(template)
-        folder, source = found
+        folder, source = loaded
         # An included template becomes part of the outer file, and its values are quoted for that file.
         # Shipped scripts are checked by the tests, because checking takes a third of the rendering time.
         tested = folder == shipped.templates_dir() and kind_of(template) == "sh"
@@ -58,7 +58,7 @@ class _Loader(jinja2.BaseLoader):
             except jinja2.TemplateSyntaxError as error:
                 error.source = source
                 raise
-        return source, template, lambda: self._read(template) == found
+        return source, template, lambda: self._read(template) == loaded
 
     def _read(self, template: str) -> tuple[Path, str] | None:
         for folder in self.folders:
@@ -86,7 +86,7 @@ def _environment(folders: tuple[Path, ...], kind: str) -> jinja2.Environment:
         loader=_Loader(folders, kind),
         undefined=jinja2.StrictUndefined,
         finalize=_strict(_QUOTERS[kind]),
-        # With a trailing blank, because bash's ${#list[@]} is no comment.
+        # With a trailing blank, because bash's ${#list[@]} is not a comment.
         comment_start_string="{# ",
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -134,7 +134,7 @@ def render_template(template: str, values: Mapping[str, Any], project_dir: Path 
         if error.name in shipped.IN_LIBRARY:
             raise RenderError(
                 f"templates/{template} is a copy from an earlier version: it includes {error.name}, which "
-                f"is in {shipped.LIBRARY} now. Eject {template} again and take your changes over"
+                f"is in {shipped.LIBRARY} now. Eject {template} again and repeat your changes in it"
             ) from error
         raise RenderError(f"templates/{template}: there is no template {error.name!r}") from error
     except jinja2.UndefinedError as error:
@@ -157,7 +157,7 @@ def _place(error: BaseException, template: str) -> str:
 def _undefined_at(
     environment: jinja2.Environment, error: jinja2.TemplateSyntaxError, values: Mapping[str, Any]
 ) -> str | None:
-    """The first name on the error's line that is neither given nor defined by the template."""
+    """The first name on the error's line that neither `values` nor the template defines."""
     from jinja2 import meta, nodes
 
     if error.source is None:

@@ -1,4 +1,4 @@
-"""A run to render, and the values of its start.sh. A template has access to nothing but its values."""
+"""A run to render, and the values of its start.sh. A template has access only to its values."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _check_lengths(argv: tuple[str, ...], env: Mapping[str, str], *, doubled: bo
         if (size := len(text.encode(errors="surrogateescape"))) > LONGEST_BYTES:
             raise RenderError(
                 f"{what} has {size / 1024:.0f} KiB, and Linux gives a process at most 128 KiB in one argument"
-                " or variable: write it into a file and name that"
+                " or variable: write it to a file and give the file's name"
             )
 
 

@@ -24,7 +24,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster
-from launcher.spec.command import reads, seen_as
+from launcher.spec.command import affects_ranks, placeholder_of
 from launcher.spec.events import (
     AttemptStarted,
     Event,
@@ -242,7 +242,9 @@ def _recipe_rows(about: RunRecord, recipe: dict[str, Any]) -> Rows:
     shown = [
         name
         for name in recipe
-        if about.job.task is not None or seen_as(f"recipe.{name}") is not None or reads(f"recipe.{name}")
+        if about.job.task is not None
+        or placeholder_of(f"recipe.{name}") is not None
+        or affects_ranks(f"recipe.{name}")
     ]
     return tuple((name, text) for name in shown if (text := _text(recipe[name])))
 

@@ -26,7 +26,7 @@ def why_log(name: str, cause: Cause | None) -> list[str]:
     """Return the class, the decisive line and its place, and other findings with why they are not it."""
     if cause is None:
         return [f"{name}: unknown: no line shows a failure"]
-    clue = cause.found.clue
+    clue = cause.candidate.clue
     label = f", of {clue.label.rstrip(':')}" if clue.label else ""
     lines = [f"{name}: {cause.failure} ({cause.confidence}){label}"]
     lines += [f"  | {cut(line)}" for line in clue.before if line.strip()]
@@ -48,8 +48,8 @@ def as_json(cause: Cause | None) -> dict[str, Any]:
     """Return the cause as JSON data."""
     if cause is None:
         return {"failure": "unknown", "confidence": "guess", "seen": []}
-    memory = memory_of(cause.found.clue)
-    seen = [(cause.found.clue, ""), *((other, why) for other, why in _distinct(cause))]
+    memory = memory_of(cause.candidate.clue)
+    seen = [(cause.candidate.clue, ""), *((other, why) for other, why in _distinct(cause))]
     return {
         "failure": cause.failure,
         "confidence": cause.confidence,

@@ -1,7 +1,7 @@
 """Every file of a run directory: who writes it, how it changes, and where it goes if there are copies.
 
-`copies` are those that launcher keeps here of runs on other machines (login nodes, SSH hosts, RunPod's
-volumes); `nodes` are the run directories of one job's nodes if they share no folder.
+`copies`: the local copies of runs on other machines (login nodes, SSH hosts, RunPod's volumes). `nodes`: the
+run directories of one job's nodes if they share no folder.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ Writer = Literal["submission", "verbs", "job script", "supervisor", "worker", "r
 "`worker`: the process that starts one rank and reads its output."
 
 Change = Literal["once", "grows", "replaced", "request", "withdrawn"]
-"""`request`: it appears, and is deleted when the run is resumed. `withdrawn`: it is written once, and deleted
-if the run could not be resumed with it."""
+"""`request`: written once, and deleted when the run is resumed. `withdrawn`: written once, and deleted if the
+run could not be resumed with it."""
 
 Copies = Literal["sent", "both", "record", "log", "name", "never"]
-"""`sent`: it is written in the copy. `both`: it is written on both sides. `record`: it comes with every look.
-`log`: it comes when logs are asked for. `name`: only its name comes."""
+"""`sent`: written in the copy. `both`: written on both sides. `record`: copied with every update. `log`:
+copied when logs are requested. `name`: only its name is copied."""
 
 Nodes = Literal["", "to node 0", "from node 0"]
 
 
 class RunFile(NamedTuple):
     path: str
-    "Below the run directory. `*` is any text in one name; a path with a slash at its end is a whole folder."
+    """Below the run directory. `*` is any text within one name; a path that ends with a slash is a whole
+    folder."""
     writer: Writer
     change: Change
     copies: Copies
@@ -35,7 +36,7 @@ class RunFile(NamedTuple):
 
 
 ATTEMPT = "attempts/*"
-# In the order in which they travel between nodes: a reader of one file expects those above it to be complete.
+# In the order in which nodes exchange them: a reader of one file expects those above it to be complete.
 FILES = (
     RunFile("run.json", "submission", "once", "sent"),
     RunFile("plan.json", "submission", "once", "sent"),
@@ -110,7 +111,7 @@ NOT_COPIED_FOLDERS = tuple(
         | {PurePosixPath(file.path).parent.name for file in FILES if file.copies == "never"} - {""}
     )
 )
-"Names of folders of whose files none is copied."
+"Names of folders from which no file is copied."
 
 COPIED_NAMES = tuple(
     sorted(
@@ -126,10 +127,10 @@ REPLACED = _suffixes(file for file in COPIED_FILES if file.change != "grows")
 "The endings of files that are copied and do not grow."
 
 REQUESTS = tuple(file.path for file in FILES if file.writer == "verbs")
-"What a person asks of a run."
+"Files by which a user asks something of a run."
 
 SENT = tuple(file.path for file in FILES if file.copies in ("sent", "both"))
-"What goes to the run directory when it was written in a copy."
+"Files that are sent to the run directory after they were written in a copy."
 
 SUBMITTED = tuple(
     dict.fromkeys(
@@ -141,12 +142,12 @@ SUBMITTED = tuple(
 "Files and folders that only a submission writes."
 
 DELETED = tuple(file.path for file in FILES if file.change in ("request", "withdrawn") and file.path in SENT)
-"What is deleted in the run directory when it was deleted in a copy."
+"Files that are deleted in the run directory after they were deleted in a copy."
 
 
 def expression(path: str, node: int | None = None) -> str:
-    """Return the regular expression of a row's path. `node`: only the files of this node. A name that begins
-    with a dot is never part of it: such files are not finished, or lead out of the directory."""
+    """Return the regular expression of a row's path. `node`: only the files of this node. Names that begin
+    with a dot never match: such files are not finished, or lead out of the directory."""
     number = r"\d+" if node is None else f"{node:02d}"
     names = (re.escape(name).replace(r"\{node\}", number).replace(r"\*", "[^/]*") for name in path.split("/"))
     return "/".join(rf"(?!\.){name}" for name in names)

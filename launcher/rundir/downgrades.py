@@ -20,9 +20,9 @@ def changes_within(events: Iterable[Event], attempt: int) -> list[RecipeChange]:
     return [change for change in changes if change.in_process and change.attempt == attempt]
 
 
-def recipe_in_force(begun: Recipe, events: Iterable[Event], attempt: int) -> Recipe:
-    """The attempt's recipe now, or at its end. `recipe.json` keeps the one that it began with."""
-    recipe = begun
+def recipe_in_force(initial: Recipe, events: Iterable[Event], attempt: int) -> Recipe:
+    """The attempt's recipe now, or at its end. `recipe.json` keeps its first one."""
+    recipe = initial
     for change in changes_within(events, attempt):
         recipe = changed(recipe, change)
     return recipe
@@ -35,7 +35,7 @@ def changed(recipe: Recipe, change: RecipeChange) -> Recipe:
 
 def ran_out(events: Iterable[Event]) -> tuple[Recipe, ...]:
     """The recipes that ran out of GPU memory, except those that the run later returned to and kept."""
-    found: list[dict[str, Any]] = []
+    recipes: list[dict[str, Any]] = []
     now: dict[str, Any] = {}
     ended = ""
     for event in events:
@@ -46,10 +46,10 @@ def ran_out(events: Iterable[Event]) -> tuple[Recipe, ...]:
         elif isinstance(event, RecipeChange) and now:
             before, now = now, now | new_values(event)
             if isinstance(event, Climb):
-                found = [one for one in found if one != now]
+                recipes = [recipe for recipe in recipes if recipe != now]
             elif event.in_process or ended == "gpu-oom":
-                found.append(before)
-    return tuple(Recipe.model_validate(recipe) for recipe in found)
+                recipes.append(before)
+    return tuple(map(Recipe.model_validate, recipes))
 
 
 def new_values(change: RecipeChange) -> dict[str, Any]:

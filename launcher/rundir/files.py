@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from launcher.spec.json_forms import Form, fits
 
 
-def beside(path: Path, end: str = "tmp") -> Path:
+def temporary_name(path: Path, end: str = "tmp") -> Path:
     """A unique hidden name in the same folder, for a file that is to become `path`."""
     # The process id alone is not enough: containers and hosts that share the folder may have the same ids.
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{end}")
@@ -26,7 +26,7 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
 
     Raises OSError (a full disk, a missing folder); then no temporary file is left behind.
     """
-    temporary = beside(path)
+    temporary = temporary_name(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -50,7 +50,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
     Raises OSError; then no temporary file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = beside(path)
+    temporary = temporary_name(path)
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
@@ -67,7 +67,7 @@ def replace_json(path: Path, value: Any) -> None:
 def append_json(path: Path, *values: Any) -> None:
     """Append one line of JSON per value with a single write, so that the lines of several writers do not mix.
 
-    Raises OSError on a full disk. A line that is torn then does not spoil the next one.
+    Raises OSError on a full disk. A line torn by that does not corrupt the next one.
     """
     lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -90,7 +90,7 @@ def open_regular(path: Path | str) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 
@@ -98,7 +98,7 @@ def read_json(path: Path) -> Any | None:
     """The content; None if the file is missing, unreadable or incomplete."""
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size  # Python makes room for as much as it is asked to read
+            size = os.fstat(file.fileno()).st_size  # Python allocates as much as it is asked to read
             return parsed(file.read(size)) if size <= MAX_RECORD_BYTES else None
     except OSError:
         return None
@@ -133,11 +133,10 @@ def parsed(data: bytes) -> Any | None:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder with all that is in it. Its own files, such as run.json, come last: if this is
-    interrupted, it is still a run that can be deleted.
+    """Delete a folder and its contents. Its own files, such as run.json, come last: after an interruption it
+    is still a run that can be deleted.
 
-    An OSError about a file names the folder: shutil.rmtree names the file relative to the folder that it is
-    in.
+    An OSError about a file names the folder, because shutil.rmtree names the file relative to its own folder.
     """
     try:
         for entry in path.iterdir():

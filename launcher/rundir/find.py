@@ -58,15 +58,15 @@ def find_run(name: str | None, *, by_job: bool = False) -> RunDir:
 
     With `by_job`, the name of a job means its newest run. Raises RunNotFoundError.
     """
-    found = find(name, by_job=by_job)
-    if isinstance(found, SweepRuns) and len(found.runs) == 1:
-        return found.runs[0]
-    if isinstance(found, SweepRuns):
+    match = find(name, by_job=by_job)
+    if isinstance(match, SweepRuns) and len(match.runs) == 1:
+        return match.runs[0]
+    if isinstance(match, SweepRuns):
         raise RunNotFoundError(
-            f"{name!r} is a sweep of {len(found.runs)} runs: name one of them, such as {found.runs[0].id}; "
-            f"`launcher status {found.id}` shows them all"
+            f"{name!r} is a sweep of {len(match.runs)} runs: name one of them, such as {match.runs[0].id}; "
+            f"`launcher status {match.id}` shows them all"
         )
-    return found
+    return match
 
 
 def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
@@ -101,10 +101,10 @@ def find(name: str | None, *, by_job: bool = False) -> RunDir | SweepRuns:
         return _sweep(name, matches)
     for folder in (path, default_root() / name):
         try:
-            left = (folder / "events.jsonl").is_file()
+            has_events = (folder / "events.jsonl").is_file()
         except PermissionError:
             raise _not_for_you(folder) from None
-        if left:
+        if has_events:
             raise RunNotFoundError(
                 f"{folder} has no run.json, so it is no run: restore the file from a backup, or delete the "
                 f"folder: rm -r {shlex.quote(str(folder))}"
@@ -130,7 +130,7 @@ def newest_sweep() -> str:
 
 
 def _of_project(runs: list[RunDir]) -> Iterator[tuple[RunDir, RunRecord]]:
-    """Yield the runs in the folder for runs, or started in the current directory, as far as readable."""
+    """Yield the readable runs that are in the folder for runs, or were started in the current directory."""
     root, here = default_root().absolute().resolve(), str(Path.cwd())
     for run in runs:
         about = run.read_about()
@@ -139,7 +139,7 @@ def _of_project(runs: list[RunDir]) -> Iterator[tuple[RunDir, RunRecord]]:
 
 
 def _newest_of_project() -> RunDir:
-    """The newest run of this project; those of others are never taken instead. Raises RunNotFoundError."""
+    """The newest run of this project, never one of another project. Raises RunNotFoundError."""
     runs = runs_in()
     if (newest := next(_of_project(runs), None)) is not None:
         return newest[0]
@@ -150,7 +150,8 @@ def _newest_of_project() -> RunDir:
     if not runs:
         raise RunNotFoundError("there is no run yet; start one with `launcher run JOB -c CLUSTER`")
     raise RunNotFoundError(
-        f"no run was started in {Path.cwd()}; name a run of another project: the newest are {_some(runs)}"
+        f"no run was started in {Path.cwd()}; name a run of another project: the newest are "
+        f"{_listed_ids(runs)}"
     )
 
 
@@ -168,11 +169,11 @@ def _has_handle(run: RunDir, handle: str) -> bool:
 def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:
     """The sweep whose id begins with `name`. Raises RunNotFoundError if these are not all runs of one."""
     sweeps = (run.read_about().sweep for run in matches)  # None if the record is damaged
-    sweep = next((one.id for one in sweeps if one is not None), "")
+    sweep = next((record.id for record in sweeps if record is not None), "")
     if sweep.startswith(name) and all(_task(sweep, run) is not None for run in matches):
         return SweepRuns(sweep, tuple(sorted(matches, key=lambda run: _task(sweep, run) or 0)))
     part = "beginning" if matches[0].id.startswith(name) else "end"
-    raise RunNotFoundError(f"{name!r} is the {part} of several runs: {_some(matches)}")
+    raise RunNotFoundError(f"{name!r} is the {part} of several runs: {_listed_ids(matches)}")
 
 
 def _is_sweep_of(name: str, run: RunDir) -> bool:
@@ -186,20 +187,20 @@ def _task(sweep: str, run: RunDir) -> int | None:
     return int(number) if number.isdecimal() and number != run.id else None
 
 
-def _some(runs: list[RunDir]) -> str:
+def _listed_ids(runs: list[RunDir]) -> str:
     return listed([run.id for run in runs], SHOWN)
 
 
 def runs_in(root: Path | None = None) -> list[RunDir]:
     """The runs below one root, or below all known ones, newest first."""
     roots = [root] if root is not None else known_roots()
-    found: dict[Path, RunDir] = {}
+    runs: dict[Path, RunDir] = {}
     for folder in roots:
         for entry in _entries(folder):
             with contextlib.suppress(OSError):  # another user's
                 if not entry.name.startswith(".") and (entry / "run.json").is_file():
-                    found[entry.resolve()] = _at(entry)
-    return sorted(found.values(), key=_written, reverse=True)
+                    runs[entry.resolve()] = _at(entry)
+    return sorted(runs.values(), key=_written_at, reverse=True)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -209,7 +210,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _written(run: RunDir) -> int:
+def _written_at(run: RunDir) -> int:
     """When run.json was written, in ns; 0 if the run was deleted in the meantime."""
     try:
         return run.submitted.stat().st_mtime_ns
@@ -236,10 +237,10 @@ def remove_partial_checkpoints(run: RunDir) -> None:
 
 def known_roots() -> list[Path]:
     """The current directory's runs first, then every folder in which a run was ever started."""
-    return list(dict.fromkeys([default_root().absolute(), *_remembered()]))
+    return list(dict.fromkeys([default_root().absolute(), *_remembered_roots()]))
 
 
-def _remembered() -> list[Path]:
+def _remembered_roots() -> list[Path]:
     try:
         text = _roots_file().read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -248,13 +249,13 @@ def _remembered() -> list[Path]:
 
 
 def _line_of(root: Path) -> str:
-    """The path literally, or as a JSON string if it contains characters that a line of text cannot hold."""
+    """The path unchanged, or as a JSON string if it contains characters that a line of text cannot hold."""
     text = str(root)
     return text if text.isprintable() else json.dumps(text)
 
 
 def _root_of(line: str) -> str | None:
-    """The folder in a line; None for a line that names none, such as a truncated one."""
+    """The folder in a line; None for a line without one, such as a truncated line."""
     root: object = line
     if line.startswith('"'):
         try:
@@ -265,9 +266,9 @@ def _root_of(line: str) -> str | None:
 
 
 def remember_root(root: Path) -> None:
-    """Remember the root, so that a run is found from any directory. A read-only home is no error."""
+    """Remember the root, so that a run is found from any directory. A read-only home is not an error."""
     with contextlib.suppress(OSError):
-        if root.absolute() not in _remembered():
+        if root.absolute() not in _remembered_roots():
             _roots_file().parent.mkdir(parents=True, exist_ok=True)
             with open(_roots_file(), "a", encoding="utf-8") as file:
                 file.write(f"{_line_of(root.absolute())}\n")

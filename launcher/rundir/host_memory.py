@@ -33,8 +33,8 @@ def free_and_total() -> Iterator[tuple[int, int]]:
                 counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             except (OSError, ValueError):  # the cgroup is of the other version, or has no limit ("max")
                 continue
-            # The kernel counts page cache as used, although it drops that first. Version 1 counts it with
-            # that of inner cgroups under another name.
+            # The kernel counts page cache as used, although it drops page cache first. Version 1 reports the
+            # total with inner cgroups under another name.
             cache = counts.get("total_inactive_file", counts.get("inactive_file", 0))
             yield total - used + int(cache), total
 

@@ -136,8 +136,8 @@ class RunDir:
     def _plans(self) -> list[int]:
         folder = self.path / "plans"
         entries = list(folder.iterdir()) if folder.is_dir() else []
-        # A plan that was taken back may leave its empty folder on another machine.
-        return [int(one.name) for one in entries if one.name.isdecimal() and (one / "run.json").exists()]
+        # A withdrawn plan may leave its empty folder on another machine.
+        return [int(plan.name) for plan in entries if plan.name.isdecimal() and (plan / "run.json").exists()]
 
     @property
     def events(self) -> Path:
@@ -242,8 +242,8 @@ class RunDir:
 
     def read_events(self) -> list[Event]:
         """The events in order, without lines of another form."""
-        found = map(read_event, read_json_lines(self.events))
-        return [event for event in found if event is not None]
+        events = map(read_event, read_json_lines(self.events))
+        return [event for event in events if event is not None]
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
         """One mapping per step of the built-in entrypoint, in order, without lines of another form."""

@@ -1,6 +1,6 @@
-"""Compare what a checkpoint was made with, as its marker says, with the job that is to continue from it.
+"""Compare how a checkpoint was made, according to its marker, with the job that should continue from it.
 
-A marker without a field (from an older launcher) agrees with every value of it.
+If a marker from an older launcher lacks a field, it agrees with every value of that field.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
     if job.steps is not None and done > job.steps:
         return (
             f"`steps` counts from the start of the run: {done} are done, it is {job.steps} now; "
-            f"go on with `--set steps={done + job.steps}` for {job.steps} more"
+            f"continue with `--set steps={done + job.steps}` for {job.steps} more"
         )
-    a_pass = int(marker.get("samples", 0)) // job.batch.global_
-    if job.epochs is not None and a_pass and done > job.epochs * a_pass:
-        passes = -(-done // a_pass)
+    steps_per_epoch = int(marker.get("samples", 0)) // job.batch.global_
+    if job.epochs is not None and steps_per_epoch and done > job.epochs * steps_per_epoch:
+        passes = -(-done // steps_per_epoch)
         return (
             f"`epochs` counts from the start of the run: {passes} are done or begun, it is {job.epochs} now; "
-            f"go on with `--set epochs={passes + job.epochs}` for {job.epochs} more"
+            f"continue with `--set epochs={passes + job.epochs}` for {job.epochs} more"
         )
     before = marker.get("optimizer", recipe.optimizer)
     if saved_as(before) != saved_as(recipe.optimizer):
         return (
             f"its optimizer states are those of {before}, recipe.optimizer is {recipe.optimizer} now; "
-            f"go on with `--set recipe.optimizer={before}`, or submit the job anew for another optimizer"
+            f"continue with `--set recipe.optimizer={before}`, or submit the job again for another optimizer"
         )
     if (states := marker.get("embedding_states", "32-bit")) != recipe.embedding_states:
         return (
             f"the optimizer states of its embeddings are {states}, recipe.embedding_states is "
-            f"{recipe.embedding_states} now; go on with `--set recipe.embedding_states={states}`, or submit "
-            "the job anew"
+            f"{recipe.embedding_states} now; continue with `--set recipe.embedding_states={states}`, or "
+            "submit the job again"
         )
     adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
     if (had := marker.get("adapter", adapter)) != adapter:
         return (
             f"it was trained with adapter: {json.dumps(had)}, and the job has {json.dumps(adapter)} now; "
-            "go on with the former, or submit the job anew"
+            "continue with the earlier one, or submit the job again"
         )
     batch = marker.get("batch", job.batch.global_)
     if job.epochs is not None and batch != job.batch.global_:
         return (
             f"its steps took {batch} samples each, batch.global is {job.batch.global_} now, and with "
-            "`epochs:` what is left cannot be counted in steps of another size; go on with "
+            "`epochs:` what is left cannot be counted in steps of another size; continue with "
             f"`--set batch.global={batch}`, or with `--set epochs=null --set steps=N`"
         )
     return None
@@ -78,7 +78,7 @@ def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
 def why_not_on(run: RunDir, job: Job, recipe: Recipe) -> str | None:
     """Like `why_not_from`, for the newest checkpoint of a run.
 
-    Of a checkpoint that is on another host, only the step is known here.
+    If the checkpoint is on another host, only its step is known here.
     """
     step = latest_checkpoint(run)
     if step is None:
@@ -89,16 +89,16 @@ def why_not_on(run: RunDir, job: Job, recipe: Recipe) -> str | None:
     return reason and f"{name} cannot be resumed from: {reason}"
 
 
-def other_data(marker: Marker, job: Job, samples: int) -> str | None:
-    """What has changed about the data so that the samples come in another order; None if nothing has."""
-    found = []
+def data_change(marker: Marker, job: Job, samples: int) -> str | None:
+    """How the data has changed so that the samples come in another order; None if it has not."""
+    changes = []
     if (before := marker.get("samples", samples)) != samples:
-        found.append(f"the training data has {samples} samples, it had {before}")
+        changes.append(f"the training data has {samples} samples, it had {before}")
     if (seed := marker.get("seed", job.train.seed)) != job.train.seed:
-        found.append(f"train.seed is {job.train.seed}, it was {seed}")
-    if not found:
+        changes.append(f"train.seed is {job.train.seed}, it was {seed}")
+    if not changes:
         return None
     return (
-        f"{' and '.join(found)}: from here on the samples come in another order, and which of them the "
+        f"{' and '.join(changes)}: from here on the samples come in another order, and which of them the "
         "training has seen is unknown"
     )

@@ -107,8 +107,8 @@ class Masker:
 
 
 def _variants(secrets: Iterable[bytes]) -> list[bytes]:
-    """Each value, the value without surrounding white space, its long lines, and all escaped; longest
-    first."""
+    """Each value, the value without surrounding white space, its long lines, and the escaped forms of these;
+    longest first."""
     values = set()
     for secret in secrets:
         values |= {secret, secret.strip()}

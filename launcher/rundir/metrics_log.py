@@ -22,7 +22,7 @@ _COUNTED = ("tokens", "samples")
 
 
 class StepLines:
-    """Makes the lines of one attempt from what a program reports of its steps.
+    """Turns what a program reports about its steps into the lines of one attempt.
 
     The secrets that `environ` names are masked in the names of metrics.
     """
@@ -82,8 +82,8 @@ def log(step: int, *, steps: int | None = None, rank: int | None = 0, **metrics:
     `tokens` and `samples` are those since the last call and become a speed. Tensors with one element are
     numbers too. None, NaN and infinity are recorded as null.
 
-    Raises nothing, because a report must not end a training. What cannot be recorded is told once on stderr:
-    a metric that is not a number, a name that launcher writes itself, a step below 0, a full disk.
+    Raises nothing, because a report must not end a training. What cannot be recorded is reported once on
+    stderr: a metric that is not a number, a name that launcher writes itself, a step below 0, a full disk.
     """
     record(step, metrics, steps=steps, rank=rank)
 
@@ -95,31 +95,31 @@ def record(step: int, metrics: Mapping[str, Any], *, steps: int | None = None, r
         return
     global _lines
     try:
-        at, of = _whole(step), None if steps is None else _whole(steps)
+        at, total = _step_number(step), None if steps is None else _step_number(steps)
     except _NOT_A_NUMBER as error:
-        _tell(f"a step is not recorded: {error}")
+        _report_once(f"a step is not recorded: {error}")
         return
     numbers: dict[str, float | None] = {}
     for name, value in metrics.items():
         if name in RESERVED:
-            _tell(f"{name} is not recorded: launcher writes it itself")
+            _report_once(f"{name} is not recorded: launcher writes it itself")
             continue
         try:
             numbers[name] = _number(value)
         except _NOT_A_NUMBER as error:
-            _tell(f"{name} is not recorded: {error}", at)
+            _report_once(f"{name} is not recorded: {error}", at)
     _lines = _lines or StepLines(int(os.environ.get(variables.ATTEMPT, "0")), os.environ)
     try:
-        append_json(RunDir(Path(folder)).metrics, _lines.line(at, numbers, time.time(), steps=of))
+        append_json(RunDir(Path(folder)).metrics, _lines.line(at, numbers, time.time(), steps=total))
     except OSError as error:
-        _tell(f"lines are lost: {error.strerror}", at)
+        _report_once(f"lines are lost: {error.strerror}", at)
 
 
 _NOT_A_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 "RuntimeError: of a tensor with several elements."
 
 
-def _whole(value: Any) -> int:
+def _step_number(value: Any) -> int:
     if (number := int(value)) < 0:
         raise ValueError(f"{number} is below 0")
     return number
@@ -132,10 +132,10 @@ def _number(value: Any) -> float | int | None:
     return number if math.isfinite(number) else None
 
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
-def _tell(problem: str, step: int | None = None) -> None:
-    if problem not in _told:
-        _told.add(problem)
+def _report_once(problem: str, step: int | None = None) -> None:
+    if problem not in _reported:
+        _reported.add(problem)
         print(f"launcher.log: {problem}" + (f" (step {step})" if step is not None else ""), file=sys.stderr)

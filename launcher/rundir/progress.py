@@ -13,15 +13,15 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.base import format_bytes
 
 TAIL_BYTES = 64 * 1024
-"Bytes at the end of metrics.jsonl in which the newest value of a metric is looked for: some 400 steps."
+"Bytes at the end of metrics.jsonl that are searched for the newest value of a metric: some 400 steps."
 
 
 def last_metrics(run: RunDir) -> dict[str, Any]:
     """Return the newest step and the newest value of each metric, perhaps from an earlier step; or {}."""
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for line in newest_lines(run.metrics):
-        found = {**line, **found}
-    return found
+        metrics = {**line, **metrics}
+    return metrics
 
 
 def newest(run: RunDir, name: str) -> Any:

@@ -17,7 +17,7 @@ MEMORY = Path("/dev/shm")
 
 def handover_folder(run: RunDir, node: int) -> Path:
     """The node's folder of the run. It is unique per run directory and node, also on one machine."""
-    return _of_run(run) / f"node-{node:02d}"
+    return _run_folder(run) / f"node-{node:02d}"
 
 
 def make_handover_folder(run: RunDir, node: int) -> Path:
@@ -26,7 +26,7 @@ def make_handover_folder(run: RunDir, node: int) -> Path:
 
 
 def make_error_folder(run: RunDir, node: int, rank: int) -> Path:
-    """Return an empty folder for what a rank writes about its exception, before secrets are masked.
+    """Return an empty folder for a rank's report of its exception, in which secrets are not masked yet.
 
     It is in memory and for this user only. Raises OSError.
     """
@@ -46,8 +46,8 @@ def private_folder(folder: Path) -> Path:
     Raises OSError, also if other users may enter or have created it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a directory of this user alone")
     return folder
 
@@ -59,15 +59,15 @@ def remove_handover(run: RunDir, node: int) -> None:
 
 def remove_shared(run: RunDir) -> None:
     """Remove all that the run has in this host's shared memory, of each node."""
-    _remove(_of_run(run))
+    _remove(_run_folder(run))
 
 
 def with_shared(root: Path) -> Iterator[RunDir]:
     """Yield the runs of the folder `root` that have something in this host's shared memory."""
     with contextlib.suppress(OSError):
-        for folder in list(_of_user().iterdir()):
+        for folder in list(_user_folder().iterdir()):
             run = RunDir(root / folder.name.rpartition("-")[0])
-            if _of_run(run) == folder:
+            if _run_folder(run) == folder:
                 yield run
 
 
@@ -101,10 +101,10 @@ def _error_folders(run: RunDir, node: int) -> Path:
     return handover_folder(run, node).with_name(f"errors-{node:02d}")
 
 
-def _of_run(run: RunDir) -> Path:
+def _run_folder(run: RunDir) -> Path:
     where = hashlib.sha256(os.fsencode(run.path.resolve())).hexdigest()[:8]
-    return _of_user() / f"{run.id}-{where}"
+    return _user_folder() / f"{run.id}-{where}"
 
 
-def _of_user() -> Path:
+def _user_folder() -> Path:
     return MEMORY / f"launcher-{os.getuid()}"

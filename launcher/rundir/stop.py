@@ -20,10 +20,10 @@ class StopRequest(NamedTuple):
     killed_at: float | None = None
     "When remaining processes are killed, in seconds since the epoch; None if it is not known."
     left: float | None = None
-    "The same in seconds from the request on, from a batch script: its node may have another clock."
+    "The same in seconds after the request, from a batch script: the clock of its node may differ."
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until then, counted from now; None if they are not known."""
+        """Return the seconds until remaining processes are killed; None if unknown."""
         if self.left is None and self.killed_at is not None:  # a script that an earlier version has rendered
             return self.killed_at - time.time()
         return self.left

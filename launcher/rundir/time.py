@@ -25,7 +25,7 @@ def now() -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """The inverse of `stamp`; None if the text is no time stamp."""
+    """The inverse of `stamp`; None if the text is not a time stamp."""
     try:
         whole = datetime.fromisoformat(f"{text[:19]}+00:00").timestamp()  # ten times as fast as strptime
         return whole + float(f"0.{text[20:].rstrip('Z') or '0'}")

@@ -1,4 +1,4 @@
-"""Adapter: small trained matrices beside the frozen weights of a model."""
+"""Adapter: small trained matrices next to the frozen weights of a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from launcher.spec.base import Value
 class Adapter(Value):
     """Train low-rank matrices instead of the model: LoRA (arXiv 2106.09685) or QLoRA (arXiv 2305.14314).
 
-    A linear layer with weight W then computes `y = x W^T + (alpha / rank) * x A^T B^T`. A begins random, B
-    zero.
+    A linear layer with weight W then computes `y = x W^T + (alpha / rank) * x A^T B^T`. A is initialised
+    randomly, B with zeros.
     """
 
     kind: Literal["lora", "qlora"]

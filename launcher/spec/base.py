@@ -28,7 +28,7 @@ class Value(BaseModel):
         extra="forbid",
         populate_by_name=True,
         allow_inf_nan=False,
-        defer_build=True,  # a verb uses a few of all models
+        defer_build=True,  # each verb uses only a few of the models
     )
 
 
@@ -39,10 +39,10 @@ def parse_bytes(text: Any) -> Any:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _BYTES_PER_UNIT:
         raise ValueError(f"{text!r} is not a size; write for example 48GiB (2^30 bytes) or 48GB (10^9 bytes)")
-    return _below(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()], text)
+    return _whole_number(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()], text)
 
 
-def _below(number: float, text: str) -> int:
+def _whole_number(number: float, text: str) -> int:
     """Return a whole number. Raises ValueError if it does not fit into 64 bits."""
     if number >= 2**63:
         raise ValueError(f"{text[:40]!r} is too large")
@@ -91,12 +91,12 @@ def parse_seconds(text: Any) -> Any:
     clock = re.fullmatch(r"\s*(?:(\d+)-)?(\d+):(\d\d):(\d\d)\s*", text)
     if clock is not None:
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
-        return _below(((days * 24 + hours) * 60 + minutes) * 60 + seconds, text)
+        return _whole_number(((days * 24 + hours) * 60 + minutes) * 60 + seconds, text)
     if re.fullmatch(r"\s*\d+\s*", text):
-        return _below(float(text), text)
+        return _whole_number(float(text), text)
     if re.fullmatch(r"\s*(\d+[smhd])+\s*", text):
         parts = re.findall(r"(\d+)([smhd])", text)
-        return _below(sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts), text)
+        return _whole_number(sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts), text)
     raise ValueError(f"{text!r} is not a duration; write for example 90m, 24h, 1d12h or 2-12:00:00")
 
 

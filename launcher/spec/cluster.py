@@ -60,7 +60,7 @@ def _as_gpu(value: Any) -> Any:
 
 
 class Node(Value):
-    """One node. All nodes of a cluster are assumed to be alike."""
+    """One node. All nodes of a cluster are assumed to be identical."""
 
     gpu: Annotated[
         Gpu | None,
@@ -102,7 +102,7 @@ class Container(Value):
     runtime: Literal["none", "docker", "pyxis", "apptainer", "runpod"] = "none"
     "What starts the container."
     image: str | None = None
-    "Image of jobs that name none, or `catalog:NAME`."
+    "Image for jobs that do not name one, or `catalog:NAME`."
     base: str | None = None
     "Image that a rendered Dockerfile or Apptainer definition builds on."
     mounts: dict[str, str] = {}
@@ -129,11 +129,12 @@ MODES = {"private": 0o700, "group": 0o750, "all": 0o755}
 
 
 class ContradictionsError(ValueError):
-    """Fields of a profile do not go together. `found` has the key path and the message of each problem."""
+    """Fields of a profile contradict each other. `problems` has the key path and the message of each
+    problem."""
 
-    def __init__(self, found: Sequence[tuple[tuple[str, ...], str]]) -> None:
-        super().__init__("; ".join(f"{'.'.join(path)}: {message}" for path, message in found))
-        self.found = tuple(found)
+    def __init__(self, problems: Sequence[tuple[tuple[str, ...], str]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(path)}: {message}" for path, message in problems))
+        self.problems = tuple(problems)
 
 
 class Cluster(Value):
@@ -181,17 +182,17 @@ class Cluster(Value):
             return data
         for name, at in SECTIONS.items():
             if data.get(name) is not None:
-                data = {**at.kind.implied(data[name]), **data}
+                data = {**at.section_class.implied(data[name]), **data}
         return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        found = list(self.sections_problems(fields))
+        problems = list(self.sections_problems(fields))
         if self.section is not None:
-            found += self.section.contradictions(self)
-        if found:
-            raise ContradictionsError(found)
+            problems += self.section.contradictions(self)
+        if problems:
+            raise ContradictionsError(problems)
         return self
 
     @classmethod
@@ -206,8 +207,12 @@ class Cluster(Value):
         for name in ("login", *SECTIONS):
             if data.get(name) is not None and scheduler != ("slurm" if name == "login" else name):
                 yield (name,), f"is given but scheduler is {scheduler}"
-        kind = cls.section_type(scheduler)
-        if kind is not None and data.get(scheduler) is None and (missing := missing_section(kind, scheduler)):
+        model = cls.section_type(scheduler)
+        if (
+            model is not None
+            and data.get(scheduler) is None
+            and (missing := missing_section(model, scheduler))
+        ):
             yield ("scheduler",), f"{scheduler} needs {missing}"
 
     @classmethod
@@ -215,17 +220,15 @@ class Cluster(Value):
         """Return the model of the scheduler's section, or None if it has none."""
         if scheduler not in cls.model_fields:
             return None
-        kind = annotation_of(cls.model_fields[scheduler])
-        models = (
-            one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)
-        )
-        return next(models, None)
+        hint = annotation_of(cls.model_fields[scheduler])
+        types = (member for member in (hint, *get_args(hint)) if isinstance(member, type))
+        return next((member for member in types if issubclass(member, BaseModel)), None)
 
     @property
     def section(self) -> Section | None:
-        """The section of the profile's scheduler; None if it has none, or another model than a Section."""
-        found = getattr(self, self.scheduler, None)
-        return found if isinstance(found, Section) else None
+        """The section of the profile's scheduler; None if it is missing or its class is not a Section."""
+        section = getattr(self, self.scheduler, None)
+        return section if isinstance(section, Section) else None
 
     @property
     def runs_elsewhere(self) -> bool:
@@ -248,6 +251,9 @@ class Cluster(Value):
 
 
 SECTIONS = {
-    name: one for name, info in Cluster.model_fields.items() for one in info.metadata if isinstance(one, At)
+    name: mark
+    for name, info in Cluster.model_fields.items()
+    for mark in info.metadata
+    if isinstance(mark, At)
 }
-"The sections of launcher's own schedulers: the field's name, and where its class is."
+"The sections of launcher's own schedulers: field name -> where its class is."

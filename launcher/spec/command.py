@@ -59,7 +59,7 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
             name = match["name"]
             if name is None or name in PLACEHOLDERS:
                 continue
-            # A user's own `{lr}` stays as it is. A name close to a placeholder is a spelling mistake.
+            # A user's own `{lr}` stays unchanged. A name close to a placeholder is a spelling mistake.
             near = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.8)
             if near:
                 raise ValueError(f"{{{name}}}: unknown placeholder; did you mean {{{near[0]}}}?")
@@ -71,23 +71,23 @@ def environment_name(placeholder: str) -> str:
     return f"LAUNCHER_{placeholder.upper()}"
 
 
-def seen_as(field: str) -> str | None:
+def placeholder_of(field: str) -> str | None:
     """Return the placeholder that passes a field of the job to a command, or None."""
     return next((name for name, source in PLACEHOLDERS.items() if source == field), None)
 
 
 def values_of(job: Mapping[str, Any], recipe: Mapping[str, Any], run: Mapping[str, object]) -> dict[str, str]:
     """Return every placeholder with its value. The value is empty if the job does not set it."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, source in PLACEHOLDERS.items():
         value: Any = {**job, "recipe": recipe, "run": run}
         for key in source.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
-        found[name] = "" if value is None else str(value)
-    return found
+        values[name] = "" if value is None else str(value)
+    return values
 
 
-def reads(field: str) -> bool:
+def affects_ranks(field: str) -> bool:
     """Return whether a field of a job with `command:` affects the ranks even without a placeholder."""
     return field in _READ or field.partition(".")[0] not in _UNREAD
 

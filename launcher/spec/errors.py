@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.spec.one_line import plain
 
 LONGEST_WORD = 256
-"Longest word that a message may hold, in characters. Paths can be this long."
+"Longest word that a message shows in full, in characters. Paths can be this long."
 LONGEST = 1200
 SHOWN = 60
 "Number of characters shown of a longer word."
@@ -17,7 +17,7 @@ SHOWN = 60
 def shortened(message: str) -> str:
     """Return the message with long words, which are values of the user, and long text shortened."""
     pattern = rf"\S{{{LONGEST_WORD + 1},}}"
-    text = re.sub(pattern, lambda found: f"{found[0][:SHOWN]}... ({len(found[0])} characters)", message)
+    text = re.sub(pattern, lambda word: f"{word[0][:SHOWN]}... ({len(word[0])} characters)", message)
     if len(text) <= LONGEST:
         return text
     return f"{text[: LONGEST // 2]} ... ({len(message)} characters) ... {text[-LONGEST // 2 :]}"
@@ -43,7 +43,7 @@ class Problem:
     where: str
     "`job.yaml:12`, or `--set batch.global=0`."
     field: str
-    "Dotted path. Empty if the whole document is meant."
+    "Dotted path. Empty for the whole document."
     message: str
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """The events of a run: a class for each kind of line in events.jsonl, with the fields that readers use.
 
-Kinds and fields that this version does not know are kept: an event is also a mapping with everything in its
+Unknown kinds and fields are kept: an event is also a mapping with everything in its
 line.
 """
 
@@ -51,7 +51,7 @@ class Submitting(Event, kind="submitting"):
 
     submission: int | None = None
     limits: dict[str, Any] | None = None
-    "RunPod: name of the GPU -> the most that is paid for it."
+    "RunPod: name of the GPU -> maximum price that is paid for it."
     seconds: float | None = None
 
 
@@ -111,7 +111,7 @@ class Waiting(Event, kind="waiting"):
 
     reason: str
     queued: bool | None = None
-    "The run waits for its turn in its sweep."
+    "Whether the run waits for its turn in its sweep."
 
 
 class Twin(Event, kind="twin"):
@@ -135,7 +135,7 @@ class DuplicateEnded(Event, kind="duplicate-ended"):
 
     pod: str | None = None
     usd: float | None = None
-    "What it has cost."
+    "Its cost."
 
 
 class Rejected(Event, kind="rejected"):
@@ -145,7 +145,7 @@ class Rejected(Event, kind="rejected"):
     reason: str | None = None
     usd_per_hour: float | None = None
     limit: float | None = None
-    "The most that may be paid, in USD per hour."
+    "Maximum price, in USD per hour."
     since: str | None = None
 
 
@@ -297,7 +297,7 @@ class Resumed(Event, kind="resumed"):
 
 
 class AdapterWarning(Event, kind="adapter-warning"):
-    """Layers whose adapter training does not change, or peft does not apply after an export."""
+    """Layers whose adapters do not change in training, or that peft does not apply after an export."""
 
     names: list[str]
     reason: str

@@ -58,6 +58,6 @@ class FailurePattern(Value):
     @classmethod
     def _a_failure(cls, name: Any) -> Any:
         if name in ("succeeded", "unknown"):
-            known = ", ".join(one for one in FAILURES if one not in ("succeeded", "unknown"))
-            raise ValueError(f"{name} is not a failure class: choose one of {known}")
+            names = ", ".join(known for known in FAILURES if known not in ("succeeded", "unknown"))
+            raise ValueError(f"{name} is not a failure class: choose one of {names}")
         return name

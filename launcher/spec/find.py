@@ -20,12 +20,12 @@ def cluster_folders(shipped: Path) -> list[Path]:
 
 def find_clusters(folders: list[Path]) -> dict[str, Path]:
     """Return the file of every profile by name. If a name occurs twice, the first folder wins."""
-    found: dict[str, Path] = {}
+    profiles: dict[str, Path] = {}
     for folder in folders:
         if folder.is_dir():
             for file in sorted(folder.glob(f"*{SUFFIX}")):
-                found.setdefault(file.stem, file)
-    return found
+                profiles.setdefault(file.stem, file)
+    return profiles
 
 
 def find_cluster(name: str, folders: list[Path]) -> Path:
@@ -35,10 +35,10 @@ def find_cluster(name: str, folders: list[Path]) -> Path:
         if path.is_file():
             return path
         raise SpecError([Problem(name, "", "no such cluster profile")])
-    found = find_clusters(folders)
-    if name in found:
-        return found[name]
-    near = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(found))}"
+    profiles = find_clusters(folders)
+    if name in profiles:
+        return profiles[name]
+    near = difflib.get_close_matches(name, profiles, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(profiles))}"
     looked = ", ".join(str(folder) for folder in folders)
     raise SpecError([Problem("--cluster", name, f"no such cluster; {hint} (looked in {looked})")])

@@ -39,7 +39,7 @@ class Drill:
 
 
 def env_problems(env: Mapping[str, object], ranks: int = sys.maxsize) -> Iterator[tuple[str, str]]:
-    """Yield (variable, what is wrong) for invalid drills and budgets in `env:`, of a job with `ranks` ranks.
+    """Yield (variable, message) for invalid drills and budgets in `env:`, of a job with `ranks` ranks.
 
     Without `ranks`, every rank may exist.
     """

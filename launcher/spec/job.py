@@ -23,7 +23,7 @@ from pydantic import (
 
 from launcher.spec.adapter import Adapter
 from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value, number_as_text
-from launcher.spec.command import check_command, reads, seen_as, uses
+from launcher.spec.command import affects_ranks, check_command, placeholder_of, uses
 from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.fire_drill import env_problems
 from launcher.spec.recipe import RecipeChoice
@@ -273,17 +273,17 @@ class Job(Value):
     def unread(self) -> tuple[list[str], list[str]]:
         """Return the fields set in a job with `command:` that its script may miss.
 
-        The first list holds fields that nothing reads, the second those that the ranks find only in their
-        environment. Batch fields and tags are left out.
+        The first list holds fields that nothing reads, the second those that ranks get only through their
+        environment. Batch fields and tags are excluded.
         """
         nothing: list[str] = []
         environment: list[str] = []
         declared = self.plan.model is not None or self.plan.params is not None  # the plan reads the recipe
         for field in _changed_fields(self) if self.command is not None else ():
-            placeholder = seen_as(field)
+            placeholder = placeholder_of(field)
             if placeholder is None:
                 used = field == "tags" or (declared and field.startswith("recipe."))
-                nothing += [field] if not (reads(field) or used) else []
+                nothing += [field] if not (affects_ranks(field) or used) else []
             elif placeholder not in ("global_batch", "micro_batch_size", "grad_accum"):
                 environment += [field] if not uses(self.command or (), placeholder) else []
         return nothing, environment
@@ -295,9 +295,9 @@ class Job(Value):
             return self.args
         return {**self.args, "(adapter)": self.adapter.model_dump(mode="json")}
 
-    def with_model(self, **found: bool) -> Job:
-        """Return this job with properties found in its model added to those it declares."""
-        model = self.model.model_copy(update={name: True for name, value in found.items() if value})
+    def with_model(self, **properties: bool) -> Job:
+        """Return this job with these properties of its model added to those that it declares."""
+        model = self.model.model_copy(update={name: True for name, value in properties.items() if value})
         return self.model_copy(update={"model": model})
 
     @model_validator(mode="after")
@@ -307,13 +307,13 @@ class Job(Value):
         return self
 
 
-def _changed_fields(value: Value, above: str = "") -> Iterator[str]:
+def _changed_fields(value: Value, prefix: str = "") -> Iterator[str]:
     """Yield the dotted paths of the fields that differ from their defaults."""
     for name, info in type(value).model_fields.items():
-        one, path = getattr(value, name), f"{above}{info.alias or name}"
-        if isinstance(one, Value):
-            yield from _changed_fields(one, f"{path}.")
-        elif one != info.get_default(call_default_factory=True):
+        inner, path = getattr(value, name), f"{prefix}{info.alias or name}"
+        if isinstance(inner, Value):
+            yield from _changed_fields(inner, f"{path}.")
+        elif inner != info.get_default(call_default_factory=True):
             yield path
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:  # part of typing from Python 3.11; only type checkers need it
 
     def dataclass_transform(**_):
-        return lambda kind: kind
+        return lambda cls: cls
 
 
 R = TypeVar("R", bound="Record")
@@ -31,7 +31,7 @@ class Record(Mapping[str, Any]):
     _data: Mapping[str, Any]
 
     def __init__(self, **fields: Any) -> None:
-        self._hold({_on_disk(name): value for name, value in fields.items()})
+        self._set_data({_on_disk(name): value for name, value in fields.items()})
 
     @classmethod
     def read(cls: type[R], value: object) -> R | None:
@@ -41,11 +41,11 @@ class Record(Mapping[str, Any]):
     @classmethod
     def of(cls: type[R], data: Mapping[str, Any]) -> R:
         """Return a record of this object without checking it."""
-        made = cls.__new__(cls)
-        made._hold(data)
-        return made
+        record = cls.__new__(cls)
+        record._set_data(data)
+        return record
 
-    def _hold(self, data: Mapping[str, Any]) -> None:
+    def _set_data(self, data: Mapping[str, Any]) -> None:
         self.__dict__["_data"] = data
         for name, disk, record in _fields(type(self)):
             if (value := data.get(disk)) is not None:
@@ -63,8 +63,8 @@ class Record(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._data)
 
-    def __or__(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self, **more}
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self._data)})"
@@ -75,45 +75,46 @@ def _on_disk(name: str) -> str:
 
 
 @functools.cache
-def _fields(kind: type[Record]) -> tuple[tuple[str, str, type[Record] | None], ...]:
+def _fields(cls: type[Record]) -> tuple[tuple[str, str, type[Record] | None], ...]:
     """Return (attribute, name in the file, class of a nested record or None) for each field."""
-    return tuple((name, _on_disk(name), _record_of(hint)) for name, hint in _hints(kind).items())
+    return tuple((name, _on_disk(name), _record_of(hint)) for name, hint in _hints(cls).items())
 
 
 def _record_of(hint: Any) -> type[Record] | None:
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    classes = (one for one in members if get_origin(one) is None and isinstance(one, type))
-    return next((one for one in classes if issubclass(one, Record)), None)  # 3.10 takes list[int] for a type
+    # In Python 3.10, list[int] is an instance of type.
+    classes = (member for member in members if get_origin(member) is None and isinstance(member, type))
+    return next((cls for cls in classes if issubclass(cls, Record)), None)
 
 
 @functools.cache
-def form_of(kind: type[Record]) -> Form:
+def form_of(cls: type[Record]) -> Form:
     """Return the form that a JSON object must have to be read as this record."""
     return {
-        _on_disk(name) + ("?" if hasattr(kind, name) else ""): _as_form(hint)
-        for name, hint in _hints(kind).items()
+        _on_disk(name) + ("?" if hasattr(cls, name) else ""): _as_form(hint)
+        for name, hint in _hints(cls).items()
     }
 
 
-def _hints(kind: type[Record]) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
+def _hints(cls: type[Record]) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
     return {name: hint for name, hint in hints.items() if not name.startswith("_")}
 
 
 def _as_form(hint: Any) -> Form:
     """Return the form of a type's values in JSON."""
-    origin, of = get_origin(hint), get_args(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return object
     if origin in (Union, UnionType):
-        members = [_as_form(one) for one in of if one is not type(None)]
+        members = [_as_form(member) for member in args if member is not type(None)]
         return members[0] if len(members) == 1 else functools.reduce(lambda a, b: a | b, members)
     if origin is list:
-        return [_as_form(of[0])]
+        return [_as_form(args[0])]
     if origin is tuple:
-        return tuple(map(_as_form, of))
+        return tuple(map(_as_form, args))
     if origin in (dict, Mapping):
-        return {"*": _as_form(of[1])}
+        return {"*": _as_form(args[1])}
     if isinstance(hint, type) and issubclass(hint, Record):
         return form_of(hint)
-    return _as_form(of[1]) if hasattr(hint, "__metadata__") else hint
+    return _as_form(args[1]) if hasattr(hint, "__metadata__") else hint

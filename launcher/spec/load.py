@@ -34,7 +34,7 @@ def load_job(file: Path, overrides: Sequence[str] = ()) -> Job:
     text = read_bytes(file)
     if (instead := not_a_job(file, text)) is not None:
         raise SpecError([Problem(str(file), "", instead)])
-    return validate(Job, changed(_document(text, str(file)), overrides))
+    return validate(Job, with_overrides(_document(text, str(file)), overrides))
 
 
 def load_cluster(file: Path, overrides: Sequence[str] = ()) -> Cluster:
@@ -43,7 +43,7 @@ def load_cluster(file: Path, overrides: Sequence[str] = ()) -> Cluster:
     Raises SpecError, OSError.
     """
     document = _document(read_bytes(file), str(file))
-    return validate(Cluster, changed(document, overrides, of_cluster=True))
+    return validate(Cluster, with_overrides(document, overrides, of_cluster=True))
 
 
 def from_record(model: type[Model], data: dict[str, Any], name: str, overrides: Sequence[str] = ()) -> Model:
@@ -52,12 +52,12 @@ def from_record(model: type[Model], data: dict[str, Any], name: str, overrides: 
     `name` stands for the file in errors. Raises SpecError.
     """
     document = Document(copy.deepcopy(data), name)
-    return validate(model, changed(document, overrides, of_cluster=model is Cluster))
+    return validate(model, with_overrides(document, overrides, of_cluster=model is Cluster))
 
 
 def read(file: Path, overrides: Sequence[str] = ()) -> Document:
     """Parse one YAML mapping and apply overrides. Raises SpecError if it is not a mapping, OSError."""
-    return changed(_document(read_bytes(file), str(file)), overrides)
+    return with_overrides(_document(read_bytes(file), str(file)), overrides)
 
 
 def _document(text: bytes | str, name: str) -> Document:
@@ -65,7 +65,7 @@ def _document(text: bytes | str, name: str) -> Document:
     return Document(copy.deepcopy(parsed.data), name, dict(parsed.places))
 
 
-def changed(document: Document, overrides: Sequence[str], of_cluster: bool = False) -> Document:
+def with_overrides(document: Document, overrides: Sequence[str], of_cluster: bool = False) -> Document:
     """Apply the overrides meant for this document to it, and return it. Raises SpecError."""
     for override in overrides:
         if override.startswith(CLUSTER_PREFIX) == of_cluster:
@@ -105,8 +105,8 @@ def validate(model: type[Model], document: Document) -> Model:
         details = [d for d in details if d["type"] != "too_short" or d["loc"] not in wrong]
         reported = {path for path, _ in typed.wrong}
         for detail in details:
-            if isinstance(found := detail.get("ctx", {}).get("error"), ContradictionsError):
-                problems += _problems(document, found.found)
+            if isinstance(cause := detail.get("ctx", {}).get("error"), ContradictionsError):
+                problems += _problems(document, cause.problems)
             elif detail["loc"] not in reported:
                 problems.append(_problem(document, typed, detail))
         if model is Job:
@@ -118,9 +118,9 @@ def validate(model: type[Model], document: Document) -> Model:
     return value
 
 
-def _problems(document: Document, found: Iterable[tuple[KeyPath, str]]) -> list[Problem]:
+def _problems(document: Document, messages: Iterable[tuple[KeyPath, str]]) -> list[Problem]:
     """Return a problem for each (key path, message)."""
-    return [Problem(document.place(path), ".".join(map(str, path)), message) for path, message in found]
+    return [Problem(document.place(path), ".".join(map(str, path)), message) for path, message in messages]
 
 
 def _line(where: str) -> int:
@@ -129,7 +129,8 @@ def _line(where: str) -> int:
 
 
 def _override(document: Document, text: str) -> None:
-    """Apply `a.b=value`. A text field takes the value as it is; others parse it as YAML, like `[1, 2]`."""
+    """Apply `a.b=value`. A text field takes the value unchanged; other fields parse it as YAML, like `[1,
+    2]`."""
     where = given_as(text)
     dotted, equals, raw = text.removeprefix(CLUSTER_PREFIX).partition("=")
     path = tuple(dotted.split("."))
@@ -137,15 +138,15 @@ def _override(document: Document, text: str) -> None:
         raise SpecError([Problem(where, "", "write a field and its value, such as train.lr=1e-4")])
     target: Any = document.data
     for depth, key in enumerate(path[:-1], start=1):
-        if isinstance(earlier := target.get(key), Raw):  # `--set recipe={...}` and now a field of it
+        if isinstance(earlier := target.get(key), Raw):  # `--set recipe={...}`, followed by one of its fields
             target[key] = parse_value(earlier, earlier.given)
         if not isinstance(target.get(key), dict):
             target[key] = {}  # `recipe: auto` is replaced by `--set recipe.precision=bf16`
             document.places[path[:depth]] = where
         target = target[key]
     target[path[-1]] = Raw(raw, where)
-    for known in [p for p in document.places if p[: len(path)] == path]:
-        del document.places[known]
+    for inner in [p for p in document.places if p[: len(path)] == path]:
+        del document.places[inner]
     document.places[path] = where
 
 
@@ -155,18 +156,20 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
     models = typed.models.get(path[:-1], [])
     if details["type"] == "extra_forbidden":
         known = list(dict.fromkeys(name for model in models for name in fields_in(model)))
-        near = _near(str(path[-1]), known)
+        near = _probable(str(path[-1]), known)
         hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
         message = f"unknown field; {hint}"
     elif details["type"] == "missing":
         message = "is missing"
     elif details["type"] == "literal_error" and isinstance(details["input"], str):
         known = _literals(details)
-        near = _near(details["input"], known)
+        near = _probable(details["input"], known)
         hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
-    elif details["type"] == "string_pattern_mismatch" and (about := _description(models, str(path[-1]))):
-        message = f"{short(repr(details['input']))} does not have the form of this field: {about}"
+    elif details["type"] == "string_pattern_mismatch" and (
+        description := _description(models, str(path[-1]))
+    ):
+        message = f"{short(repr(details['input']))} does not have the form of this field: {description}"
     elif details["type"] != "value_error":
         must = re.sub(r"^\w+ should ", "must ", message)
         wanted = _WANTED.get(details["type"], f"{must[0].lower()}{must[1:]}")
@@ -174,13 +177,16 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
     return Problem(document.place(path), ".".join(map(str, path)), message)
 
 
-def _near(given: str, known: Sequence[str]) -> str | None:
-    """Return the name that was probably meant: the only one that continues the given one, such as
-    `fp16-mixed` for `fp16`, or that it continues, as `tensor_parallel` does, else one that looks like it."""
+def _probable(given: str, known: Sequence[str]) -> str | None:
+    """Return the name that was probably meant.
+
+    This is the only name that starts with the given one (`fp16-mixed` for `fp16`) or that the given one
+    starts with (`tensor` for `tensor_parallel`), else the most similar name.
+    """
     longer = [name for name in known if given and name.startswith(given)]
-    found = longer or [name for name in known if given.startswith(f"{name}_")]
-    if len(found) == 1:
-        return found[0]
+    candidates = longer or [name for name in known if given.startswith(f"{name}_")]
+    if len(candidates) == 1:
+        return candidates[0]
     return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=0.7)), None)
 
 

@@ -1,4 +1,4 @@
-"""Work that takes long says what it does, to a listener that shows it. Without one it is silent."""
+"""Announce work that takes long to a listener, which shows it. Without a listener, nothing is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 Advance: TypeAlias = Callable[[int], None]
-"Takes the number of bytes that were done since the last call."
+"Takes the number of bytes processed since the last call."
 Listener: TypeAlias = Callable[[str, int | None], AbstractContextManager[Advance]]
 
 _listeners: list[Listener] = []
@@ -17,7 +17,7 @@ _listeners: list[Listener] = []
 def working(what: str, total: int | None = None) -> Iterator[Advance]:
     """Announce work that may take seconds, such as `sending the job's code`. `total` is its size in bytes.
 
-    Do not ask the user anything inside: what is shown may be in the way.
+    Do not ask the user anything inside: the listener's output may get in the way.
     """
     if not _listeners:
         yield lambda _: None
@@ -32,5 +32,5 @@ def listen(listener: Listener) -> None:
 
 
 def be_silent() -> None:
-    """Show nothing any more, because something else draws on the terminal."""
+    """Stop showing work, because something else draws on the terminal."""
     _listeners.clear()

@@ -1,4 +1,4 @@
-"""The mesh of ranks: which of them train on other data, on another part of a layer, on other layers."""
+"""The mesh of ranks: which ranks differ in their data, in their part of a layer, and in their layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 WHOLE = Part()
 UNSTAGED: dict[str, Any] = {"virtual_stages": 1, "schedule": "1f1b", "stages": None}
-"Settings of a pipeline in a recipe without one."
+"Values of the pipeline's settings in a recipe without a pipeline."
 UNCUT: dict[str, Any] = {"tensor": 1, "pipeline": 1, **UNSTAGED}
 "Fields of a recipe in which each rank computes the whole model."
 
@@ -63,13 +63,13 @@ def data_ranks(recipe: Recipe | RecipeChoice, ranks: int) -> int:
 
 def in_buckets(recipe: Recipe) -> bool:
     """Return whether gradients are in DDP's buckets. On a mesh, launcher.train.sharding.replicas averages
-    them where they are."""
+    them in place."""
     return recipe.sharding in REPLICATED and model_parallel(recipe) == 1
 
 
-def can_wait(recipe: Recipe) -> bool:
+def grad_sync_applies(recipe: Recipe) -> bool:
     """Return whether `grad_sync` decides when gradients are reduced. Nothing reduces them with
-    `sharding: none`, and those of replicas on a mesh always wait for the last micro-batch."""
+    `sharding: none`, and replicas on a mesh always reduce them after the last micro-batch."""
     return recipe.sharding in SHARDED or in_buckets(recipe)
 
 

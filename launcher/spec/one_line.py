@@ -5,9 +5,11 @@ from __future__ import annotations
 
 def plain(text: object) -> str:
     """Return the text as one line, with unprintable characters such as ESC and newline escaped."""
-    return "".join(map(spelled, str(text)))
+    return "".join(map(escaped, str(text)))
 
 
-def spelled(one: str) -> str:
+def escaped(character: str) -> str:
     """Return a character, or its escape sequence if it is not printable."""
-    return one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode()
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode()

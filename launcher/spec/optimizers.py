@@ -34,7 +34,7 @@ class Optimizer:
     """`bytes of an element -> bytes per element` that plain operators allocate while they update a parameter.
     None: one fused kernel allocates nothing."""
     row_temporaries: int = 0
-    "Bytes per row of a parameter that they allocate besides. The rows of a vector have one element."
+    "Bytes per row of a parameter that they allocate in addition. Each element of a vector is a row."
     steps: Literal["device", "host"] | None = "host"
     "Where the fp32 step count of each parameter is stored. None: there is no count."
     order: int | None = None
@@ -78,8 +78,8 @@ _ROWS = (
         "paged-adamw-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit", "8-bit"), 29e6,
         {"kernel": "adam", "betas": (0.9, 0.999), "paged": True}, order=2, instead="adamw-8bit", paged=True,
     ),
-    # torch has no Lion. bitsandbytes' has fp32 states only and fails on DTensor. Lion needs another learning
-    # rate than AdamW, so the planner never chooses it. Temporary: the direction.
+    # torch has no Lion. bitsandbytes' has fp32 states only and fails on DTensor. Lion needs a different
+    # learning rate than AdamW, so the planner never chooses it. Temporary: the direction.
     Optimizer(
         "lion", "launcher.train.optimizers.lion:Lion", ("as-parameter",), 113e6,
         temporaries=lambda itemsize: itemsize, steps=None,

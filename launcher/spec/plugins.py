@@ -21,8 +21,8 @@ BUILT_IN: tuple[str, ...] = get_args(Cluster.model_fields["scheduler"].annotatio
 @functools.cache
 def registered() -> Mapping[str, EntryPoint]:
     """Return the entry point of each scheduler of another package, by name."""
-    found = entry_points(group=SCHEDULERS)
-    return {entry.name: entry for entry in found if entry.name not in BUILT_IN}
+    entries = entry_points(group=SCHEDULERS)
+    return {entry.name: entry for entry in entries if entry.name not in BUILT_IN}
 
 
 def cluster_model(scheduler: object) -> type[Cluster]:
@@ -44,7 +44,7 @@ def _with_section(name: str) -> type[Cluster]:
 def with_section(name: str, section: type[BaseModel] | None) -> type[Cluster]:
     """Return the model of a profile with the scheduler `name`, whose section is of the type `section`.
 
-    A section that has no required fields may be left out.
+    A section without required fields is optional.
     """
     fields: dict[str, Any] = {"scheduler": (Literal[name], ...)}
     if section is None:

@@ -11,21 +11,21 @@ _BY_SUFFIX = {".py": "python", ".sh": "bash", ".bash": "bash", ".sbatch": "bash"
 
 def not_a_job(file: Path, text: bytes) -> str | None:
     """Return a message with the job file to write instead, or None if the file may be YAML."""
-    starts = _starts(file, text)
-    if starts is None:
+    interpreter = _interpreter(file, text)
+    if interpreter is None:
         return None
-    language = "Python" if starts == "python" else "shell"
+    language = "Python" if interpreter == "python" else "shell"
     return (
         f"this is a {language} file, and launcher reads a job file: write one that starts it, such as "
         "job.yaml with these three lines, and then `launcher run job.yaml`\n"
         f"  name: {file.stem}\n"
-        f"  command: {starts} {shlex.quote(file.name)}\n"
+        f"  command: {interpreter} {shlex.quote(file.name)}\n"
         "  batch: {global: 64}\n"
         "`launcher job init` writes a longer one with comments"
     )
 
 
-def _starts(file: Path, text: bytes) -> str | None:
+def _interpreter(file: Path, text: bytes) -> str | None:
     """Return the interpreter, from the first line or the file's suffix."""
     first = text.partition(b"\n")[0]
     if first.startswith(b"#!"):

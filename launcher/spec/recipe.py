@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
 ZERO = {"zero1": "zero1", "zero2": "fsdp-keep", "zero3": "fsdp"}
-"Names of the ZeRO paper (arXiv 1910.02054) that a recipe may use -> the values they stand for."
+"Names from the ZeRO paper (arXiv 1910.02054) that a recipe may use -> the values that they stand for."
 
 
-def _by_zero_name(name: Any) -> Any:
+def _from_zero_name(name: Any) -> Any:
     if not isinstance(name, str):
         return name
     return ZERO.get(name.lower().replace("-", "").replace("_", ""), name)  # also ZeRO-3
@@ -27,7 +27,7 @@ def _by_zero_name(name: Any) -> Any:
 
 _Sharding = Literal["none", "ddp", "zero1", "fsdp", "fsdp-keep", "hybrid"]
 Sharding = Annotated[
-    _Sharding, BeforeValidator(_by_zero_name, json_schema_input_type=_Sharding | Literal["zero2", "zero3"])
+    _Sharding, BeforeValidator(_from_zero_name, json_schema_input_type=_Sharding | Literal["zero2", "zero3"])
 ]
 Offload = Literal["none", "cpu", "cpu-optimizer", "nvme-optimizer"]
 Activations = Literal["keep", "selective", "every-second", "checkpoint", "budget", "offload", "compress"]
@@ -71,18 +71,18 @@ class Recipe(Value):
     tensor: PositiveInt = 1
     "Tensor parallelism: ranks that compute each layer together, on the same samples. They share a node."
     pipeline: PositiveInt = 1
-    "Pipeline parallelism: stages of consecutive blocks, each on ranks of its own."
+    "Pipeline parallelism: stages of consecutive blocks, each on its own ranks."
     virtual_stages: PositiveInt = 1
     """Stages on each rank of a pipeline. With n > 1, the `1f1b` schedule is interleaved: a rank holds n parts
-    of the model that do not follow each other, and waits an n-th of the time. `grad_accum` must be a multiple
-    of `pipeline`."""
+    of the model that are not consecutive, and waits an n-th of the time. `grad_accum` must be a multiple of
+    `pipeline`."""
     schedule: Schedule = "1f1b"
-    """Order in which a stage runs the micro-batches of a step, which are `grad_accum`. With `1f1b` it holds
-    the activations of at most `pipeline` micro-batches, with `gpipe` those of all. With `zero-bubble` the
-    gradients of the blocks' linear layers are computed after those of the activations, while the stage would
-    wait."""
+    """Order in which a stage runs the `grad_accum` micro-batches of a step. With `1f1b` it holds the
+    activations of at most `pipeline` micro-batches, with `gpipe` those of all. With `zero-bubble` the stage
+    computes the gradients of its blocks' linear layers after those of the activations, when it would
+    otherwise wait."""
     stages: tuple[PositiveInt, ...] | None = None
-    """Blocks of each of the `pipeline` x `virtual_stages` stages. Without it, the stage with the most
+    """Number of blocks of each of the `pipeline` x `virtual_stages` stages. Default: the stage with the most
     parameters has as few as possible."""
     offload: Offload = "none"
     "What moves from the GPU to host memory or NVMe."
@@ -101,8 +101,8 @@ class Recipe(Value):
     grad_accum: PositiveInt
     "Micro-batches per optimizer step."
     grad_sync: GradSync = "each"
-    """Whether ranks reduce gradients after each micro-batch or after the last one only. If a job leaves it
-    out and nothing is planned, launcher takes `last` with `ddp` and `zero1`."""
+    """Whether ranks reduce gradients after each micro-batch or only after the last one. If a job does not
+    set it and nothing is planned, launcher uses `last` with `ddp` and `zero1`."""
     loss_chunks: PositiveInt = 1
     "Parts in which the loss over the vocabulary is computed. 1 builds all logits at once."
     compile: bool = False
@@ -114,7 +114,7 @@ class Recipe(Value):
 
     @property
     def offloads(self) -> bool:
-        """Whether it needs host memory for what would otherwise be on a GPU."""
+        """Whether the recipe needs host memory for data that would otherwise be on a GPU."""
         return self.offload != "none" or self.activations == "offload"
 
     @property
@@ -130,14 +130,14 @@ class Recipe(Value):
 
     def changes_from(self, other: Recipe) -> dict[str, tuple[object, object]]:
         """Return `{field: (value in other, value here)}` for every field that differs."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        return {name: (theirs[name], mine[name]) for name in mine if mine[name] != theirs[name]}
+        new, old = self.model_dump(), other.model_dump()
+        return {name: (old[name], new[name]) for name in new if new[name] != old[name]}
 
 
-def _may_be_left_out(field: FieldInfo) -> tuple[Any, Any]:
+def _optional_field(field: FieldInfo) -> tuple[Any, Any]:
     """Return the type and default of the optional RecipeChoice field for a Recipe field."""
-    kind, checks = field.annotation, (field.annotation, *field.metadata)
-    return Optional[Annotated[checks] if field.metadata else kind], None  # noqa: UP045
+    hint, checks = field.annotation, (field.annotation, *field.metadata)
+    return Optional[Annotated[checks] if field.metadata else hint], None  # noqa: UP045
 
 
 if TYPE_CHECKING:
@@ -151,5 +151,5 @@ else:
         __base__=Value,
         __doc__="The fields of a Recipe that a job fixes. The planner chooses the others.",
         __module__=__name__,
-        **{name: _may_be_left_out(field) for name, field in Recipe.model_fields.items()},
+        **{name: _optional_field(field) for name, field in Recipe.model_fields.items()},
     )

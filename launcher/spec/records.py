@@ -36,11 +36,11 @@ class _Sweep(Record):
     task: int = 0
     "The run's number in the sweep."
     runs: int | None = None
-    "How many runs the sweep has, where they are submitted one by one."
+    "Number of runs of the sweep, where they are submitted one by one."
     at_once: int | None = None
-    "How many runs of the sweep go on at the same time. On ssh hosts: how many of them on the run's host."
+    "How many runs of the sweep run at the same time. On ssh hosts: on the run's host."
     at_once_in_all: int | None = None
-    "On ssh hosts: the same for all hosts together."
+    "On ssh hosts: how many run at the same time on all hosts together."
 
 
 class JobRecord(Record):

@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def keeps_micro_batch(self) -> bool:
-        """Whether a smaller micro-batch changes the training, so that it is lowered last."""
+        """Whether a smaller micro-batch changes the training. It is then lowered last."""
         return self.batch_norm or self.couples_samples
 
     @property
@@ -49,7 +49,7 @@ class Setting:
         return 2 if self.keeps_micro_batch else 1
 
     @property
-    def micro_batch_stays(self) -> str | None:
+    def why_micro_batch_stays(self) -> str | None:
         """Why the micro-batch is never lowered, or None if it may be."""
         if self.lower_micro_batch is False:
             return "retries.lower_micro_batch: false keeps the micro-batch"
@@ -96,11 +96,11 @@ def changes_line(recipe: Recipe, other: Recipe) -> str:
     return ", ".join(f"{name}: {as_yaml(new)}" for name, (_, new) in recipe.changes_from(other).items())
 
 
-def _in_backward(because: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe, Setting], bool]:
-    return lambda r, s: r.optimizer_step == "backward" and because(r, s)
+def _in_backward(condition: Callable[[Recipe, Setting], bool]) -> Callable[[Recipe, Setting], bool]:
+    return lambda r, s: r.optimizer_step == "backward" and condition(r, s)
 
 
-def _in_two_halves(r: Recipe) -> bool:
+def _splits_backward(r: Recipe) -> bool:
     return r.pipeline > 1 and r.schedule == "zero-bubble"
 
 
@@ -271,7 +271,7 @@ RULES = (
     ),
     Rule(
         "zero-bubble-needs-linear",
-        lambda r, s: _in_two_halves(r) and (r.compile or r.precision == "float8"),
+        lambda r, s: _splits_backward(r) and (r.compile or r.precision == "float8"),
         "zero-bubble leaves the gradients of nn.Linear layers for later; compiled blocks and float8 layers "
         "compute them together with those of the activations",
         "launcher.train.pipeline.weights",
@@ -412,8 +412,8 @@ _last_broken_first = list(RULES)
 
 
 def obeys_rules(recipe: Recipe, setting: Setting) -> bool:
-    """Return whether the recipe breaks no rule. Faster than `broken_rules`: recipes that are tried one after
-    the other differ in one field, and often break the same rule."""
+    """Return whether the recipe breaks no rule. Faster than `broken_rules`: recipes that are tried in a row
+    differ in one field, and often break the same rule."""
     for place, rule in enumerate(_last_broken_first):
         if rule.broken(recipe, setting):
             _last_broken_first.insert(0, _last_broken_first.pop(place))
@@ -427,7 +427,7 @@ def broken_rules(recipe: Recipe, setting: Setting) -> list[Broken]:
 
 
 def nearest_valid(recipe: Recipe, setting: Setting) -> Recipe | None:
-    """Apply changes until no rule is broken. None if a broken rule has none."""
+    """Apply cures until no rule is broken. Return None if a broken rule has no cure."""
     for _ in RULES:
         broken = broken_rules(recipe, setting)
         if not broken:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from launcher.spec.recipe import Recipe, Schedule
 
 Pass = Literal["forward", "backward", "weights"]
-"""`weights`: gradients that the backward pass has left for later, with `zero-bubble`."""
+"""`weights`: gradients that the backward pass has postponed, with `zero-bubble`."""
 BACKWARD_TIME = 2.0
-"Time of a backward pass with all gradients, in times of the forward pass."
+"Time of a backward pass with all gradients, as a multiple of the forward pass."
 
 
 class Action(NamedTuple):
@@ -36,7 +36,7 @@ class DeadlockError(ValueError):
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Run all forward passes first. Source: arXiv 1811.06965."""
-    return _in_turn(ranks, micro_batches, chunks, [micro_batches * chunks] * ranks)
+    return _alternating(ranks, micro_batches, chunks, [micro_batches * chunks] * ranks)
 
 
 def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
@@ -50,13 +50,13 @@ def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
         first = [ranks - rank for rank in range(ranks)]
     else:
         first = [2 * (ranks - rank) - 1 + (chunks - 1) * ranks for rank in range(ranks)]
-    return _in_turn(ranks, micro_batches, chunks, first)
+    return _alternating(ranks, micro_batches, chunks, first)
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Run 1F1B, and the gradients of weights later: rank r is r micro-batches behind with them. They fill the
-    time at the end of the step in which the rank would wait. No rank has more unfinished micro-batches than
-    the first one. For one chunk.
+    """Run 1F1B, but compute the gradients of weights later: rank r computes them r micro-batches late. They
+    fill the time at the end of the step in which the rank would wait. No rank has more unfinished
+    micro-batches than the first one. For one chunk.
 
     Source: ZB-H1 of Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.
     """
@@ -67,22 +67,22 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 def _with_weights(actions: Sequence[Action], micro_batches: int, *, late: int) -> tuple[Action, ...]:
-    found: list[Action] = []
+    all_actions: list[Action] = []
     for action in actions:
-        found.append(action)
+        all_actions.append(action)
         if action.kind == "backward" and action.micro_batch >= late:
-            found.append(Action("weights", action.micro_batch - late))
+            all_actions.append(Action("weights", action.micro_batch - late))
     rest = range(max(0, micro_batches - late), micro_batches)
-    return (*found, *(Action("weights", index) for index in rest))
+    return (*all_actions, *(Action("weights", index) for index in rest))
 
 
-def _in_turn(ranks: int, micro_batches: int, chunks: int, first: Sequence[int]) -> Table:
-    """Return the table in which each rank runs `first` forward passes, then backward and forward passes in
-    turn."""
+def _alternating(ranks: int, micro_batches: int, chunks: int, first: Sequence[int]) -> Table:
+    """Return the table in which each rank first runs the number of forward passes in `first`, then alternates
+    backward and forward passes."""
     order = in_groups(ranks, micro_batches, chunks)
     forward = [Action("forward", index, chunk) for index, chunk in order]
     backward = [Action("backward", index, chunks - 1 - chunk) for index, chunk in order]
-    return tuple(_turns(min(number, len(forward)), forward, backward) for number in first)
+    return tuple(_alternate(min(number, len(forward)), forward, backward) for number in first)
 
 
 def in_groups(ranks: int, micro_batches: int, chunks: int) -> list[tuple[int, int]]:
@@ -97,9 +97,9 @@ def in_groups(ranks: int, micro_batches: int, chunks: int) -> list[tuple[int, in
     ]
 
 
-def _turns(first: int, forward: Sequence[Action], backward: Sequence[Action]) -> tuple[Action, ...]:
+def _alternate(first: int, forward: Sequence[Action], backward: Sequence[Action]) -> tuple[Action, ...]:
     rest = itertools.zip_longest(backward, forward[first:])
-    return (*forward[:first], *(one for pair in rest for one in pair if one is not None))
+    return (*forward[:first], *(action for pair in rest for action in pair if action is not None))
 
 
 SCHEDULES: dict[Schedule, Callable[[int, int, int], Table]] = {
@@ -118,7 +118,7 @@ def _table(schedule: Schedule, ranks: int, micro_batches: int, chunks: int) -> T
     return SCHEDULES[schedule](ranks, micro_batches, chunks)
 
 
-class Beside(NamedTuple):
+class ScheduleMoment(NamedTuple):
     """What a rank holds while it runs a pass."""
 
     kind: Pass
@@ -128,48 +128,54 @@ class Beside(NamedTuple):
     later: int = 0
     "Other micro-batches that wait for the gradients of weights."
     again: bool = False
-    """The gradients of an earlier micro-batch in this step are there: those of the pass's own chunk, or for a
-    forward pass those of any chunk."""
+    """Whether the rank has gradients of an earlier micro-batch of this step: those of the pass's own chunk,
+    or for a forward pass those of any chunk."""
 
 
-def held_beside(recipe: Recipe, rank: int) -> frozenset[Beside]:
+def held_beside(recipe: Recipe, rank: int) -> frozenset[ScheduleMoment]:
     """Return what a rank of the pipeline, counted from 0, holds during the passes of a step.
 
-    A moment is left out if another one of the same kind holds at least as much of every chunk.
+    A moment is omitted if another one of the same kind holds at least as much of every chunk.
     """
     if recipe.pipeline == 1:
         passes: tuple[Pass, ...] = ("forward", "backward")
-        return frozenset(Beside(kind, 0, (0,), again=again) for kind in passes for again in (False, True))
+        return frozenset(
+            ScheduleMoment(kind, 0, (0,), again=again) for kind in passes for again in (False, True)
+        )
     return _held_beside(recipe.schedule, recipe.pipeline, recipe.grad_accum, recipe.virtual_stages, rank)
 
 
 @lru_cache
 def _held_beside(
     schedule: Schedule, ranks: int, micro_batches: int, chunks: int, rank: int
-) -> frozenset[Beside]:
-    held, later, begun, found = [0] * chunks, 0, set[int](), set[Beside]()
+) -> frozenset[ScheduleMoment]:
+    held, later, with_gradients, moments = [0] * chunks, 0, set[int](), set[ScheduleMoment]()
     for kind, _, chunk in _table(schedule, ranks, micro_batches, chunks)[rank]:
         held[chunk] -= kind == "backward"
         later -= kind == "weights"
-        again = bool(begun) if kind == "forward" else chunk in begun
-        found.add(Beside(kind, chunk, tuple(held), later, again))
+        again = bool(with_gradients) if kind == "forward" else chunk in with_gradients
+        moments.add(ScheduleMoment(kind, chunk, tuple(held), later, again))
         held[chunk] += kind == "forward"
         if kind == "backward":
-            begun.add(chunk)
+            with_gradients.add(chunk)
         later += kind == "backward" and schedule == "zero-bubble"
-    return frozenset(one for one in found if not any(_is_more(other, one) for other in found))
+    return frozenset(one for one in moments if not any(_is_more(other, one) for other in moments))
 
 
-def _is_more(other: Beside, than: Beside) -> bool:
-    alike = other != than and (other.kind, other.chunk, other.again) == (than.kind, than.chunk, than.again)
-    more = zip((*other.held, other.later), (*than.held, than.later), strict=True)
-    return alike and all(a >= b for a, b in more)
+def _is_more(other: ScheduleMoment, than: ScheduleMoment) -> bool:
+    comparable = other != than and (other.kind, other.chunk, other.again) == (
+        than.kind,
+        than.chunk,
+        than.again,
+    )
+    counts = zip((*other.held, other.later), (*than.held, than.later), strict=True)
+    return comparable and all(a >= b for a, b in counts)
 
 
 def bubble(recipe: Recipe, later: float = 0.5) -> float:
     """Return the time in which a rank waits for others, as a share of the time in which it works.
 
-    `later`: with `zero-bubble`, the share of a backward pass that is left for later.
+    `later`: with `zero-bubble`, the share of a backward pass that is postponed.
     """
     if recipe.pipeline == 1:
         return 0.0
@@ -185,20 +191,20 @@ def _bubble(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, lat
 
 def finish(table: Table, later: float = 0.0) -> list[float]:
     """Return when each rank has done its actions, if a forward pass takes 1 and a backward pass
-    BACKWARD_TIME, the share `later` of it in a pass of its own.
+    BACKWARD_TIME, the share `later` of it in a separate pass.
 
-    A message takes no time, but at most one is on its way over a link: the next one is sent when the one
-    before is received, as in launcher.train.pipeline.channel. Raises DeadlockError.
+    A message takes no time, but a link holds at most one message: the next one is sent when the previous one
+    is received, as in launcher.train.pipeline.channel. Raises DeadlockError.
     """
     times = {"forward": 1.0, "backward": (1 - later) * BACKWARD_TIME, "weights": later * BACKWARD_TIME}
     clocks, at = [0.0] * len(table), [0] * len(table)
     stages = len(table) * (1 + max(action.chunk for actions in table for action in actions))
-    taken: dict[tuple[int, Pass, int], float] = {}
-    "(stage, kind, micro-batch) -> when the stage began the pass, for which it received a message."
+    started: dict[tuple[int, Pass, int], float] = {}
+    "(stage, kind, micro-batch) -> when the stage received its message and began the pass."
     sent: dict[tuple[int, Pass, int], float] = {}
     "(stage, kind, micro-batch) -> when the stage could send the result of the pass."
     last: dict[tuple[Pass, int, bool], tuple[int, Pass, int]] = {}
-    "Link: what was last sent over it."
+    "Link -> what was last sent over it."
     moved = True
     while moved:
         moved = False
@@ -217,15 +223,15 @@ def finish(table: Table, later: float = 0.0) -> list[float]:
                     if source not in sent:
                         break
                     begins = max(begins, sent[source])
-                taken[stage, kind, index] = begins
+                started[stage, kind, index] = begins
                 ends = begins + times[kind]
                 if 0 <= target[0] < stages:
                     link = kind, rank, target[0] // len(table) == chunk
-                    before = last.get(link, target)
-                    if before != target:
-                        if before not in taken:
+                    previous = last.get(link, target)
+                    if previous != target:
+                        if previous not in started:
                             break
-                        ends = max(ends, taken[before])
+                        ends = max(ends, started[previous])
                     last[link] = target
                 clocks[rank] = sent[stage, kind, index] = ends
                 at[rank] += 1

@@ -1,4 +1,4 @@
-"""JSON Schemas, with which an editor completes and checks the files."""
+"""JSON Schemas that an editor uses to complete and check the files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def json_schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of `job` or `cluster`. Raises KeyError for another name."""
     schema = MODELS[name].model_json_schema(by_alias=True)
     models = {model.__name__: model for module in (job, cluster, recipe) for model in _models(module)}
-    models |= {one.name: one.kind for one in cluster.SECTIONS.values()}
+    models |= {mark.name: mark.section_class for mark in cluster.SECTIONS.values()}
     models["RecipeChoice"] = recipe.Recipe  # has the same fields, with descriptions
     for title, definition in {**schema.get("$defs", {}), MODELS[name].__name__: schema}.items():
         if title in models:

@@ -22,14 +22,14 @@ S = TypeVar("S", bound="Section")
 
 
 class Section(Value):
-    """What other packages may ask of a section, with the answers of a scheduler that has none."""
+    """What other packages read from a section. The defaults apply to a scheduler without a section."""
 
     missing: ClassVar[str] = ""
-    "Message if the profile has no such section; empty if it may be left out."
+    "Message if the profile has no such section; empty if the section is optional."
     runs_elsewhere: ClassVar[bool] = False
     "Whether run directories are on another machine and launcher keeps copies of them here."
     requeues: ClassVar[bool] = False
-    "Whether an interrupted run goes on in another job of the same length."
+    "Whether an interrupted run continues in another job of the same length."
     rents: ClassVar[bool] = False
     "Whether nodes are rented for the run, and paid by the hour."
     asks_price: ClassVar[str] = ""
@@ -51,7 +51,7 @@ class Section(Value):
 
     @property
     def assigns_gpus(self) -> bool:
-        """Whether the scheduler tells each job which GPUs of a node are its own."""
+        """Whether the scheduler tells each job which GPUs of a node to use."""
         return False
 
     def alternatives(self, cluster: Cluster) -> tuple[Cluster, ...]:
@@ -79,24 +79,24 @@ class At:
     name: str
 
     @property
-    def kind(self) -> type[Section]:
+    def section_class(self) -> type[Section]:
         return _imported(self.package, self.name)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(self.kind | None)
+        return handler.generate_schema(self.section_class | None)
 
 
 @functools.cache
 def _imported(package: str, name: str) -> type[Section]:
-    kind: type[Section] = getattr(importlib.import_module(f"launcher.schedulers.{package}.profile"), name)
-    return kind
+    cls: type[Section] = getattr(importlib.import_module(f"launcher.schedulers.{package}.profile"), name)
+    return cls
 
 
-def missing_section(kind: type[BaseModel], scheduler: str) -> str:
-    """Return what a profile lacks that has no section for its scheduler; empty if it may be left out."""
-    if issubclass(kind, Section) and kind.missing:
-        return kind.missing
-    required = [name for name, info in fields_in(kind).items() if info.is_required()]
+def missing_section(model: type[BaseModel], scheduler: str) -> str:
+    """Return what a profile without its scheduler's section lacks; empty if the section is optional."""
+    if issubclass(model, Section) and model.missing:
+        return model.missing
+    required = [name for name, info in fields_in(model).items() if info.is_required()]
     return f"a `{scheduler}:` section with {', '.join(required)}" if required else ""
 
 
@@ -106,5 +106,5 @@ def fields_in(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def annotation_of(info: FieldInfo) -> Any:
-    """Return the type of a field's value, with the class of a section in its place."""
-    return next((one.kind for one in info.metadata if isinstance(one, At)), info.annotation)
+    """Return the type of a field's value. For a section, return its class."""
+    return next((mark.section_class for mark in info.metadata if isinstance(mark, At)), info.annotation)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
-"""Requests to stop, which only the supervisor answers. torchrun would end all ranks at once without a
-checkpoint. What starts the ranks therefore runs with them blocked."""
+"""Requests to stop, to which only the supervisor responds. torchrun would end all ranks at once without a
+checkpoint, so the program that starts the ranks runs with these signals blocked."""
 
 LEFT_TO_SUPERVISOR = frozenset({signal.SIGTERM, signal.SIGUSR2})
-"""Those that do not end a rank of `launcher.train`. Its worker ends it by SIGHUP. Trackers end a training by
-SIGINT (`_thread.interrupt_main`)."""
+"""Stop signals that do not end a rank of `launcher.train`. Its worker ends a rank with SIGHUP, and
+trackers end a training with SIGINT (`_thread.interrupt_main`)."""
 
 
 def signal_name(number: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from launcher.spec.recipe import Recipe
 
-# A compiled block saves autocast's copies of weights without the history that tells them from activations.
+# A compiled block saves autocast's copies of weights without the history that distinguishes them from
+# activations.
 _COMPILED = (
     "is not run by the built-in entrypoint (what compiled code saves cannot be distinguished from its "
     "weights); activations: checkpoint runs with it"

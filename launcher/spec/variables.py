@@ -8,7 +8,7 @@ from collections.abc import Mapping
 RUNS = "LAUNCHER_RUNS"
 "Set by the user: the folder for runs."
 
-# Set by the supervisor for start.sh, what starts the ranks, workers and ranks.
+# Set by the supervisor for start.sh, the program that starts the ranks, the workers and the ranks.
 RUN_DIR = "LAUNCHER_RUN_DIR"
 RUN_ID = "LAUNCHER_RUN_ID"
 ATTEMPT = "LAUNCHER_ATTEMPT"
@@ -25,7 +25,7 @@ WORKER = "LAUNCHER_WORKER"
 ONLY_SAVE = "LAUNCHER_ONLY_SAVE"
 "Set if the ranks only write the state in shared memory as a checkpoint and do not train."
 ONLY_CHECK = "LAUNCHER_ONLY_CHECK"
-"Set if start.sh only has the doctor examine the node."
+"Set if start.sh only runs the doctor's checks of the node."
 RENDEZVOUS_HOST = "LAUNCHER_RENDEZVOUS_HOST"
 RENDEZVOUS_PORT = "LAUNCHER_RENDEZVOUS_PORT"
 APART = "LAUNCHER_APART"
@@ -43,19 +43,19 @@ MAX_SECONDS = "LAUNCHER_MAX_SECONDS"
 DEADLINE = "LAUNCHER_DEADLINE"
 "When the pod ends, in seconds since the epoch."
 
-# Set by the user, or by the sandbox, to reach another service than RunPod's own.
+# Set by the user, or by the sandbox, to use a different service than RunPod's.
 RUNPOD_API = "LAUNCHER_RUNPOD_API"
 RUNPOD_GRAPHQL = "LAUNCHER_RUNPOD_GRAPHQL"
 RUNPOD_S3 = "LAUNCHER_RUNPOD_S3"
 RUNPOD_PAUSE = "LAUNCHER_RUNPOD_PAUSE"
-"Seconds before a second try; each further pause is twice as long."
+"Seconds before the first retry; each further pause is twice as long."
 
 TRAVELS_AS = "LAUNCHER_ENV_"
 """Prefix of a job's variable until it reaches the rank. No script, torchrun or worker reads such a name, so a
 job's variables do not affect them. The worker removes the prefix for the rank only."""
 
 RESERVED_PREFIX = "LAUNCHER_"
-# Each pattern has the reason why such a name is refused.
+# (pattern of refused names, reason)
 _REFUSED = (
     (re.compile(r"LAUNCHER_.*"), f"names that begin with {RESERVED_PREFIX} are launcher's own"),
     (re.compile(r"_[a-z].*"), "names that begin with _ and a small letter are those of launcher's scripts"),

@@ -29,7 +29,7 @@ Phase = Literal["init", "probe", "data", "forward", "backward", "optimizer", "ev
 REMEDY = " | "
 "Stands between the message of an exception and what to do about it."
 STILL_FETCHING, FETCHED = "is still fetching samples", "has fetched its samples"
-"Words of a line that a rank prints if it keeps the others waiting, and of the line after it."
+"Text of the line that a rank prints if it keeps the others waiting, and of the line that it prints after it."
 
 MemoryKind = Literal["gpu", "host", "shared"]
 "`shared`: /dev/shm, through which DataLoader workers and NCCL pass data between processes."
@@ -68,7 +68,7 @@ class Seen(Value):
     why: str = ""
     "Why the line is not the cause. Empty for the decisive line."
     before: tuple[str, ...] = ()
-    "Lines before it."
+    "The lines before it."
 
 
 class Verdict(Value):
@@ -111,7 +111,7 @@ class Judged(NamedTuple):
 
     @classmethod
     def read(cls, data: object) -> Judged | None:
-        """Return the verdict, or None if `data` is none. Fields of other versions are ignored."""
+        """Return the verdict, or None if `data` is not one. Fields of other versions are ignored."""
         if not isinstance(data, dict):
             return None
         try:

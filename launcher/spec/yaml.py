@@ -22,11 +22,11 @@ from launcher.spec.errors import Problem, SpecError
 
 KeyPath = tuple[str | int, ...]
 
-# Far above any job, and read within a second (measured: 5 to 25 kB of dense YAML take 0.1 s).
+# Far above any job, but read within a second (measured: 5 to 25 kB of dense YAML take 0.1 s).
 MAX_BYTES = 200_000
 MAX_DEPTH = 30
 MAX_VALUES = 5_000
-"Maximum values of a file. A value counts once for each alias that names it."
+"Maximum values of a file. A value counts once for each alias that refers to it."
 
 _CORE = "tag:yaml.org,2002:"
 _SCALARS = {"int": int, "float": float, "bool": bool, "null": type(None), "timestamp": str}
@@ -166,10 +166,10 @@ def _refused(problem: str, node: Any) -> MarkedYAMLError:
 
 
 class _Composer(Composer):
-    """Checks the limits while the text is read, so that deep or long files cost no time."""
+    """Checks the limits while the text is read, so that deep or long files are refused early."""
 
-    def __init__(self, *of: Any, **more: Any) -> None:
-        super().__init__(*of, **more)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.warn_double_anchors = False
         self.nested = self.values = 0
 
@@ -210,11 +210,13 @@ class _Reader:
         self._enter(node)
         if isinstance(node, SequenceNode):
             _check_tag(node, "seq")
-            made: Any = [self._kept((*path, index), item, item) for index, item in enumerate(node.value)]
+            data: Any = [self._child((*path, index), item, item) for index, item in enumerate(node.value)]
         else:
-            made = {key: self._kept((*path, key), named, value) for key, named, value in self._pairs(node)}
+            data = {
+                key: self._child((*path, key), key_node, value) for key, key_node, value in self._pairs(node)
+            }
         self.open.pop()
-        return made
+        return data
 
     def _enter(self, node: Any) -> None:
         if id(node) in self.open:
@@ -223,8 +225,8 @@ class _Reader:
             raise _refused(f"aliases nest this more than {MAX_DEPTH} deep", node)
         self.open.append(id(node))
 
-    def _kept(self, path: KeyPath, named: Any, value: Any) -> Any:
-        self.document.places[path] = f"{self.document.name}:{named.start_mark.line + 1}"
+    def _child(self, path: KeyPath, key_node: Any, value: Any) -> Any:
+        self.document.places[path] = f"{self.document.name}:{key_node.start_mark.line + 1}"
         return self._plain(value, path)
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -241,8 +243,8 @@ class _Reader:
                 raise _refused(f'found duplicate key "{key.value}"', key)
             else:
                 own[key.value] = (key, value)
-        found = {name: pair for other in reversed(merged) for name, *pair in self._merged(other)}
-        for name, (key, value) in {**found, **own}.items():
+        inherited = {name: pair for other in reversed(merged) for name, *pair in self._merged(other)}
+        for name, (key, value) in {**inherited, **own}.items():
             yield name, key, value
 
     def _merged(self, node: Any) -> list[tuple[str, Any, Any]]:
@@ -259,7 +261,7 @@ class _Reader:
 
 def _scalar(node: Any) -> str:
     tag = str(node.tag).removeprefix(_CORE)
-    if tag in ("str", "value", "merge"):  # the last two are `=` and `<<` in the place of a value
+    if tag in ("str", "value", "merge"):  # the last two are `=` and `<<` used as a value
         return str(node.value)
     kind = _SCALARS.get(tag)
     if kind is None:

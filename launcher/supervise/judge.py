@@ -427,7 +427,7 @@ def _from_output(evidence: Evidence) -> Verdict | None:
     cause = cause_of(found)
     if cause is None or (cause.confidence == "guess" and not failed):
         return None if only_stopped or not failed else _unexplained(failed[0])
-    if cause.failure == "unknown" and not cause.found.reason:
+    if cause.failure == "unknown" and not cause.candidate.reason:
         return None if only_stopped or not failed else _unexplained(failed[0], cause)
     if cause.failure in _NETWORK and (left := _left_before(evidence, found)) is not None:
         return _missed(evidence, cause, left)
@@ -437,7 +437,7 @@ def _from_output(evidence: Evidence) -> Verdict | None:
 def _missed(evidence: Evidence, cause: Cause, left: Mapping[str, Any]) -> Verdict:
     """Return the verdict if ranks missed another one, `left`, that had ended by itself."""
     if left["exit_code"] != 0:
-        followed = cause._replace(others=((cause.found, "follows from another failure"), *cause.others))
+        followed = cause._replace(others=((cause.candidate, "follows from another failure"), *cause.others))
         return _unexplained(left).model_copy(update={"seen": _seen(followed)[1:]})
     verdict = _verdict(evidence, cause)
     reason = f"{verdict.reason}: rank {left['rank']} had ended with exit code 0"
@@ -464,7 +464,7 @@ def _only_stopped(evidence: Evidence) -> bool:
 
 
 def _verdict(evidence: Evidence, cause: Cause) -> Verdict:
-    clue, rank, node, own_reason, where = cause.found
+    clue, rank, node, own_reason, where = cause.candidate
     record = _exit_of(evidence, rank) if rank is not None else {}
     memory = None
     if clue.kind in MEMORY_OF and not own_reason:
@@ -499,7 +499,7 @@ def _seen(cause: Cause | None) -> tuple[Seen, ...]:
     """Return the decisive line and the most telling others. Equal lines of several ranks count once."""
     if cause is None:
         return ()
-    pairs = [(cause.found, ""), *cause.others]
+    pairs = [(cause.candidate, ""), *cause.others]
     found: dict[tuple[str, str], Seen] = {}
     for (clue, rank, node, *_), why in pairs:
         if why and (not clue.line or clue.text.startswith("[launcher] ")):
@@ -530,7 +530,7 @@ def _unexplained(record: Mapping[str, Any], cause: Cause | None = None) -> Verdi
     """Return the verdict if no output explains the end: only the exit code is known."""
     rank, code = int(record["rank"]), int(record["exit_code"])
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    exception = cause.found.clue.text if cause is not None and cause.found.clue.uncaught else None
+    exception = cause.candidate.clue.text if cause is not None and cause.candidate.clue.uncaught else None
     if child := _CHILD_FAILED.search(exception or ""):
         how += f" because a program that it ran {child[1]}"
     return Verdict(

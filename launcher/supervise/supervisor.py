@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.memory.ledger import default_folder, entries, record, tells_more
+from launcher.memory.ledger import default_folder, entries, is_useful, record
 from launcher.memory.measured import entry_of_run
 from launcher.planning.plan import Plan
 from launcher.rundir.downgrades import downgrades_within, recipe_in_force
@@ -615,7 +615,7 @@ class Supervisor:
         Errors in writing the ledger are ignored.
         """
         entry, folder = entry_of_run(self.run, self.plan.parameters), default_folder(self.run.path.parent)
-        if entry is not None and tells_more(entry, entries(folder, entry.family)):
+        if entry is not None and is_useful(entry, entries(folder, entry.family)):
             with suppress(OSError):
                 record(folder, entry)
 

@@ -64,9 +64,9 @@ class BrainAutoencoder(Task):
     """Learns fMRI voxels from a film. The job must set `model: {batch_norm: true}`.
 
     `data`: a directory that launcher.tasks.brain_data.Recordings reads; without it, scikit-learn's digits are
-    scaled to the shape's size. `parts`: number of parameters of equally many rows that hold the giant matrix;
-    the field report has 1. FSDP gathers a whole parameter: 13.4 GB in bf16 for the matrix of 8b, and the same
-    again for its gradient.
+    scaled to the shape's size. `parts`: number of parameters, with equally many rows each, that hold the
+    giant matrix; the field report has 1. FSDP gathers a whole parameter: 13.4 GB in bf16 for the matrix of
+    8b, and the same again for its gradient.
     """
 
     built_on_meta: ClassVar[bool] = True
@@ -94,8 +94,8 @@ class BrainAutoencoder(Task):
     def parallel_plan(self, model: nn.Module) -> ParallelPlan:
         """Return how ranks share the layers: each has some outputs of each matrix, and some voxels.
 
-        What travels are the inputs and outputs of the layers, megabytes, and never a matrix. Each rank has
-        the whole convolutions, and BatchNorm over all channels.
+        Ranks exchange only inputs and outputs of the layers (megabytes), never a matrix. Each rank has the
+        whole convolutions, and BatchNorm over all channels.
         """
         return {
             "layers.*.rows.*": ColwiseParallel(use_local_output=False),
@@ -108,21 +108,21 @@ class BrainAutoencoder(Task):
         return squared_error(model(video, audio, text), fmri)
 
     def pipeline(self, model: nn.Module) -> Pipeline:
-        whole: Any = model
+        autoencoder: Any = model
         return Pipeline(
-            begin=lambda batch: whole.features(*batch[:3]),
-            middle=in_turn(lambda: [*whole.layers, *whole.voxels]),
+            begin=lambda batch: autoencoder.features(*batch[:3]),
+            middle=in_turn(lambda: [*autoencoder.layers, *autoencoder.voxels]),
             end=lambda x, batch: squared_error(x, batch[3]),
-            before=[whole.video, whole.audio, whole.text],
-            blocks=[*whole.layers, *whole.voxels],
+            before=[autoencoder.video, autoencoder.audio, autoencoder.text],
+            blocks=[*autoencoder.layers, *autoencoder.voxels],
             after=[],
         )
 
 
-def squared_error(found: torch.Tensor, fmri: torch.Tensor) -> tuple[torch.Tensor, int]:
-    found = found.float()
+def squared_error(predicted: torch.Tensor, fmri: torch.Tensor) -> tuple[torch.Tensor, int]:
+    predicted = predicted.float()
     # With tensor parallelism each rank predicts some of the voxels.
-    error = (found - cut_like(fmri.float(), found)).square()
+    error = (predicted - cut_like(fmri.float(), predicted)).square()
     # A copy: FSDP warns if a stage returns the view that a DTensor's values are.
     return whole((error.sum(dim=1) / fmri.shape[1]).sum()).clone(), len(fmri)
 
@@ -165,8 +165,8 @@ class Autoencoder(nn.Module):
 class Conv(nn.Module):
     def __init__(self, conv: nn.Module, channels: int) -> None:
         super().__init__()
-        kind = nn.BatchNorm2d if isinstance(conv, nn.Conv2d) else nn.BatchNorm1d
-        self.conv, self.norm = conv, kind(channels)
+        norm = nn.BatchNorm2d if isinstance(conv, nn.Conv2d) else nn.BatchNorm1d
+        self.conv, self.norm = conv, norm(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.norm(self.conv(x)))

@@ -1,4 +1,4 @@
-"""Data of the brain autoencoder: recordings in a folder, or digits in their place.
+"""Data of the brain autoencoder: recordings in a folder, or digits as a substitute.
 
 A sample is video (frames, 3, height, width), audio (mels, steps), text (words) and fMRI (voxels), in fp32.
 """
@@ -41,14 +41,14 @@ class DigitsAsFilm:
     def __getitem__(self, index: int) -> Sample:
         picture = self.pictures[index]
         moving = torch.stack([picture.roll(frame, dims=1) for frame in range(self.frames)])
-        video = _drawn(moving, *self.size)[:, None].expand(-1, 3, -1, -1)
-        audio = _drawn(picture[None], *self.audio)[0]
+        video = _scaled(moving, *self.size)[:, None].expand(-1, 3, -1, -1)
+        audio = _scaled(picture[None], *self.audio)[0]
         fmri = torch.tanh(self.projection @ picture.flatten())
         return video, audio, self.words[self.labels[index]], fmri
 
 
 class Recordings:
-    """Recordings in memory-mapped files, whose rows belong to the same moments. The last part is held out.
+    """Recordings in memory-mapped files. Row n of each file is the same moment. The last part is held out.
 
     The files are `video.npy` (n, frames, height, width, 3) in uint8, `audio.npy` (n, mels, steps), `text.npy`
     (n, words) and `fmri.npy` (n, voxels). Raises TaskError if a file is missing or has another shape.
@@ -93,6 +93,6 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.
     return array  # type: ignore[no-any-return]
 
 
-def _drawn(pictures: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def _scaled(pictures: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Scale pictures (n, 8, 8) to (n, height, width)."""
     return functional.interpolate(pictures[:, None], size=(height, width), mode="bilinear")[:, 0]

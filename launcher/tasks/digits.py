@@ -9,7 +9,7 @@ import torch
 from launcher.train.task import Split, TaskError
 
 HELD_OUT = 1 / 6
-"Last part of the pictures. Neighbours share a writer: scikit-learn keeps the order of the UCI set."
+"Share of the pictures, from the end. Neighbours share a writer: scikit-learn keeps the UCI set's order."
 
 
 @lru_cache(maxsize=2)
@@ -21,9 +21,9 @@ def digits(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
         raise TaskError(
             "this task trains on the digits of scikit-learn, which is not installed: pip install scikit-learn"
         ) from None
-    found = load_digits()
-    pictures = torch.tensor(found.images, dtype=torch.float32) / 16
-    labels = torch.tensor(found.target, dtype=torch.int64)
+    dataset = load_digits()
+    pictures = torch.tensor(dataset.images, dtype=torch.float32) / 16
+    labels = torch.tensor(dataset.target, dtype=torch.int64)
     border = round(len(labels) * (1 - HELD_OUT))
     part = slice(border) if split == "train" else slice(border, None)
     return pictures[part], labels[part]

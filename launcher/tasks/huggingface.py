@@ -101,7 +101,7 @@ class CausalLM(Task):
         family: Any = AutoModelForCausalLM
         with torch.device("cpu"), _EmptyOnMeta():
             model: nn.Module = family.from_config(self.config, dtype=torch.float32)
-        self._remember(model)
+        self._keep_values(model)
         return model.to("meta")
 
     def initialise(self, model: nn.Module, seed: int) -> None:
@@ -124,7 +124,7 @@ class CausalLM(Task):
         missing = []
         for name, parameter in model.named_parameters():
             if self.weights is None:
-                self._begin(name, parameter, seed)
+                self._initialise_parameter(name, parameter, seed)
             elif not self.weights.fill(parameter, self._names(name)):
                 missing.append(name)
         if missing:
@@ -158,12 +158,12 @@ class CausalLM(Task):
 
     @cached_property
     def uses_loss_chunks(self) -> bool:  # type: ignore[override]
-        """Whether the model returns what its output layer does, without scaling or capping the logits."""
+        """Whether the model returns the result of its output layer, without scaling or capping the logits."""
         from transformers import AutoModelForCausalLM
 
         family: Any = AutoModelForCausalLM
         try:
-            with FakeTensorMode(), torch.no_grad():  # autocast knows no meta device
+            with FakeTensorMode(), torch.no_grad():  # autocast does not support the meta device
                 model = family.from_config(self.config, dtype=torch.bfloat16)
                 head, tokens = model.get_output_embeddings(), torch.zeros(1, 2, dtype=torch.int64)
                 returned: list[torch.Tensor] = []
@@ -171,11 +171,11 @@ class CausalLM(Task):
                 with no_packed_mask(), loss_in_place_of_logits(head, tokens, chunks=1):
                     logits = model(input_ids=tokens, use_cache=False).logits
             return len(returned) == 1 and logits is returned[0]
-        except Exception:  # it needs values, for example to route tokens to experts
+        except Exception:  # the model needs values, for example to route tokens to experts
             return False
 
     def export_files(self, folder: Path) -> None:
-        """Write the configs and the tokenizer, which is that of `path` if the data are token files."""
+        """Write the configs and the tokenizer. If the data are token files, it is the tokenizer in `path`."""
         self.config.save_pretrained(folder)
         if (generation := Path(self.path) / "generation_config.json").is_file():
             shutil.copyfile(generation, folder / generation.name)
@@ -188,8 +188,8 @@ class CausalLM(Task):
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the modules in the model's `_no_split_modules`, or else the children of ModuleLists."""
         names = set(getattr(model, "_no_split_modules", None) or ())
-        found = [module for module in model.modules() if type(module).__name__ in names]
-        return found or super().blocks(model)
+        blocks = [module for module in model.modules() if type(module).__name__ in names]
+        return blocks or super().blocks(model)
 
     def outer_units(self, model: nn.Module) -> Iterable[nn.Module]:
         return embedding_and_head(model, self.blocks(model))
@@ -201,15 +201,15 @@ class CausalLM(Task):
 
         Raises: SetupError for a style that has no counterpart here, such as those of experts.
         """
-        asked: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
+        styles: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
         whole: Any = model
         output = whole.get_output_embeddings()
         head = next((name for name, module in model.named_modules() if module is output), None)
         tied = {name for names in self._tied for name in names}
         plan: ParallelPlan = {}
         for name, module in model.named_modules():
-            style = next((style for key, style in asked.items() if matches(name, key)), None)
-            if style is None and asked and _has_row_for_each_head(model, name, module):
+            style = next((style for key, style in styles.items() if matches(name, key)), None)
+            if style is None and styles and _has_row_for_each_head(model, name, module):
                 plan[name] = RowsOfHeads()
             if style is None or f"{name}.weight" in tied:
                 continue
@@ -229,7 +229,7 @@ class CausalLM(Task):
         return plan or None
 
     def pipeline(self, model: nn.Module) -> Pipeline:
-        """Run the model without its output layer in each stage, from the embeddings on.
+        """Run the model in each stage from the embeddings on, without its output layer.
 
         Raises TaskError for tied weights, and for a model that does more to its logits than the output layer.
         """
@@ -271,7 +271,7 @@ class CausalLM(Task):
             after=[*others, head],
         )
 
-    def _remember(self, model: nn.Module) -> None:
+    def _keep_values(self, model: nn.Module) -> None:
         """Store what the meta device and to_empty() lose: ties, buffers, and parameters with values."""
         names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -293,7 +293,7 @@ class CausalLM(Task):
         return next((names for names in self._tied if name in names), [name])
 
     @torch.no_grad()
-    def _begin(self, name: str, parameter: nn.Parameter, seed: int) -> None:
+    def _initialise_parameter(self, name: str, parameter: nn.Parameter, seed: int) -> None:
         """Draw matrices with the config's standard deviation; set norms to one and biases to zero."""
         if name in self._values:
             copy_part(self._values[name], parameter)
@@ -311,12 +311,13 @@ def _head_dim(model: nn.Module, name: str) -> int | None:
 
 def _has_row_for_each_head(model: nn.Module, name: str, module: nn.Module) -> bool:
     """Return whether the layer has a row of values for each head of its attention, as Cohere's norms of
-    queries and keys have."""
+    queries and keys do."""
     head_dim = _head_dim(model, name)
     if not head_dim or isinstance(module, nn.Linear):
         return False
     attention = model.get_submodule(name.rpartition(".")[0])
-    heads = {one.out_features // head_dim for one in attention.children() if isinstance(one, nn.Linear)}
+    linear = [child for child in attention.children() if isinstance(child, nn.Linear)]
+    heads = {layer.out_features // head_dim for layer in linear}
     shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
     return bool(shapes) and all(len(s) == 2 and s[0] in heads and s[1] == head_dim for s in shapes)
 
@@ -338,8 +339,8 @@ def _config(path: str) -> Any:
         raise TaskError(
             "CausalLM needs transformers, which is not installed: pip install transformers"
         ) from None
-    found = Path(path)
-    if not (found.is_file() or (found / "config.json").is_file()):
+    file = Path(path)
+    if not (file.is_file() or (file / "config.json").is_file()):
         raise TaskError(f"path: {path} is neither a config file nor a directory with a config.json")
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)

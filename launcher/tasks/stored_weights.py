@@ -20,12 +20,12 @@ from launcher.train.shards import local, slices_of
 from launcher.train.task import TaskError
 
 STORED = ("F64", "F32", "F16", "BF16")
-"Types that safetensors files have for weights that are not quantized."
+"Types of weights in safetensors files that are not quantized."
 
 
 @dataclass
 class Source:
-    """The stored tensors of a parameter or buffer: one, or all that `converter` makes it from."""
+    """The stored tensors of a parameter or buffer: one, or all those from which `converter` makes it."""
 
     names: list[str] = field(default_factory=list)
     converter: Any = None
@@ -34,7 +34,8 @@ class Source:
     "For each stored tensor, the pattern of the converter that its name matches."
 
     def stacks(self, experts: int) -> bool:
-        """Whether the parameter has this many tensors of each pattern as its rows, one for each expert."""
+        """Whether the parameter's rows are stored as this many tensors of each pattern, one for each
+        expert."""
         first = self.converter.operations[0]
         stacks: bool = type(first).__name__ == "MergeModulelist" and first.dim == 0
         return stacks and set(Counter(self.patterns).values()) == {experts}
@@ -48,7 +49,7 @@ class Weights:
 
         self.folder = folder
         single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-        if single.is_file():  # as transformers chooses: an index beside it may be an older one
+        if single.is_file():  # transformers chooses the same: an index next to it may be outdated
             files = [single]
         elif index.is_file():
             try:
@@ -75,47 +76,47 @@ class Weights:
     def match(self, model: nn.Module) -> list[str]:
         """Find the stored tensors of each parameter and buffer of a model of `transformers`.
 
-        Return the stored tensors without a place in the model, except those that transformers ignores.
+        Return the stored tensors that the model does not have, except those that transformers ignores.
         """
         wanted, prefix = set(model.state_dict()), getattr(model, "base_model_prefix", "")
         renamings, converters = _conversions(model)
         self._model = copy.deepcopy(model).to("meta")  # converters look up shapes
-        found: defaultdict[str, Source] = defaultdict(Source)
-        left = []
+        sources: defaultdict[str, Source] = defaultdict(Source)
+        unused = []
         for stored in sorted(self._file, key=_by_number):
             name, converter, pattern = stored, None, None
             for renaming in renamings:
                 name, _ = renaming.rename_source_key(name)
-            for one in converters:
-                name, pattern = one.rename_source_key(name)
+            for candidate in converters:
+                name, pattern = candidate.rename_source_key(name)
                 if pattern is not None:
-                    converter = one
+                    converter = candidate
                     break
             targets = [name]
             if converter is not None:
                 first = converter.target_patterns[0]
                 targets = [name.replace(first, target) for target in converter.target_patterns]
-            placed = [place for target in targets if (place := _place(target, prefix, wanted)) is not None]
-            if not placed and (place := _place(stored, prefix, wanted)) is not None:
-                placed, converter = [place], None  # saved with the model's own names
-            for place in placed:
-                source = found[place]
+            known = [own for target in targets if (own := _name_in(wanted, target, prefix)) is not None]
+            if not known and (own := _name_in(wanted, stored, prefix)) is not None:
+                known, converter = [own], None  # saved with the model's own names
+            for own in known:
+                source = sources[own]
                 source.converter = converter
                 source.names.append(stored)
                 source.patterns.append(pattern or stored)
-            if not placed:
-                left.append(stored)
-        self._sources = dict(found)
+            if not known:
+                unused.append(stored)
+        self._sources = dict(sources)
         ignored = [
             *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
             *(r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"),  # buffers of checkpoints of earlier versions
         ]
-        return sorted(name for name in left if not any(re.search(pattern, name) for pattern in ignored))
+        return sorted(name for name in unused if not any(re.search(pattern, name) for pattern in ignored))
 
     def fill(self, tensor: torch.Tensor, names: Iterable[str]) -> bool:
         """Fill a parameter or buffer that has these names in the model; return False if none is stored.
 
-        Raises TaskError for a tensor of another shape, or of a type that needs a scale beside it.
+        Raises TaskError for a tensor of another shape, or of a quantized type.
         """
         name = next((name for name in names if name in self._sources), None)
         if name is None:
@@ -146,16 +147,18 @@ class Weights:
         return True
 
     def _converted(self, name: str, source: Source, experts: slice = slice(None)) -> torch.Tensor:
-        """Return what transformers makes of several stored tensors, or of a part of one. `experts`: of these
-        rows, if the source stacks them."""
+        """Return the tensor that transformers makes of several stored tensors, or of a part of one.
+
+        `experts`: only of these rows, if the source stacks them.
+        """
         converter, model, read = copy.deepcopy(source.converter), self._model, defaultdict(list)
         for stored, pattern in zip(source.names, source.patterns, strict=True):
             read[pattern].append(stored)
         for pattern, stored_names in read.items():
             for stored in stored_names[experts]:
                 converter.add_tensor(name, stored, pattern, self._file[stored].get_tensor(stored))
-        made = converter.convert(name, model=model, config=model.config)
-        value: torch.Tensor | list[torch.Tensor] = made.get(name, next(iter(made.values())))
+        converted = converter.convert(name, model=model, config=model.config)
+        value: torch.Tensor | list[torch.Tensor] = converted.get(name, next(iter(converted.values())))
         return value[0] if isinstance(value, list) else value
 
     def fingerprint(self) -> int:
@@ -173,15 +176,16 @@ class Weights:
 @torch.no_grad()
 def copy_part(whole: Any, tensor: torch.Tensor, slices: tuple[slice, ...] | None = None) -> None:
     """Copy this rank's part of `whole`. A slice of a safetensors file reads only that part."""
-    mine = local(tensor)
-    if mine.numel():
-        mine.copy_(whole[slices_of(tensor) if slices is None else slices])
+    part = local(tensor)
+    if part.numel():
+        part.copy_(whole[slices_of(tensor) if slices is None else slices])
 
 
 def _conversions(model: Any) -> tuple[list[Any], list[Any]]:
-    """Return how transformers renames the tensors of a checkpoint, and how it makes others of them.
+    """Return the rules by which transformers renames a checkpoint's tensors, and those by which it converts
+    them.
 
-    Its models had the names of their checkpoints before transformers 5.
+    Both are empty before transformers 5: models then had the names of their checkpoints.
     """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -193,10 +197,10 @@ def _conversions(model: Any) -> tuple[list[Any], list[Any]]:
     return [rule for rule in rules if not isinstance(rule, WeightConverter)], converters
 
 
-def _place(name: str, prefix: str, wanted: set[str]) -> str | None:
-    """Return the name in the model, which may have a prefix more or less, as a model without its head has."""
-    places = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
-    return next((place for place in places if place in wanted), None)
+def _name_in(wanted: set[str], name: str, prefix: str) -> str | None:
+    """Return the name in the model. A model with a head has a prefix that a model without one lacks."""
+    candidates = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
+    return next((candidate for candidate in candidates if candidate in wanted), None)
 
 
 def _by_number(name: str) -> list[int | str]:

@@ -133,8 +133,8 @@ def _matching(pattern: str) -> list[Path]:
     """Return the file `pattern`, or else the files that match it as a glob. Raises TaskError."""
     if Path(pattern).is_file():
         return [Path(pattern)]
-    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
-    paths = [Path(name) for name in found if Path(name).is_file()]
+    names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
+    paths = [Path(name) for name in names if Path(name).is_file()]
     if not paths:
         raise TaskError(f"data: no file matches {pattern} (looked from {Path.cwd()})")
     return paths
@@ -182,17 +182,17 @@ def _write(
     final: Path, paths: Sequence[Path], field: str, tokenizer: Tokenizer, dtype: np.dtype[Any]
 ) -> None:
     """Write to a temporary file and rename it, so that a killed process leaves no incomplete file."""
-    beside = final.with_name(f".{final.name}.{os.uname().nodename}-{os.getpid()}")
+    temporary = final.with_name(f".{final.name}.{os.uname().nodename}-{os.getpid()}")
     try:
-        with open(beside, "wb") as out:
+        with open(temporary, "wb") as out:
             for path in paths:
                 for document in _jsonl(path, field) if path.suffix == ".jsonl" else [_parts(path)]:
                     for text in document:
                         out.write(np.asarray(tokenizer.encode(text), dtype=dtype).tobytes())
                     out.write(np.asarray([tokenizer.separator], dtype=dtype).tobytes())
-        beside.rename(final)
+        temporary.rename(final)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _jsonl(path: Path, field: str) -> Iterator[list[str]]:

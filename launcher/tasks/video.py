@@ -44,8 +44,8 @@ SHAPES: Mapping[str, Shape] = {
 class VideoLanguageModel(Task):
     """Learns to write the text that belongs to a clip.
 
-    `max_frames` frames are taken evenly over each clip, whatever its length. The sequence has max_frames x
-    tokens per frame, and then the text, which is cut to `context` tokens. `data`: an index that
+    `max_frames` frames are taken evenly over each clip, whatever its length. The sequence is max_frames x
+    tokens per frame, followed by the text, which is cut to `context` tokens. `data`: an index that
     launcher.tasks.video_data.Clips reads; without it, clips show scikit-learn's digits one after another.
     """
 
@@ -106,13 +106,13 @@ class VideoLanguageModel(Task):
         return total, weight
 
     def pipeline(self, model: nn.Module) -> Pipeline:
-        whole: Any = model
-        language = whole.language
+        video_language: Any = model
+        language = video_language.language
         return Pipeline(
-            begin=lambda batch: whole.embedded(batch["frames"], batch["tokens"]),
+            begin=lambda batch: video_language.embedded(batch["frames"], batch["tokens"]),
             middle=lambda x, _: language.decoder(x),
-            end=lambda x, batch: whole.loss(x, batch["targets"], self.loss_chunks),
-            before=[whole.vision, whole.projector, language.tokens],
+            end=lambda x, batch: video_language.loss(x, batch["targets"], self.loss_chunks),
+            before=[video_language.vision, video_language.projector, language.tokens],
             blocks=list(language.decoder.blocks),
             after=[language.decoder.norm, language.tokens if language.head is None else language.head],
         )
@@ -156,9 +156,9 @@ class VideoLanguage(nn.Module):
     def embedded(self, frames: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return the input of the decoder: the tokens of all frames, then those of the text."""
         pictures = frames.flatten(0, 1).to(self.vision.positions.dtype) / 255
-        seen = self.projector(self.vision(pictures)).unflatten(0, frames.shape[:2]).flatten(1, 2)
+        embedded = self.projector(self.vision(pictures)).unflatten(0, frames.shape[:2]).flatten(1, 2)
         words = whole(self.language.tokens(tokens))
-        return torch.cat((seen.to(words.dtype), words), dim=1)
+        return torch.cat((embedded.to(words.dtype), words), dim=1)
 
     def loss(
         self, hidden: torch.Tensor, targets: torch.Tensor, chunks: int

@@ -15,7 +15,7 @@ class Background:
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._leaving = False
-        self._must = 0
+        self._unfinished = 0
         "Number of the user's requests that are not yet done."
         self._changed = threading.Condition()
         # A daemon thread, because a host that does not answer must not delay the program's exit.
@@ -28,14 +28,14 @@ class Background:
     def request(self, work: Work) -> None:
         """Queue work that the user has requested. `leave` waits for it."""
         with self._changed:
-            self._must += 1
+            self._unfinished += 1
 
         def done() -> None:
             try:
                 work()
             finally:
                 with self._changed:
-                    self._must -= 1
+                    self._unfinished -= 1
                     self._changed.notify_all()
 
         self._waiting.put(done)
@@ -44,7 +44,7 @@ class Background:
         """Wait until all requests are done."""
         self._leaving = True
         with self._changed:
-            self._changed.wait_for(lambda: self._must == 0)
+            self._changed.wait_for(lambda: self._unfinished == 0)
 
     def _serve(self) -> None:
         while True:

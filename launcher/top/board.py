@@ -14,7 +14,7 @@ from launcher.schedulers.lookup import states_of
 
 
 @dataclass(frozen=True)
-class Known:
+class Entry:
     """A run's status from its scheduler, and its row in `launcher list`."""
 
     status: Status
@@ -37,26 +37,28 @@ class Board:
         self._wanted, self._limit = wanted or Filter(), limit
         self._runs: list[RunDir] = []
         self._roots: dict[Path, int] = {}
-        self.known: dict[RunDir, Known] = {}
+        self.entries: dict[RunDir, Entry] = {}
         "Live runs first, each group newest first. It is replaced as a whole, so any thread may read it."
 
     def look(self) -> None:
         """Find new runs, and query those that may have changed. Raises LauncherError, OSError."""
-        if (roots := {root: _changed(root) for root in known_roots()}) != self._roots:
+        if (roots := {root: _modified_at(root) for root in known_roots()}) != self._roots:
             self._runs, self._roots = self._chosen(), roots
-        before = self.known
+        before = self.entries
         marks = {run: mark_of(run) for run in self._runs}
-        asked = [
+        to_query = [
             run
             for run, mark in marks.items()
             if run not in before or before[run].mark != mark or not before[run].ended
         ]
         fresh = {
-            run: Known(status, row_of(status, run), marks[run]) for run, status in states_of(asked).items()
+            run: Entry(status, row_of(status, run), marks[run]) for run, status in states_of(to_query).items()
         }
-        found = {run: fresh.get(run) or before[run] for run in self._runs if run in fresh or run not in asked}
-        order = sorted(found, key=lambda run: found[run].ended)  # stable: each group stays newest first
-        self.known = {run: found[run] for run in order}
+        entries = {
+            run: fresh.get(run) or before[run] for run in self._runs if run in fresh or run not in to_query
+        }
+        order = sorted(entries, key=lambda run: entries[run].ended)  # stable: each group stays newest first
+        self.entries = {run: entries[run] for run in order}
 
     def _chosen(self) -> list[RunDir]:
         """Return the live runs and the newest others, `limit` in total."""
@@ -69,10 +71,10 @@ class Board:
 
 def mark_of(run: RunDir) -> int:
     """Return the modification time of state.json in ns, or 0 if it does not exist."""
-    return _changed(run.state)
+    return _modified_at(run.state)
 
 
-def _changed(path: Path) -> int:
+def _modified_at(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -14,7 +14,7 @@ from launcher.report.steps import number
 from launcher.report.terminal import STATE_STYLE
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.one_line import plain
-from launcher.top.board import Known
+from launcher.top.board import Entry
 from launcher.top.fitted import shortened
 from launcher.top.live import Live
 from launcher.top.rank_lines import Rank
@@ -27,9 +27,9 @@ Cells = tuple[object, ...]
 "The values of a row: text, or losses for a sparkline."
 
 
-def cells_of(known: Known, live: Live, width: int) -> Cells:
+def cells_of(entry: Entry, live: Live, width: int) -> Cells:
     """Return a row's values, from the run's files where they are newer than the scheduler's answer."""
-    status, row, progress = known.status, known.row, live.progress
+    status, row, progress = entry.status, entry.row, live.progress
     step = progress.step if progress.step is not None else status.step
     runs = status.state in ("running", "stopping")
     left = progress.left(status.steps) if runs else None

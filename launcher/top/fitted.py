@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.text import Text
 
 from launcher.logs.clean import harmless
-from launcher.spec.one_line import spelled
+from launcher.spec.one_line import escaped
 
 
 def log_line(line: bytes) -> Text:
     """Return a line of a log with its colours. Other unprintable characters are escaped."""
     text = harmless(line).decode(errors="replace").expandtabs()
-    return Text.from_ansi("".join(one if one == "\x1b" else spelled(one) for one in text))
+    return Text.from_ansi("".join(char if char == "\x1b" else escaped(char) for char in text))
 
 
 def shortened(text: str, width: int) -> str:

@@ -56,8 +56,8 @@ class Explained(Message):
 
 
 @dataclass
-class Asked(Message):
-    """What the user asks of a run."""
+class Requested(Message):
+    """The user requested something of a run."""
 
     run: RunDir
     what: Literal["cancel", "snapshot"]
@@ -134,11 +134,11 @@ class RunScreen(Screen[None]):
             self._explain()
 
     def _show_about(self) -> None:
-        known = self._board.known.get(self.run)
+        entry = self._board.entries.get(self.run)
         self.live.progress.read()
         first = plain(self.run.id)
-        if known is not None:
-            first += f"  {known.row.state}  {plain(known.row.reason)}"
+        if entry is not None:
+            first += f"  {entry.row.state}  {plain(entry.row.reason)}"
         follows = "" if self.follows else "  (not following)"
         text = Text(f"{first}\n{progress_text(self.live.progress.last)}{follows}", no_wrap=True)
         self.query_one("#about", Static).update(text)
@@ -146,9 +146,9 @@ class RunScreen(Screen[None]):
     # Logs
 
     def _log_files(self, oldest: int) -> list[list[RankFile]]:
-        found = [attempt_files(start) for start in self.run.starts() if start.number >= oldest]
-        self._files = max(1, sum(map(len, found)))
-        return found
+        attempts = [attempt_files(start) for start in self.run.starts() if start.number >= oldest]
+        self._files = max(1, sum(map(len, attempts)))
+        return attempts
 
     def _source(self, file: RankFile) -> Source:
         start = offset_near_end(file.path, max(LEAST_LOG_BYTES, LOG_BYTES // self._files))
@@ -179,14 +179,14 @@ class RunScreen(Screen[None]):
         return table if ranks else Group(Text("no rank has written its memory yet"))
 
     def _explain(self) -> None:
-        known = self._board.known.get(self.run)
-        if known is None or known == self._explained:
+        entry = self._board.entries.get(self.run)
+        if entry is None or entry == self._explained:
             return
-        self._explained = known
+        self._explained = entry
 
         def work() -> None:
             try:
-                lines = [*why(self.run, known.status.state, known.status.reason), *history(self.run)]
+                lines = [*why(self.run, entry.status.state, entry.status.reason), *history(self.run)]
             except (LauncherError, OSError) as error:
                 lines = [str(error)]
             self.post_message(Explained("\n".join(map(plain, lines))))
@@ -213,7 +213,7 @@ class RunScreen(Screen[None]):
         self._show_about()
 
     def action_cancel(self) -> None:
-        self.post_message(Asked(self.run, "cancel"))
+        self.post_message(Requested(self.run, "cancel"))
 
     def action_snapshot(self) -> None:
-        self.post_message(Asked(self.run, "snapshot"))
+        self.post_message(Requested(self.run, "snapshot"))

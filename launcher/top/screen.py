@@ -22,10 +22,10 @@ from launcher.rundir.progress import progress_text
 from launcher.spec.errors import LauncherError
 from launcher.spec.one_line import plain
 from launcher.top.background import Background
-from launcher.top.board import Board, Known, mark_of
+from launcher.top.board import Board, Entry, mark_of
 from launcher.top.drawing import COLUMNS, cells_of, drawn, rank_text
 from launcher.top.live import Live
-from launcher.top.run_screen import Asked, RunScreen
+from launcher.top.run_screen import Requested, RunScreen
 
 READ_SECONDS = 2.0
 "How often the files of visible runs are read, if there are few runs."
@@ -38,7 +38,7 @@ PANEL_ROWS = 6
 
 
 @dataclass
-class Looked(Message):
+class Queried(Message):
     """Schedulers have been queried."""
 
     error: str = ""
@@ -132,12 +132,12 @@ class Top(App[None]):
                 self.board.look()
             except (LauncherError, OSError) as problem:
                 error = str(problem)
-            self.post_message(Looked(error))
+            self.post_message(Queried(error))
 
         self.background.look(work)
 
-    @on(Looked)
-    def _looked(self, message: Looked) -> None:
+    @on(Queried)
+    def _queried(self, message: Queried) -> None:
         self._looking = False
         if message.error:
             self.say(message.error, failed=True)
@@ -146,7 +146,7 @@ class Top(App[None]):
     def read(self) -> None:
         """Read what visible runs have written, and redraw what has changed."""
         self._draw()
-        if any(mark_of(run) != known.mark for run, known in self._visible()):
+        if any(mark_of(run) != entry.mark for run, entry in self._visible()):
             self.look()
 
     # What is drawn
@@ -169,31 +169,33 @@ class Top(App[None]):
         table = self.query_one(DataTable)
         if not table.columns:
             return
-        known = self.board.known
-        if (order := list(known)) != self._order:
+        entries = self.board.entries
+        if (order := list(entries)) != self._order:
             chosen = self.chosen
             table.clear()
             self._order, self._shown = order, {}
             for run in order:
                 table.add_row(*[""] * (len(COLUMNS) + 1), key=str(run.path))
-            if chosen in known:
+            if chosen in entries:
                 table.move_cursor(row=order.index(chosen))
-        for run, one in self._visible():
-            self._draw_row(table, run, one)
+        for run, entry in self._visible():
+            self._draw_row(table, run, entry)
         self._draw_head()
         self._draw_panel()
 
-    def _visible(self) -> list[tuple[RunDir, Known]]:
-        table, known = self.query_one(DataTable), self.board.known
+    def _visible(self) -> list[tuple[RunDir, Entry]]:
+        table, entries = self.query_one(DataTable), self.board.entries
         first = int(table.scroll_offset.y)
         return [
-            (run, known[run]) for run in self._order[first : first + table.size.height + 1] if run in known
+            (run, entries[run])
+            for run in self._order[first : first + table.size.height + 1]
+            if run in entries
         ]
 
-    def _draw_row(self, table: DataTable[RenderableType], run: RunDir, one: Known) -> None:
+    def _draw_row(self, table: DataTable[RenderableType], run: RunDir, entry: Entry) -> None:
         live = self._live_of(run)
         live.read()
-        cells = cells_of(one, live, self._run_width() - 1)
+        cells = cells_of(entry, live, self._run_width() - 1)
         before = self._shown.get(run)
         if before == cells:
             return
@@ -203,21 +205,21 @@ class Top(App[None]):
                 table.update_cell(str(run.path), head, drawn(head, cell))
 
     def _draw_head(self) -> None:
-        states = [one.status.state for one in self.board.known.values()]
+        states = [entry.status.state for entry in self.board.entries.values()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         _update(self.query_one("#head", Static), Text(f" launcher top   {counts or 'no runs'}", no_wrap=True))
 
     def _draw_panel(self) -> None:
         run = self.chosen
-        known = self.board.known.get(run) if run is not None else None
+        entry = self.board.entries.get(run) if run is not None else None
         panel = self.query_one("#panel", Static)
-        if run is None or known is None:
+        if run is None or entry is None:
             _update(panel, Text("start a run: launcher submit JOB -c CLUSTER"))
             return
-        _update(panel, Text("\n".join(self._panel_lines(run, known, panel.size.width)), no_wrap=True))
+        _update(panel, Text("\n".join(self._panel_lines(run, entry, panel.size.width)), no_wrap=True))
 
-    def _panel_lines(self, run: RunDir, known: Known, width: int) -> list[str]:
-        row, live = known.row, self._live_of(run)
+    def _panel_lines(self, run: RunDir, entry: Entry, width: int) -> list[str]:
+        row, live = entry.row, self._live_of(run)
         gpus = f"{row.gpus} GPUs" if row.gpus else ""
         cost = f"{row.usd} USD" if row.usd else ""
         place = ", ".join(filter(None, (row.cluster, gpus, row.duration, cost, row.tags)))
@@ -259,22 +261,22 @@ class Top(App[None]):
 
     def action_cancel(self) -> None:
         if (run := self.chosen) is not None:
-            self._asked(Asked(run, "cancel"))
+            self._requested(Requested(run, "cancel"))
 
     def action_snapshot(self) -> None:
         if (run := self.chosen) is not None:
-            self._asked(Asked(run, "snapshot"))
+            self._requested(Requested(run, "snapshot"))
 
-    @on(Asked)
-    def _asked(self, message: Asked) -> None:
+    @on(Requested)
+    def _requested(self, message: Requested) -> None:
         """Do what the user asks. Cancelling must be confirmed."""
         run = message.run
         if message.what == "snapshot":
             self._request(lambda: str(request_snapshot(run)))
             return
-        known = self.board.known.get(run)
-        if known is not None and known.ended:
-            self.say(f"{run.id} is not running: {known.status.state}", failed=True)
+        entry = self.board.entries.get(run)
+        if entry is not None and entry.ended:
+            self.say(f"{run.id} is not running: {entry.status.state}", failed=True)
             return
         what = "Kill its ranks at once?" if run.cancel.exists() else "It will be asked to stop."
         question = f"Cancel {plain(run.id)}? {what}"

@@ -19,11 +19,12 @@ from launcher.spec.signals import LEFT_TO_SUPERVISOR
 BEGAN = time.monotonic()
 
 if variables.SUPERVISED in os.environ:
-    # Slurm and others send them to every process of a run; the supervisor asks for a stop through a file.
+    # Slurm and others send these signals to every process of a run. Only the supervisor answers them; it
+    # asks for a stop through a file.
     # This is a handler and not SIG_IGN, because programs that this process starts would inherit SIG_IGN.
-    for one in LEFT_TO_SUPERVISOR:
-        signal.signal(one, lambda *_: None)
-        signal.siginterrupt(one, False)
+    for number in LEFT_TO_SUPERVISOR:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_SUPERVISOR)
 
 import atexit

@@ -21,7 +21,7 @@ def first_batch_norm(model: nn.Module) -> str | None:
     return None
 
 
-def computes_in_fp32(model: nn.Module) -> None:
+def compute_in_fp32(model: nn.Module) -> None:
     """Make every BatchNorm of the model keep its statistics and compute in fp32, in any precision.
 
     torch's BatchNorm needs matching types of input, weight and statistics, which FSDP's mixed precision does
@@ -38,17 +38,17 @@ def computes_in_fp32(model: nn.Module) -> None:
 def _forward(norm: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
     """Do what _BatchNorm.forward does, in fp32."""
     norm._check_input_dim(x)  # type: ignore[no-untyped-call]
-    follows = norm.training and norm.track_running_stats
+    updates_statistics = norm.training and norm.track_running_stats
     momentum = norm.momentum
-    if follows and norm.num_batches_tracked is not None:
+    if updates_statistics and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         if momentum is None:
             momentum = 1.0 / float(norm.num_batches_tracked)
-    used = follows or not norm.training
+    uses_statistics = updates_statistics or not norm.training
     y = functional.batch_norm(
         x.float(),
-        norm.running_mean if used else None,
-        norm.running_var if used else None,
+        norm.running_mean if uses_statistics else None,
+        norm.running_var if uses_statistics else None,
         norm.weight.float() if norm.affine else None,
         norm.bias.float() if norm.affine else None,
         norm.training or norm.running_mean is None,

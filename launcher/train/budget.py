@@ -153,9 +153,9 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def contents(self) -> tuple[Held, ...]:
         """Return the storages alive at the recorded peak, or those alive now if none was recorded."""
-        return self._at_peak or self._now()
+        return self._at_peak or self._live_storages()
 
-    def _now(self) -> tuple[Held, ...]:
+    def _live_storages(self) -> tuple[Held, ...]:
         # Copy first: garbage collection may remove storages while the tuple is built.
         return tuple(self._storages.copy().values())
 
@@ -184,11 +184,11 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
-        known = self._storages.get(address)
-        if address in self._on_host or (known is not None and known.size == size):
+        held = self._storages.get(address)
+        if address in self._on_host or (held is not None and held.size == size):
             return
-        self._reserve(size - (known.size if known is not None else 0))
-        reference = known.reference if known is not None else weakref.ref(storage, self._releaser(address))
+        self._reserve(size - (held.size if held is not None else 0))
+        reference = held.reference if held is not None else weakref.ref(storage, self._releaser(address))
         shape = torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape
         self._keep(address, Held(size, tensor.dtype, shape, "", None, reference))
 
@@ -197,8 +197,8 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.limit is not None and self.live + size > self.limit:
                 self._refuse(
                     size,
-                    f"The budget ({BUDGET}) has a total capacity of {_words(self.limit)} "
-                    f"of which {_words(self.limit - self.live)} is free.",
+                    f"The budget ({BUDGET}) has a total capacity of {_format(self.limit)} "
+                    f"of which {_format(self.limit - self.live)} is free.",
                 )
             if self.drills is not None and (drill := self.drills.strikes()):
                 self._refuse(size, f"This is a drill ({DRILLS}: {drill}).")
@@ -210,7 +210,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.on_oom(size)
         device = self.device.type.upper()
         raise torch.OutOfMemoryError(
-            f"Out of memory on the {device}. Tried to allocate {_words(size)}. {reason}"
+            f"Out of memory on the {device}. Tried to allocate {_format(size)}. {reason}"
         )
 
     def _keep(self, address: int, held: Held) -> None:
@@ -218,7 +218,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.live > self._peak:
             self._peak = self.live
             if self._recording:
-                self._at_peak = self._now()
+                self._at_peak = self._live_storages()
 
     def _releaser(self, address: int) -> Callable[[Any], None]:
         def release(_: Any) -> None:
@@ -231,11 +231,11 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         and a resize is not an operator."""
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            known = self._storages.get(storage._cdata)
-            if known is None:
+            held = self._storages.get(storage._cdata)
+            if held is None:
                 return self._resize(storage, size)
-            self._reserve(size - known.size)
-            self._keep(storage._cdata, known._replace(size=size))
+            self._reserve(size - held.size)
+            self._keep(storage._cdata, held._replace(size=size))
             return self._resize(storage, size)
 
         return resize
@@ -246,7 +246,7 @@ Budget = Unlimited | MemoryBudget
 
 def plain_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that a tensor consists of on this rank: a shard, codes and scales, the result of a
-    collective. What wraps them has a storage of that size too, but no memory."""
+    collective. A wrapper also has a storage of that size, but no memory."""
     if is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(value, name))
@@ -259,7 +259,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
         yield from plain_tensors(leaf)
 
 
-def _words(size: int) -> str:
+def _format(size: int) -> str:
     """Format bytes as PyTorch's allocator does."""
     for unit, name in ((2**30, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
         if size >= unit:

@@ -21,7 +21,7 @@ DEVIATIONS = 6.0
 
 
 MAX_COMPARED, MAX_LOOKED_AT = 8, 32
-"Maximum number of samples that are compared, and of those among which one of another size is looked for."
+"Maximum number of samples that are compared, and of samples searched for one of another size."
 
 
 def to_compare(samples: Iterable[Any], size: Callable[[Any], int], most: int) -> list[Any]:
@@ -31,11 +31,11 @@ def to_compare(samples: Iterable[Any], size: Callable[[Any], int], most: int) ->
     Padding couples a sample only with larger ones, so one half must not have the largest.
     """
     left = itertools.islice(samples, MAX_LOOKED_AT)
-    found = [(size(one), one) for one in itertools.islice(left, min(most, MAX_COMPARED))]
-    if len({number for number, _ in found}) == 1:
-        others = ((number, one) for one in left if (number := size(one)) != found[0][0])
-        found[-1] = next(others, found[-1])
-    return [one for _, one in sorted(found, key=operator.itemgetter(0))]
+    chosen = [(size(sample), sample) for sample in itertools.islice(left, min(most, MAX_COMPARED))]
+    if len({number for number, _ in chosen}) == 1:
+        others = ((number, sample) for sample in left if (number := size(sample)) != chosen[0][0])
+        chosen[-1] = next(others, chosen[-1])
+    return [sample for _, sample in sorted(chosen, key=operator.itemgetter(0))]
 
 
 class Split(enum.IntEnum):
@@ -48,7 +48,7 @@ class Split(enum.IntEnum):
     COUPLED = 2
     "Something else: the samples depend on each other."
     MEAN = 3
-    "Their mean: the gradient is divided by the weight twice and too small by that factor."
+    "Their mean: launcher would divide by the weight a second time, and the gradient would be too small."
 
 
 def split(
@@ -67,7 +67,7 @@ def split(
     if not all(parts):
         return Split.SUM
 
-    def found(number: int, *batches: list[Any]) -> tuple[float, float]:
+    def loss_per_weight(number: int, *batches: list[Any]) -> tuple[float, float]:
         """Return, per unit of weight, the sum of the losses and their weighted mean over the batches."""
         losses = weighted = weights = 0.0
         for at, batch in enumerate(batches):
@@ -76,19 +76,22 @@ def split(
             losses, weighted, weights = losses + loss, weighted + loss * weight, weights + weight
         return (losses / weights, weighted / weights / weights) if weights else (0.0, 0.0)
 
-    whole = [found(number, list(samples))[0] for number in range(2)]
+    whole = [loss_per_weight(number, list(samples))[0] for number in range(2)]
     if not all(map(math.isfinite, whole)):
         return Split.SUM
     draws = DRAWS if whole[0] != whole[1] else (1,)
     halved: list[tuple[float, float]] = []
     for number in draws:
-        whole += [found(at, list(samples))[0] for at in range(len(whole), number)]
+        whole += [loss_per_weight(at, list(samples))[0] for at in range(len(whole), number)]
         # A random loss uses other seeds for the halves than for the whole.
-        halved += [found(at + (draws[-1] if number > 1 else 0), *parts) for at in range(len(halved), number)]
+        halved += [
+            loss_per_weight(at + (draws[-1] if number > 1 else 0), *parts)
+            for at in range(len(halved), number)
+        ]
         kinds = [
             kind
             for kind, values in zip(KINDS, zip(*halved, strict=True), strict=True)
-            if _same(whole, values)
+            if _means_agree(whole, values)
         ]
         if len(kinds) < len(KINDS) or whole[0] == 0.0:
             return kinds[0] if kinds else Split.COUPLED
@@ -98,7 +101,7 @@ def split(
 KINDS = (Split.SUM, Split.MEAN)
 
 
-def _same(whole: Sequence[float], halved: Sequence[float]) -> bool:
+def _means_agree(whole: Sequence[float], halved: Sequence[float]) -> bool:
     number = len(halved)
     spread = statistics.variance(whole) + statistics.variance(halved) if number > 1 else 0.0
     return not _differ(statistics.mean(whole), statistics.mean(halved), DEVIATIONS * (spread / number) ** 0.5)

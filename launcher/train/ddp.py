@@ -12,7 +12,7 @@ from launcher.train.task import TaskError
 
 
 class DDP(DistributedDataParallel):
-    """DDP with the attributes of the model, which a task may read under any sharding, without its modules."""
+    """DDP that has the model's plain attributes, so that a task can read them under any sharding."""
 
     _forwards = 0
     "Number of forward passes with gradients. DDP reduces those of these passes alone."

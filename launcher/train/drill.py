@@ -54,9 +54,9 @@ def read_drills(rank: Rank, where: Where) -> Drills | None:
         drills = parse_drills(os.environ.get(DRILLS, ""), rank.world)
     except ValueError as error:
         raise SetupError(f"{DRILLS}: {error}") from None
-    mine = [
+    own = [
         drill
         for drill in drills
         if drill.rank in (None, rank.number) and drill.attempt in (None, rank.attempt.number)
     ]
-    return Drills(mine, where, rank.recipe.micro_batch_size) if mine else None
+    return Drills(own, where, rank.recipe.micro_batch_size) if own else None

@@ -155,8 +155,8 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
 
 def memory_of(error: BaseException) -> OutOfMemory | None:
     """Return the OOM that the exception or one of its causes reports, or None."""
-    found = (out_of_memory(in_a_line(cause)) for cause in causes(error))
-    return next(filter(None, found), None)
+    reports = (out_of_memory(in_a_line(cause)) for cause in causes(error))
+    return next(filter(None, reports), None)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -220,18 +220,18 @@ def _lines(error: BaseException) -> list[str]:
 def shortened(error: BaseException) -> list[str]:
     """Return the traceback with only the innermost FRAMES frames, those of user code if there are any."""
     whole = traceback.TracebackException.from_exception(error)
-    one: traceback.TracebackException | None = whole
-    while one is not None:
-        theirs = [frame for frame in one.stack if not frame.filename.startswith(_NOT_USER_CODE)]
-        one.stack = traceback.StackSummary.from_list((theirs or one.stack)[-FRAMES:])
-        one = one.__cause__ or one.__context__
+    part: traceback.TracebackException | None = whole
+    while part is not None:
+        user_frames = [frame for frame in part.stack if not frame.filename.startswith(_NOT_USER_CODE)]
+        part.stack = traceback.StackSummary.from_list((user_frames or part.stack)[-FRAMES:])
+        part = part.__cause__ or part.__context__
     return list(whole.format())
 
 
 def _remedy(text: str) -> str:
     """Return what to do about torch's message, or ""."""
-    found = (f"{REMEDY}{remedy}" for pattern, remedy in _REMEDIES if pattern.search(text))
-    return next(found, "")
+    remedies = (f"{REMEDY}{remedy}" for pattern, remedy in _REMEDIES if pattern.search(text))
+    return next(remedies, "")
 
 
 def leave(code: int) -> NoReturn:
@@ -275,7 +275,7 @@ def fail(
     """
     failure = write_error(place, error, where)
     out_of_memory = failure in ("gpu-oom", "host-oom")
-    # The place of an OOM is chance, and the supervisor retries: print a few frames. The error file has all.
+    # Where an OOM happens is chance, and the supervisor retries: print a few frames. The error file has all.
     sys.stderr.writelines((where.traceback or shortened(error)) if out_of_memory else _lines(error))
     if restart is not None and out_of_memory:
         restart.out_of_memory(close)

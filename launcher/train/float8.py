@@ -38,7 +38,7 @@ def to_float8(
     inside = {id(child) for block in outermost(blocks) for child in block.modules() if child is not block}
     float8, multiple = _torchao(), MULTIPLE * tensor
 
-    def exchanged(module: nn.Module, _: str) -> bool:
+    def is_converted(module: nn.Module, _: str) -> bool:
         return (
             type(module) is nn.Linear
             and id(module) in inside
@@ -46,14 +46,14 @@ def to_float8(
             and module.out_features % multiple == 0
         )
 
-    if not any(exchanged(module, "") for module in model.modules()):
+    if not any(is_converted(module, "") for module in model.modules()):
         raise SetupError(
             f"precision: float8 needs linear layers inside the task's blocks() with dimensions that are "
             f"multiples of {multiple}, and there are none; use precision: bf16-mixed"
         )
     # Padding: the number of tokens is a dimension in a weight's gradient and need not be a multiple.
     config = float8.Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
-    float8.convert_to_float8_training(model, module_filter_fn=exchanged, config=config)
+    float8.convert_to_float8_training(model, module_filter_fn=is_converted, config=config)
 
 
 def _check_device(device: torch.device) -> None:

@@ -27,23 +27,25 @@ def draw_normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> No
     group's number, so the values do not depend on where a shard begins. A rank that holds some columns of a
     matrix draws whole rows. Values on a GPU differ from those on the CPU.
     """
-    mine, (first, *columns) = local(parameter), offset_of(parameter)[1] or (0,)
-    if mine.numel() == 0:
+    shard, (first, *columns) = local(parameter), offset_of(parameter)[1] or (0,)
+    if shard.numel() == 0:
         return
     rows = parameter.shape[0] if parameter.ndim else 1
     row = parameter.numel() // rows
     if parameter.ndim != 2:
-        mine, columns = mine.view(-1, row), [0]
-    part = slice(columns[0], columns[0] + mine.shape[1])
+        shard, columns = shard.view(-1, row), [0]
+    held_columns = slice(columns[0], columns[0] + shard.shape[1])
     size = max(1, GROUP // row)
-    generator = torch.Generator(mine.device)
-    for group in range(first // size, math.ceil((first + len(mine)) / size)):
+    generator = torch.Generator(shard.device)
+    for group in range(first // size, math.ceil((first + len(shard)) / size)):
         generator.manual_seed(derive_seed("draw", seed, name, group))
         start = group * size
         stop = min(start + size, rows)
-        drawn = torch.randn((stop - start, row), generator=generator, device=mine.device, dtype=torch.float32)
-        begin, end = max(start, first), min(stop, first + len(mine))
-        mine[begin - first : end - first] = drawn[begin - start : end - start, part] * std
+        drawn = torch.randn(
+            (stop - start, row), generator=generator, device=shard.device, dtype=torch.float32
+        )
+        begin, end = max(start, first), min(stop, first + len(shard))
+        shard[begin - first : end - first] = drawn[begin - start : end - start, held_columns] * std
 
 
 def fan_in(_: str, parameter: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Number of collectives issued by this process, including those of the user's code."""
+"""Number of collectives issued by this process, including the user's code."""
 
 from __future__ import annotations
 

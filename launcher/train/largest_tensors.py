@@ -63,36 +63,36 @@ def cuda_pieces() -> Iterator[Piece]:
                     yield Piece(block["address"], block["size"])
 
 
-def with_tensors(found: OutOfMemory, moment: Moment | None, snapshot: str | None) -> OutOfMemory:
-    """Return `found`, which was read from a message, with the largest pieces and exact sizes added.
+def with_tensors(failure: OutOfMemory, moment: Moment | None, snapshot: str | None) -> OutOfMemory:
+    """Return `failure`, which was read from a message, with the largest pieces and exact sizes added.
 
-    `moment` describes the last failed allocation. It is used only if its size matches `found`: this failure
+    `moment` describes the last failed allocation. It is used only if its size matches `failure`: this failure
     may come from a library that does not use PyTorch's allocator.
     """
-    known: dict[str, Any] = {"snapshot": snapshot}
+    details: dict[str, Any] = {"snapshot": snapshot}
     pieces: tuple[Piece, ...] = ()
-    if moment is not None and _is_of(moment, found):
-        known |= {"requested": moment.requested, "total": moment.total, "free": moment.free}
+    if moment is not None and _matches(moment, failure):
+        details |= {"requested": moment.requested, "total": moment.total, "free": moment.free}
         pieces = moment.largest
-    elif found.kind == "gpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    elif failure.kind == "gpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         pieces = largest(cuda_pieces())
-    return found.model_copy(update=known | {"largest": _named(pieces)})
+    return failure.model_copy(update=details | {"largest": _named(pieces)})
 
 
-def _is_of(moment: Moment, found: OutOfMemory) -> bool:
-    return found.requested is not None and math.isclose(
-        moment.requested, found.requested, rel_tol=ROUNDING, abs_tol=ROUNDING * 2**20
+def _matches(moment: Moment, failure: OutOfMemory) -> bool:
+    return failure.requested is not None and math.isclose(
+        moment.requested, failure.requested, rel_tol=ROUNDING, abs_tol=ROUNDING * 2**20
     )
 
 
 def _named(pieces: tuple[Piece, ...]) -> tuple[LiveTensor, ...]:
     if not pieces:
         return ()
-    seen = _LiveObjects({piece.address for piece in pieces})
-    names = seen.names()
+    live = _LiveObjects({piece.address for piece in pieces})
+    names = live.names()
     tensors = []
     for piece in pieces:
-        tensor = seen.tensors.get(piece.address)
+        tensor = live.tensors.get(piece.address)
         shape, dtype = piece.shape, piece.dtype
         if shape is None and tensor is not None and not tensor.is_nested:
             shape, dtype = tuple(tensor.shape), tensor.dtype
@@ -116,16 +116,16 @@ class _LiveObjects:
         self.optimizers: list[Optimizer] = []
         modules: list[nn.Module] = []
         deadline = time.monotonic() + SECONDS_TO_NAME
-        for number, one in enumerate(gc.get_objects()):
+        for number, value in enumerate(gc.get_objects()):
             if number % 10_000 == 0 and time.monotonic() > deadline:
                 break
-            kind = type(one)  # isinstance() would make lazy proxies of other libraries load their class
-            if issubclass(kind, torch.Tensor):
-                self._see(one)
-            elif issubclass(kind, nn.Module):
-                modules.append(one)
-            elif issubclass(kind, Optimizer):
-                self.optimizers.append(one)
+            cls = type(value)  # isinstance() would make lazy proxies of other libraries load their class
+            if issubclass(cls, torch.Tensor):
+                self._see(value)
+            elif issubclass(cls, nn.Module):
+                modules.append(value)
+            elif issubclass(cls, Optimizer):
+                self.optimizers.append(value)
         inner = {id(child) for module in modules for child in module.children()}
         self.roots = [module for module in modules if id(module) not in inner]
 
@@ -136,26 +136,26 @@ class _LiveObjects:
 
     def names(self) -> dict[int, str]:
         """Return names by address. With FSDP, `named_parameters` yields gathered parameters or shards."""
-        found: dict[int | None, str] = {}
-        of: dict[int, str] = {}
+        names: dict[int | None, str] = {}
+        parameter_names: dict[int, str] = {}
         for root in self.roots:
             for raw, parameter in root.named_parameters():
-                name = of[id(parameter)] = _WRAPPERS.sub("", raw)
-                found.setdefault(_address(parameter), name)
+                name = parameter_names[id(parameter)] = _WRAPPERS.sub("", raw)
+                names.setdefault(_address(parameter), name)
                 if parameter.grad is not None:
-                    found.setdefault(_address(parameter.grad), _of("gradient", parameter.grad, name))
+                    names.setdefault(_address(parameter.grad), _described("gradient", parameter.grad, name))
             for raw, buffer in root.named_buffers():
-                found.setdefault(_address(buffer), _WRAPPERS.sub("", raw))
+                names.setdefault(_address(buffer), _WRAPPERS.sub("", raw))
         for optimizer in self.optimizers:
             for owner, states in optimizer.state.items():
                 for key, state in states.items():
                     if isinstance(state, torch.Tensor):
-                        whose = of.get(id(owner), "a parameter")
-                        found.setdefault(_address(state), _of(key, state, whose))
-        return {address: name for address, name in found.items() if address is not None}
+                        parameter_name = parameter_names.get(id(owner), "a parameter")
+                        names.setdefault(_address(state), _described(key, state, parameter_name))
+        return {address: name for address, name in names.items() if address is not None}
 
 
-def _of(what: str, tensor: torch.Tensor, name: str) -> str:
+def _described(what: str, tensor: torch.Tensor, name: str) -> str:
     """Return "gradient of NAME", with "and others" if the storage is shared, as DDP's buckets are."""
     alone = isinstance(tensor, DTensor) or tensor.untyped_storage().nbytes() <= tensor.nbytes
     return f"{what} of {name}" + ("" if alone else " and others")

@@ -43,7 +43,7 @@ class Logged:
 
 
 def added(sums: Sums, more: Sums) -> Sums:
-    """Return `sums` with those of another micro-batch added to them."""
+    """Return `sums` plus the sums of another micro-batch."""
     return sums[0] + _exact(more[0]), sums[1] + _exact(more[1])
 
 

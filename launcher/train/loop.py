@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.rundir.made_with import other_data
+from launcher.rundir.made_with import data_change
 from launcher.spec.events import (
     AdapterWarning,
     BatchNorm,
@@ -68,7 +68,7 @@ from launcher.train.optimizers.build import build_optimizer
 from launcher.train.optimizers.gradient_norm import divide_and_clip
 from launcher.train.optimizers.learning_rate import set_learning_rate
 from launcher.train.optimizers.offload import gradient_of
-from launcher.train.optimizers.state import put_back, settings
+from launcher.train.optimizers.state import restore_settings, settings
 from launcher.train.pipeline.stage import Stages
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
@@ -128,7 +128,7 @@ class Trainer:
             with budget.host_side():  # a mesh keeps the numbers of its ranks in host memory
                 mesh = meshes(rank)
             self.model = arranged(model, self.task, rank, budget, mesh)
-        self._adapters_unseen = self.task.adapter is not None
+        self._adapters_unchecked = self.task.adapter is not None
         self.stages = Stages(self.model, self.task, rank, mesh.tensor) if rank.recipe.pipeline > 1 else None
         # Under FSDP the shards, as after each pass.
         self._parameters = [*without_ddp(self.model).named_parameters()]
@@ -140,8 +140,8 @@ class Trainer:
         if rank.recipe.sharding in REPLICATED and not in_buckets(rank.recipe) and rank.mesh.data > 1:
             self.replicas = Replicas(self.model, mesh.data)
         self._replicas_of_this = replicas_of(mesh, rank.recipe)
-        first_of = self.stages.first_of if self.stages is not None else None
-        self.copies = Copies(mesh, self.task, rank, self.model, first_of)
+        first_problem = self.stages.first_problem if self.stages is not None else None
+        self.copies = Copies(mesh, self.task, rank, self.model, first_problem)
         self.in_backward: StepInBackward | None = None
         if rank.recipe.optimizer_step == "backward":
             watched = not rank.recipe.compile
@@ -200,15 +200,15 @@ class Trainer:
                 self.recovery.undo.secure(1 / self.rank.per_node)
         if done < self.steps:
             self.task.current_step = done + 1
-            self.current.look_at_first_step(
+            self.current.check_first_step(
                 lambda: self._first_samples(done + 1), lambda: self._compare_a_sample(done + 1)
             )
         if self._probes():
-            self.current.probed()
+            self.current.use_largest()
         self.where.phase = "data"
         self.slow_fetch.watch()
         self.grace_period.watch()
-        if self._owes(done):
+        if self._checkpoint_is_due(done):
             self.where.step = done
             self._save(done, leaving=done == self.steps)
         for step in range(done + 1, self.steps + 1):
@@ -259,7 +259,7 @@ class Trainer:
             self.rank.say(f"the task's files for `launcher export` could not be written: {what}")
 
     def _compare_a_sample(self, step: int) -> None:
-        """Say so if ranks have different samples under one index."""
+        """Report if ranks have different samples under one index."""
         numbers: list[float] = []
         with self.budget.host_side(), contextlib.suppress(Exception):  # the step raises it again
             numbers += [number_of(self.data.first_sample(step)) for _ in range(2)]
@@ -310,9 +310,9 @@ class Trainer:
                 )
 
     def _look_at_adapters(self, result: StepResult) -> None:
-        """Report, after the first update, the layers whose adapter has no part in it."""
-        if self._adapters_unseen and result.lr > 0 and 0 < result.grad_norm < math.inf:
-            self._adapters_unseen = False
+        """After the first update, report layers whose adapter did not change or is used without its layer."""
+        if self._adapters_unchecked and result.lr > 0 and 0 < result.grad_norm < math.inf:
+            self._adapters_unchecked = False
             for names, reason in warnings_about(without_ddp(self.model), self._parameters, self.rank):
                 self.recorder.event(AdapterWarning(names=names, reason=reason))
                 self.rank.say(reason)
@@ -358,13 +358,13 @@ class Trainer:
             result = StepResult(loss, total_weight, grad_norm, lr, stop > 0, lost, means)
             with self.progress.updating(step, dict(vars(result)), began):
                 if reason := self.guard.refuses(total_loss, total_weight, grad_norm):
-                    self._leave_out(step, reason)
+                    self._skip_update(step, reason)
                 else:
                     self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return result
 
-    def _leave_out(self, step: int, reason: str) -> None:
+    def _skip_update(self, step: int, reason: str) -> None:
         # The forward pass has changed BatchNorm's statistics, codebooks, memory banks and similar state.
         with self.budget.host_side():
             stay = self.recovery.undo.restore(skipped=True).lost
@@ -390,7 +390,7 @@ class Trainer:
             self.current.lower(step, began)
             began = time.perf_counter()
         self.logged.clear()
-        loss, weight = recovery.must(partial(self._forward, batch))
+        loss, weight = recovery.without_retry(partial(self._forward, batch))
         del batch
         with self.where.during("optimizer"):
             difference, stop, total_loss, total_weight, *logged = self._add_up(
@@ -408,14 +408,14 @@ class Trainer:
             if reason := self.guard.refuses(total_loss, total_weight, grad_norm=0.0):
                 del loss
                 clean(self.model)
-                self._leave_out(step, reason)
+                self._skip_update(step, reason)
                 recovery.done()
                 return result
             with (
                 self.where.during("backward", users=True),
                 in_backward.updating(self.rank.mesh.data / total_weight) as gradients,
             ):
-                recovery.must(loss.backward)
+                recovery.without_retry(loss.backward)
             with self.where.during("optimizer"):
                 self._check_parameters()
                 used = used_parameters(self.model, gradients.__contains__)
@@ -444,12 +444,12 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)  # those of a failed try are still on the host
         self.logged.clear()
         if self.stages is None:
-            found = self._in_turn(step)
+            result = self._in_turn(step)
         else:
-            found = recovery.must(partial(self._in_stages, step, self.stages))
-        if found is None:
+            result = recovery.without_retry(partial(self._in_stages, step, self.stages))
+        if result is None:
             return None
-        loss, weight = found
+        loss, weight = result
         with self.where.during("optimizer"):
             used = used_parameters(self.model, lambda p: gradient_of(p, self.optimizer) is not None)
             sums = self._add_up(
@@ -470,7 +470,7 @@ class Trainer:
         """
         self.order.end_micro_batch()
         rank, order, difference = self.rank, self.order.fingerprint(), self.samples.difference()
-        stages, mine = rank.mesh.pipeline, rank.coordinates.pipeline
+        stages, stage = rank.mesh.pipeline, rank.coordinates.pipeline
         failures, difference, *sums = rank.add_up(
             failed, difference, *rank.by_stage(order), *rank.by_stage(used), *values
         )
@@ -479,10 +479,10 @@ class Trainer:
         if abs(difference) > APART:
             raise TaskError(DIFFERENT)
         ranks = rank.world // stages
-        if sums[mine] != order * ranks:
-            # Ranks of other stages do not know of it, so nothing can be exchanged.
+        if sums[stage] != order * ranks:
+            # Ranks of other stages have not noticed it, so nothing can be exchanged.
             raise TaskError(self.order.problem(self.recovery.agreement if stages == 1 else None))
-        if sums[stages + mine] != used * ranks:
+        if sums[stages + stage] != used * ranks:
             raise TaskError(DIFFERENT_PARAMETERS)
         return sums[2 * stages :]
 
@@ -497,7 +497,7 @@ class Trainer:
             last = index == recipe.grad_accum
             computed = partial(self._micro_batch, batch, sums, last=last)
             sums = recovery.attempt(kind_of(recipe, last=last), computed) or sums
-            # Ask before the next batch is fetched, which may be slow. For the last one the sums below tell.
+            # Check before the next batch is fetched, which may be slow. After the last one, the sums show it.
             if not last:
                 self.order.end_micro_batch()
                 if recovery.some_rank_failed():
@@ -557,8 +557,8 @@ class Trainer:
 
     def _all_gradients(self) -> dict[str, torch.Tensor]:
         self._check_parameters()
-        found = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
-        return {name: gradient for name, gradient in found if gradient is not None}
+        gradients = ((name, gradient_of(p, self.optimizer)) for name, p in self._parameters)
+        return {name: gradient for name, gradient in gradients if gradient is not None}
 
     def _outgrown(self, batch: Any, step: int, index: int) -> bool:
         """Return whether a rank has a micro-batch that is larger than any probed one."""
@@ -577,7 +577,7 @@ class Trainer:
             return loss_of(self.task, self.model, batch, self.rank)
 
     def _micro_batch(self, batch: Any, sums: Sums, *, last: bool) -> Sums:
-        """Run forward and backward of one micro-batch; return `sums` with those of its loss and weight."""
+        """Run forward and backward of one micro-batch; return `sums` plus its loss and weight."""
         where, recipe = self.where, self.current.recipe
         with where.during("data", users=True):
             batch = self._on_device(batch)
@@ -592,9 +592,9 @@ class Trainer:
     def _probes(self) -> bool:
         if self.rank.job.retries.lower == 0:
             return False  # with `retries.lower: 0` an OOM ends the run: do not look for what fits
-        asked = self.rank.job.train.probe
+        probe = self.rank.job.train.probe
         limited = self.rank.device.type == "cuda" or _limited(self.budget)
-        return asked == "always" or (asked == "auto" and limited)
+        return probe == "always" or (probe == "auto" and limited)
 
     def _follow(self, recipe: Recipe) -> None:
         """Apply the micro-batch, accumulation and loss chunks of a changed recipe, without a rebuild."""
@@ -617,14 +617,14 @@ class Trainer:
         for (batch, counts), chunk in self._evaluated(self.held_out.batches()):
             self.logged.counts = counts
             with self.where.during("evaluation", users=True):
-                found = (
+                result = (
                     self.stages.own[chunk].forward(batch)
                     if self.stages is not None
                     else loss_of(self.task, self.model, batch, self.rank)
                 )
-            if counts and found is not None:
-                sums = added(sums, found)
-            del batch, found  # otherwise they are on the device beside the next batch
+            if counts and result is not None:
+                sums = added(sums, result)
+            del batch, result  # otherwise they are on the device together with the next batch
         if self.stages is not None:
             with self.where.during("evaluation"):
                 self.stages.settle()
@@ -649,12 +649,12 @@ class Trainer:
         """Yield batches in host memory, one at a time."""
         while True:
             with self.where.during(phase, users=True), self.budget.host_side(), self.slow_fetch.fetching():
-                found = list(itertools.islice(batches, 1))  # a task's collate may return None
-            if not found:
+                batch = list(itertools.islice(batches, 1))  # a list, because a task's collate may return None
+            if not batch:
                 return
             with self.budget.host_side():
-                self.samples.look(found[0], phase)
-            yield found.pop()
+                self.samples.look(batch[0], phase)
+            yield batch.pop()
 
     def _on_device(self, batch: Any) -> Any:
         batch = to_device(batch, self.rank.device)
@@ -665,7 +665,7 @@ class Trainer:
         kept = settings(self.optimizer)
         with self.where.during("checkpoint"):
             resumed = self.handover.resume()
-        put_back(self.optimizer, kept)
+        restore_settings(self.optimizer, kept)
         step = resumed.step
         self.progress.begin(step, self.recovery.undo, resumed.unrecorded)
         if resumed.skipped is not None:
@@ -673,7 +673,7 @@ class Trainer:
         if resumed.source is not None:
             self.recorder.event(Resumed(step=step, from_=resumed.source))
             self.rank.say(f"resumed after step {step} of {self.steps}")
-            if reason := other_data(self.checkpoints.before, self.rank.job, self.data.order.samples):
+            if reason := data_change(self.checkpoints.resumed_from, self.rank.job, self.data.order.samples):
                 self.recorder.event(DataChanged(step=step, reason=reason))
                 self.rank.say(reason)
         elif self.rank.first and (resumed.skipped is not None or self.rank.run.read_metrics()):
@@ -714,7 +714,7 @@ class Trainer:
         every = self.rank.job.train.checkpoint_every
         return every is not None and step % every == 0
 
-    def _owes(self, done: int) -> bool:
+    def _checkpoint_is_due(self, done: int) -> bool:
         """Return whether the previous attempt handed over a step whose checkpoint was due but not written."""
         due = done == self.steps or self._saves_after(done)
         return due and done > 0 and self.checkpoints.saved != done
@@ -726,16 +726,16 @@ class Trainer:
 
 def _modules_of(model: nn.Module) -> Containers:
     """Return what each module holds, to see cheaply whether parameters were made or replaced."""
-    found, modules = Containers(), [*model.modules()]
-    found.add(_Homes(modules))
+    containers, modules = Containers(), [*model.modules()]
+    containers.add(_ModuleDicts(modules))
     for module in modules:
-        found.add(module._modules)
-        found.add(module._parameters)
-    return found
+        containers.add(module._modules)
+        containers.add(module._parameters)
+    return containers
 
 
-class _Homes(Collection[Any]):
-    """The dictionaries in which modules have their modules and parameters. Code may replace a dictionary."""
+class _ModuleDicts(Collection[Any]):
+    """The dictionaries of modules and parameters that modules have. Code may replace a dictionary."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules = modules
@@ -744,11 +744,11 @@ class _Homes(Collection[Any]):
         return 2 * len(self._modules)
 
     def __iter__(self) -> Iterator[Any]:
-        homes = map(operator.attrgetter("_modules", "_parameters"), self._modules)
-        return itertools.chain.from_iterable(homes)
+        dicts = map(operator.attrgetter("_modules", "_parameters"), self._modules)
+        return itertools.chain.from_iterable(dicts)
 
-    def __contains__(self, home: object) -> bool:
-        return any(home is one for one in self)
+    def __contains__(self, container: object) -> bool:
+        return any(container is each for each in self)
 
 
 def _limited(budget: Budget) -> bool:
@@ -756,5 +756,6 @@ def _limited(budget: Budget) -> bool:
 
 
 def _mean(total: float, weight: float) -> float:
-    """Return NaN without weight, which is recorded as no value: a loss of 0 would be the best of a run."""
+    """Return the mean. Without weight, return NaN, which is recorded as no value: a loss of 0 would be the
+    best."""
     return total / weight if weight else math.nan

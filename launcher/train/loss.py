@@ -47,7 +47,7 @@ def loss_in_place_of_logits(
     For a model that calls its output layer itself and returns the result unchanged. Hooks of the layer, such
     as FSDP's, run once around all parts.
     """
-    own, forward = head.__dict__.get("forward"), head.forward
+    instance_forward, forward = head.__dict__.get("forward"), head.forward
 
     def loss(hidden: torch.Tensor) -> torch.Tensor:
         return _in_parts(forward, hidden, targets, chunks, ignore_index)
@@ -56,10 +56,10 @@ def loss_in_place_of_logits(
     try:
         yield
     finally:
-        if own is None:
+        if instance_forward is None:
             del head.forward
         else:
-            head.forward = own
+            head.forward = instance_forward
 
 
 def _in_parts(
@@ -72,7 +72,8 @@ def _in_parts(
     # collective.
     parts = zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True)
     sums = [
-        checkpoint(_sum_of, head, some, theirs, ignore_index, use_reentrant=False) for some, theirs in parts
+        checkpoint(_sum_of, head, part, part_targets, ignore_index, use_reentrant=False)
+        for part, part_targets in parts
     ]
     return torch.stack(sums).sum()
 

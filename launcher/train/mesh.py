@@ -45,7 +45,7 @@ def meshes(rank: Rank) -> Meshes:
     # A dimension of one rank would only cost a process group. The data-parallel ones are always there.
     used = {name: size for name, size in sizes.items() if name in over_data or size > 1}
     whole = init_device_mesh(rank.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
-    if rank.world > 1 and dist.get_backend() != "fake":  # a plan's ranks, and one alone, wait for nothing
+    if rank.world > 1 and dist.get_backend() != "fake":  # one rank, and the ranks of a plan, never wait
         timeout = timedelta(seconds=rank.job.train.collective_timeout)
         for group in whole.get_all_groups():  # torch's default is 10 minutes (NCCL) or 30 (gloo)
             _set_pg_timeout(timeout, group)
@@ -61,7 +61,7 @@ def meshes(rank: Rank) -> Meshes:
 def replicas_of(mesh: Meshes, recipe: Recipe) -> dist.ProcessGroup | None:
     """Return the group of the ranks that hold the same parameters as this rank, and train on other samples.
 
-    None: each of the ranks that train on other samples has a shard of its own, or there are none.
+    None if each rank that trains on other samples has its own shard, or if there are no such ranks.
     """
     if recipe.sharding == "hybrid":
         return mesh.data.get_group(REPLICATE)

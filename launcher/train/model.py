@@ -39,8 +39,8 @@ def new_model(
 ) -> nn.Module:
     """Return the whole model on the CPU; on the meta device if `on_meta` or the task's `built_on_meta`.
 
-    `say` is told what the precision changes besides parameters. Raises TaskError for a model that cannot be
-    trained.
+    `say` is called with warnings about precision and evaluation mode. Raises TaskError for a model that
+    cannot be trained.
     """
     model = model_on_meta(task) if on_meta or task.built_on_meta else task.model()
     if not isinstance(model, nn.Module):
@@ -55,10 +55,11 @@ def new_model(
             f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "
             "keep them as integers, compute them in forward, or use precision: bf16-mixed"
         )
-    if (quiet := _put_in_training(model)) and say is not None:
+    if (in_evaluation := _put_in_training(model)) and say is not None:
         say(
-            f"{listed(quiet)} of the model came in evaluation mode and is now in training mode, in which "
-            "dropout draws and BatchNorm's statistics change. To keep it in evaluation mode, override its "
+            f"{listed(in_evaluation)} of the model came in evaluation mode and is now in training mode, in "
+            """which dropout draws and BatchNorm's statistics change. To keep it in evaluation mode, override
+            its """
             "train()"
         )
     kept = KeptMemory(model, task)
@@ -67,9 +68,9 @@ def new_model(
         model = with_adapter(model, task, recipe)
     kept.check(model)
     _check_trained(model)
-    if say is not None and recipe.precision != "bf16" and (short := _in_bf16(model)):
+    if say is not None and recipe.precision != "bf16" and (in_bf16 := _in_bf16(model)):
         say(
-            f"{listed(short)} of the model is in bf16, and is trained in it with precision: "
+            f"{listed(in_bf16)} of the model is in bf16, and is trained in it with precision: "
             f"{recipe.precision}, too: small updates are lost. Let model() return fp32, or set "
             "precision: bf16"
         )
@@ -127,11 +128,11 @@ def arranged(
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)
     originals, kept = Originals(model), KeptMemory(model, task)
-    # First of all: the hooks of cut layers then belong to what is recomputed and gathered.
-    numbers = take_part(model, task, rank, mesh)
-    there = set(model.modules())
-    blocks, outer = ([unit for unit in units if unit in there] for units in (blocks, outer))
-    # The numbers of compiled code come from seeds.
+    # Cut layers first, so that their hooks belong to what is recomputed and gathered.
+    numbers = keep_own_part(model, task, rank, mesh)
+    remaining = set(model.modules())
+    blocks, outer = ([unit for unit in units if unit in remaining] for units in (blocks, outer))
+    # Compiled code draws its random numbers from seeds.
     recomputable = numbers.recomputable if numbers is not None and not recipe.compile else None
     apply_activations(blocks, recipe, device, budget, recomputable)
     apply_compile(blocks, recipe, device, budget, compiled, numbers)
@@ -155,9 +156,9 @@ def arranged(
     return model
 
 
-def take_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> OwnNumbers | None:
-    """Leave in the model what this rank computes: its part of each layer, and the blocks of its stage. Return
-    the random numbers of ranks that share layers."""
+def keep_own_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> OwnNumbers | None:
+    """Reduce the model to what this rank computes: its part of each layer, and the blocks of its stage.
+    Return the random numbers of ranks that share layers."""
     styles = styles_of(model, task, mesh.tensor.size()) if mesh.tensor is not None else {}
     if rank.recipe.pipeline > 1:
         cut(model, task, rank)

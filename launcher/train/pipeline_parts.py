@@ -1,4 +1,4 @@
-"""What a task says about its model, so that it can be cut into stages."""
+"""How a task describes its model, so that launcher can cut it into stages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Pipeline:
     """
 
     begin: Callable[[Any], torch.Tensor]
-    "What comes before the blocks: the batch to the input of the first block. It runs in the first stage."
+    "Computes what comes before the blocks: batch -> input of the first block. It runs in the first stage."
     middle: Callable[[torch.Tensor, Any], torch.Tensor]
-    """The blocks, one after the other: the input of the first block, and the batch, to the output of the last
-    one. It runs in every stage, and changes nothing but by the blocks. It may go on to call modules of
-    `after`, such as a last norm: like blocks of other stages, they return their first argument before the
-    last stage."""
+    """Calls the blocks one after the other: (input of the first block, batch) -> output of the last block. It
+    runs in every stage and must not change its input outside the blocks. It may then call modules of `after`,
+    such as a last norm. Before the last stage these return their first argument, like blocks of other
+    stages."""
     end: Callable[[torch.Tensor, Any], tuple[torch.Tensor, torch.Tensor | float]]
-    "What comes after the blocks: to the sum of the losses and its weight. It runs in the last stage."
+    """Computes what comes after the blocks: (output of the last block, batch) -> sum of the losses, weight.
+    It runs in the last stage."""
     before: Sequence[nn.Module]
     "Modules that `begin` uses."
     blocks: Sequence[nn.Module]
@@ -52,5 +53,5 @@ def in_turn(blocks: Callable[[], Sequence[nn.Module]]) -> Callable[[torch.Tensor
 
 def chunks_of(model: nn.Module) -> tuple[Any, ...]:
     """Return each `Chunk` of a model that this rank has, in order; none if the model is not cut."""
-    found: tuple[Any, ...] = vars(model).get(CHUNKS, ())
-    return found
+    chunks: tuple[Any, ...] = vars(model).get(CHUNKS, ())
+    return chunks

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._pytree import tree_map_only
 
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.batch_norm import computes_in_fp32
+from launcher.train.batch_norm import compute_in_fp32
 
 # The compute type of precisions with fp32 parameters.
 # float8 equals bf16-mixed except for the matrix products inside the blocks.
@@ -30,7 +30,7 @@ def cast(model: nn.Module, recipe: Recipe) -> nn.Module:
             lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t
         )
     if recipe.precision != "fp32":
-        computes_in_fp32(model)
+        compute_in_fp32(model)
     return model
 
 

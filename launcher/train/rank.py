@@ -95,7 +95,7 @@ class Rank(Place):
         return range(first, first + size)
 
     def here(self, numbers: range) -> range:
-        """Return those of consecutive rank numbers that are on this node."""
+        """Return the part of a range of rank numbers that is on this node."""
         first = self.number - self.local
         return range(max(first, numbers.start), min(first + self.per_node, numbers.stop))
 
@@ -124,57 +124,57 @@ class Rank(Place):
     def stop_requested(self) -> bool:
         """Return True on rank 0 if the stop file exists, False on all other ranks.
 
-        The step's sums tell the other ranks, so that not every rank asks the shared file system each step.
+        The other ranks learn it from the step's sums, so that not every rank reads the shared file system.
         """
         return self.first and self.stop_file.exists()
 
     def once(self, *values: torch.Tensor | float) -> tuple[torch.Tensor | float, ...]:
-        """Return the values on one rank of each data-parallel rank, in its last stage, and zeros on its other
-        ranks, which have the same samples: `add_up` then counts each sample once."""
-        mesh, mine = self.mesh, self.coordinates
-        counts = mine.tensor == 0 and mine.pipeline == mesh.pipeline - 1
+        """Return the values on one of the ranks with the same samples, in the last stage, and zeros on the
+        others, so that `add_up` counts each sample once."""
+        mesh, own = self.mesh, self.coordinates
+        counts = own.tensor == 0 and own.pipeline == mesh.pipeline - 1
         return values if counts else (0.0,) * len(values)
 
     def difference_in_group(self, loss: torch.Tensor | float) -> torch.Tensor | float:
-        """Return a number of which `add_up` makes zero if the ranks of a tensor-parallel group have equal
+        """Return a number that `add_up` sums to zero if the ranks of a tensor-parallel group have equal
         losses."""
-        mesh, mine = self.mesh, self.coordinates
-        if mesh.tensor == 1 or mine.pipeline != mesh.pipeline - 1:
+        mesh, own = self.mesh, self.coordinates
+        if mesh.tensor == 1 or own.pipeline != mesh.pipeline - 1:
             return 0.0
-        return loss * (mesh.tensor - 1 if mine.tensor == 0 else -1)
+        return loss * (mesh.tensor - 1 if own.tensor == 0 else -1)
 
     def difference_in_copy(self, value: float) -> float:
-        """Return a number of which `add_up` makes zero if ranks that share a copy of the model, all its parts
-        and stages, have equal values."""
-        mesh, mine = self.mesh, self.coordinates
-        first = mine.tensor == mine.pipeline == 0
+        """Return a number that `add_up` sums to zero if the ranks that share a copy of the model, with all
+        its parts and stages, have equal values."""
+        mesh, own = self.mesh, self.coordinates
+        first = own.tensor == own.pipeline == 0
         return value * (mesh.tensor * mesh.pipeline - 1) if first else -value
 
     def by_stage(self, value: float) -> tuple[float, ...]:
-        """Return a value for each stage, zero for all but this rank's: `add_up` then has the sum of each."""
-        mine = self.coordinates.pipeline
-        return tuple(value if stage == mine else 0.0 for stage in range(self.mesh.pipeline))
+        """Return a value for each stage, zero for other stages, so that `add_up` returns a sum per stage."""
+        own = self.coordinates.pipeline
+        return tuple(value if stage == own else 0.0 for stage in range(self.mesh.pipeline))
 
     def add_up(self, *values: torch.Tensor | float) -> list[float]:
         """Return the sum of each value over all ranks, in fp64, with one collective."""
         if self.world == 1:
-            return [float(one.detach() if isinstance(one, torch.Tensor) else one) for one in values]
-        known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
-        sums = torch.tensor(known, dtype=torch.float64, device=self.device)  # one copy to a GPU for all
+            return [float(value.detach() if isinstance(value, torch.Tensor) else value) for value in values]
+        numbers = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
+        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)  # one copy to a GPU for all
         for place, value in enumerate(values):
             if isinstance(value, torch.Tensor):
                 sums[place] = value.detach()
         dist.all_reduce(sums)
-        found: list[float] = sums.tolist()
-        return found
+        result: list[float] = sums.tolist()
+        return result
 
     def all_values(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Return the value of each rank of the group, or of the job, in order. Each of them must call this,
-        and a step should not: the values are pickled."""
-        found: list[Any] = [value] * (self.world if group is None else group.size())
-        if len(found) > 1:
-            dist.all_gather_object(found, value, group=group)
-        return found
+        """Return the value of each rank of the group, or of the job, in order. Each of these ranks must
+        call this. Do not call it in a step: the values are pickled."""
+        values: list[Any] = [value] * (self.world if group is None else group.size())
+        if len(values) > 1:
+            dist.all_gather_object(values, value, group=group)
+        return values
 
 
 def this_place() -> Place:
@@ -272,8 +272,8 @@ def join_ranks(rank: Rank) -> None:
 def _wait_for_store() -> None:
     """Return once the store accepts connections, or after CONNECT_SECONDS.
 
-    A client of torch's that comes 0.05 s too early connects 0.4 s later, and one that comes 0.7 s too early
-    1.4 s later (torch 2.13).
+    If torch tries to connect 0.05 s too early, it connects 0.4 s later; if 0.7 s too early, 1.4 s later
+    (torch 2.13).
     """
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + CONNECT_SECONDS

@@ -1,4 +1,4 @@
-"""Parameters that sharding replaces: what the task had attached to the original is lost without a word.
+"""Find uses of parameters that sharding has replaced, which torch would silently ignore.
 
 FSDP, tensor parallelism and quantization put another tensor in the place of a parameter, and a pipeline moves
 it to another stage. Hooks on the original no longer run, and a reference to it that the task kept still has
@@ -37,21 +37,21 @@ class Originals:
         """Make each later use of a parameter that is no longer in `model` raise TaskError. Raise SetupError
         if one that was replaced had hooks."""
         hooked = []
-        left: dict[int, tuple[str, Any]] = {}
-        there = {id(p) for p in model.parameters()}
+        gone: dict[int, tuple[str, Any]] = {}
+        present = {id(p) for p in model.parameters()}
         for name, module, attribute, original, had_hooks in self._places:
             now, before = module._parameters.get(attribute), original()
             if had_hooks and now is not None and now is not before:
                 hooked.append(name)
-            if before is not None and id(before) not in there:
-                left[id(before)] = name, before
+            if before is not None and id(before) not in present:
+                gone[id(before)] = name, before
         if hooked:
             raise SetupError(
                 f"{listed(hooked)} of the model had a gradient hook (register_hook or "
                 "register_post_accumulate_grad_hook), which would not run: sharding replaces the parameter, "
                 f"and its gradient is a part. Remove the hook, {_INSTEAD}"
             )
-        for name, p in left.values():
+        for name, p in gone.values():
             if type(p) in (nn.Parameter, torch.Tensor):
                 p.__class__ = Replaced
                 p.reason = (
@@ -83,8 +83,8 @@ class Replaced(nn.Parameter):
         if func in _HARMLESS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)]
-        raise TaskError(found[0].reason if found else "a parameter was used that sharding has replaced")
+        replaced = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
+        raise TaskError(replaced[0].reason if replaced else "a parameter was used that sharding has replaced")
 
 
 _HARMLESS = {

@@ -33,7 +33,7 @@ def seed_host(seed: int) -> None:
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the states of all generators, as they are in memory."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
-    state |= {name: numbers.state() for name, numbers in GLOBAL_NUMBERS.items()}
+    state |= {name: generator.state() for name, generator in GLOBAL_GENERATORS.items()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
@@ -50,22 +50,22 @@ def packed(state: dict[str, Any]) -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Restore a state from `random_state` or `packed`."""
     torch.set_rng_state(state["torch"])
-    for name, numbers in GLOBAL_NUMBERS.items():
+    for name, generator in GLOBAL_GENERATORS.items():
         if name in state:
-            numbers.set_state(state[name])
+            generator.set_state(state[name])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _words(keys: Any) -> Any:
-    """Return numpy's key, which `NumpyNumbers` keeps as bytes and a checkpoint as a tensor of int64."""
+    """Return numpy's key, which `NumpyGenerator` keeps as bytes and a checkpoint as a tensor of int64."""
     assert numpy is not None
     if isinstance(keys, bytes):
         return numpy.frombuffer(keys, dtype="uint32")
     return numpy.asarray(keys, dtype="uint32")
 
 
-class PythonNumbers:
+class PythonGenerator:
     """The generator of Python's `random`."""
 
     def state(self) -> Any:
@@ -76,7 +76,7 @@ class PythonNumbers:
         random.setstate(state)
 
 
-class NumpyNumbers:
+class NumpyGenerator:
     """The generator of `numpy.random`, whose functions for reading the state take 35 us."""
 
     SIZE = 625 * 4
@@ -89,12 +89,12 @@ class NumpyNumbers:
     def state(self) -> Any:
         assert numpy is not None
         content = self._read()
-        # A number kept for the next call of randn is elsewhere.
+        # numpy keeps a number for the next call of randn outside of this memory.
         if content is None or content != self._content or self._last[3]:
-            found = numpy.random.get_state()
-            if isinstance(found, dict):  # that of another generator than MT19937
-                return found
-            name, keys, *rest = found
+            state = numpy.random.get_state()
+            if isinstance(state, dict):  # the state of another generator than MT19937
+                return state
+            name, keys, *rest = state
             self._content, self._last = content, (name, keys.tobytes(), *rest)
         return self._last
 
@@ -114,7 +114,7 @@ class NumpyNumbers:
         return ctypes.string_at(generator.ctypes.state_address, self.SIZE)
 
 
-GLOBAL_NUMBERS: dict[str, PythonNumbers | NumpyNumbers] = {"python": PythonNumbers()}
+GLOBAL_GENERATORS: dict[str, PythonGenerator | NumpyGenerator] = {"python": PythonGenerator()}
 "The generators that a whole process shares, other than torch's."
 if numpy is not None:
-    GLOBAL_NUMBERS["numpy"] = NumpyNumbers()
+    GLOBAL_GENERATORS["numpy"] = NumpyGenerator()

@@ -8,7 +8,7 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.mesh import meshes
-from launcher.train.model import new_model, take_part
+from launcher.train.model import keep_own_part, new_model
 from launcher.train.optimizers.build import embeddings
 from launcher.train.outer_units import check_outer_units
 from launcher.train.rank import Rank
@@ -20,9 +20,9 @@ from launcher.train.task import Task, outermost
 def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelShapes:
     """Return the shapes of the model as `recipe.precision` stores it.
 
-    `rank`: the shapes are those of its part, without sharding. Raises SetupError for parameters that FSDP
-    cannot shard, and for a task that does not say how its model is split. Exceptions of the task's model()
-    propagate, such as one that needs a value on the meta device.
+    With `rank`, they are those of the rank's part, before sharding. Raises SetupError for parameters that
+    FSDP cannot shard, and for a task that does not say how its model is split. Exceptions of the task's
+    model() propagate, such as one that needs a value on the meta device.
     """
     model = new_model(task, recipe, on_meta=True)
     units, blocks = list(task.outer_units(model)), list(task.blocks(model))
@@ -32,7 +32,7 @@ def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelSh
         shared_with_root(model, blocks)
         check_outer_units(model, blocks, units)
     if rank is not None:
-        take_part(model, task, rank, meshes(rank))
+        keep_own_part(model, task, rank, meshes(rank))
     wide = set(embeddings(model))
     packed = {m.packed: m.in_features * m.out_features for m in model.modules() if isinstance(m, NF4Linear)}
     return ModelShapes(

@@ -1,4 +1,4 @@
-"""Tensors of which this rank has a part: FSDP's shards, and what tensor parallelism cuts."""
+"""Tensors that this rank holds a part of: FSDP's shards, and tensors that tensor parallelism cuts."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def column_cuts(p: torch.Tensor) -> list[int]:
     return [at for at, placement in enumerate(p.placements) if getattr(placement, "dim", 0) > 0]
 
 
-def of_part(
+def from_part(
     part: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]
 ) -> DTensor:
-    """Return the contiguous tensor of this shape of which this rank has `part`. Gradients pass through it."""
+    """Return the contiguous DTensor of this shape that has `part` on this rank. Gradients pass through it."""
     stride = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(part, mesh, placements, shape=torch.Size(shape), stride=stride)

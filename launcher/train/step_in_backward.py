@@ -1,6 +1,6 @@
 """`optimizer_step: backward`: each parameter is updated as soon as its gradient is complete.
 
-A step that has begun cannot be undone. After a failure in its backward pass, the state belongs to no step,
+A step that has started cannot be undone. After a failure in its backward pass, the state belongs to no step,
 and training continues from the last complete checkpoint.
 """
 
@@ -54,8 +54,8 @@ class StepInBackward:
         *,
         watched: bool = True,
     ) -> None:
-        """`watched`: the first steps look for weights that are read after their update. Meanwhile compiled
-        code would not run compiled."""
+        """`watched`: the first steps look for weights that are read after their update. Compiled code would
+        not run compiled in these steps."""
         make_states(optimizer)
         self.optimizer, self._copies, self._ranks = optimizer, copies, ranks
         self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -162,7 +162,8 @@ class Norms:
 
     @property
     def squared(self) -> torch.Tensor | float:
-        """This rank's share of the squared norm: those of all ranks add up to that of the whole gradient."""
+        """This rank's share of the squared norm. The shares of all ranks add up to the squared norm of the
+        whole gradient."""
         if not self._norms:
             return 0.0
         # On a GPU, the norms are from the stream of the reduction, for which FSDP waits at the pass's end.

@@ -181,27 +181,27 @@ class Task(ABC):
 
         The styles are those of torch.distributed.tensor.parallel and of launcher.train.tensor_parallel.
         Layers that are not named stay whole, and each rank of a group computes them. A layer that computes
-        on what a rank has of a cut layer must not assume its width. None means that there is no plan, and a
-        recipe with `tensor` above 1 is refused.
+        with a rank's part of a cut layer must not assume the full width. None means that there is no plan,
+        and a recipe with `tensor` above 1 is refused.
         """
         return None
 
 
 def called(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return each block once. In place of one without a forward, such as a ModuleList in a ModuleList, return
-    what is in it: only that can be called."""
-    found: dict[nn.Module, None] = {}
+    """Return each block once. A block without a forward, such as a ModuleList in a ModuleList, cannot be
+    called and is replaced by the modules in it."""
+    modules: dict[nn.Module, None] = {}
     for block in blocks:
         container = getattr(block.forward, "__func__", None) is nn.Module.forward
-        found |= dict.fromkeys(called(block.children()) if container else [block])
-    return list(found)
+        modules |= dict.fromkeys(called(block.children()) if container else [block])
+    return list(modules)
 
 
 def outermost(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return each block once, without blocks that are inside another block."""
-    found = called(blocks)
-    inner = {id(child) for block in found for child in block.modules() if child is not block}
-    return [block for block in found if id(block) not in inner]
+    distinct = called(blocks)
+    inner = {id(child) for block in distinct for child in block.modules() if child is not block}
+    return [block for block in distinct if id(block) not in inner]
 
 
 _NOISY = ("torchao", "torch.utils._pytree", "bitsandbytes.backends.cpu.ops")
@@ -218,16 +218,16 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
     if workdir not in sys.path:
         sys.path.insert(0, workdir)
     module_name, _, class_name = reference.partition(":")
-    found = getattr(_import(module_name, workdir), class_name, None)
-    if found is None:
+    task_class = getattr(_import(module_name, workdir), class_name, None)
+    if task_class is None:
         raise TaskError(f"task {reference}: {module_name} has no {class_name!r}{_tasks_of(module_name)}")
-    if not _is_task(found):
+    if not _is_task(task_class):
         raise TaskError(f"task {reference}: {class_name} is not a subclass of launcher.train.Task")
-    missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
+    missing: frozenset[str] = getattr(task_class, "__abstractmethods__", frozenset())
     if missing:
         raise TaskError(f"task {reference}: {class_name} does not define {', '.join(sorted(missing))}")
-    _check_args(found, args)
-    return found(**args)
+    _check_args(task_class, args)
+    return task_class(**args)
 
 
 def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:
@@ -270,8 +270,8 @@ def _tasks_of(module_name: str) -> str:
     return f"; its tasks are {', '.join(names)}" if names else ""
 
 
-def _check_args(found: type[Task], args: Mapping[str, Any]) -> None:
-    signature = inspect.signature(found)
+def _check_args(task_class: type[Task], args: Mapping[str, Any]) -> None:
+    signature = inspect.signature(task_class)
     parameters = {
         name: parameter
         for name, parameter in signature.parameters.items()
@@ -293,10 +293,10 @@ def _check_args(found: type[Task], args: Mapping[str, Any]) -> None:
         problems.clear()
     meant: set[str] = set()
     for name in wrong:
-        free = [one for one in parameters if one not in args and one not in meant]
+        free = [parameter for parameter in parameters if parameter not in args and parameter not in meant]
         near = difflib.get_close_matches(name, free, n=1)
         meant.update(near)
         problems.append(f"unknown argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     problems += [f"missing argument {name!r}" for name in missing if name not in meant]
     accepted = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
-    raise TaskError(f"args of {found.__name__}: {'; '.join(problems)}; it accepts: {accepted}")
+    raise TaskError(f"args of {task_class.__name__}: {'; '.join(problems)}; it accepts: {accepted}")

@@ -1,8 +1,8 @@
 """Tensor parallelism: several ranks compute each layer together, on the same samples.
 
 A task's `parallel_plan` says how layers are cut, in torch's own styles and those of
-launcher.train.tensor.styles. Here is what applies the plan, and what a model or a loss needs to work with
-values that are cut.
+launcher.train.tensor.styles. This module applies the plan, and has functions with which a model or a loss
+works on cut values.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def styles_of(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelSty
             f"parallel_plan() of {type(task).__name__} names {', '.join(unknown)}, which the model does not "
             f"have. {_layers_of(model)}"
         )
-    found: dict[nn.Module, tuple[str, ParallelStyle]] = {}  # a module may have several names
+    by_module: dict[nn.Module, tuple[str, ParallelStyle]] = {}  # a module may have several names
     for name, module in modules.items():
         for style in [style for pattern, style in plan.items() if matches(name, pattern)][-1:]:
-            found.setdefault(module, (name, style))
-    return dict(found.values())
+            by_module.setdefault(module, (name, style))
+    return dict(by_module.values())
 
 
 def parallelize(
@@ -112,8 +112,8 @@ def parallelize(
     plan = f"parallel_plan() of {type(task).__name__}"
     _check_layers(model, styles, plan)
     ties, frozen = _tied(model), [name for name, p in model.named_parameters() if not p.requires_grad]
-    around = {name: adapted(model.get_submodule(name), style, name) for name, style in styles.items()}
-    parallelize_module(model, mesh, around, src_data_rank=None)
+    adapted_styles = {name: adapted(model.get_submodule(name), style, name) for name, style in styles.items()}
+    parallelize_module(model, mesh, adapted_styles, src_data_rank=None)
     for name in frozen:  # some of torch's styles forget it
         model.get_parameter(name).requires_grad_(False)
     numbers = draw_own_numbers(model, of_modules, mesh)
@@ -160,7 +160,7 @@ def _check_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], plan: s
 
 
 def _tie_again(model: nn.Module, ties: Iterable[Sequence[str]], plan: str) -> None:
-    """Let modules that shared a weight share what they have of it now. Raises SetupError if that differs."""
+    """Let modules that shared a weight share their parts of it. Raises SetupError if the parts differ."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def placements(name: str) -> object:
@@ -179,8 +179,8 @@ def _tie_again(model: nn.Module, ties: Iterable[Sequence[str]], plan: str) -> No
 
 
 def add_up_gradients(model: nn.Module) -> None:
-    """Add up each gradient as soon as it is there, if each rank has computed it from its part of the
-    activations. FSDP does so itself."""
+    """Sum each gradient over the ranks as soon as it is complete, if each rank has computed it from its part
+    of the activations. FSDP does this itself."""
     for parameter in model.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             parameter.register_hook(partial(_placed, parameter.placements))  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ TRACEBACK = f'Traceback (most recent call last):\n  File "t.py", line 3, in <mod
 def cause(text: str) -> tuple[str, str, str]:
     """Return class, confidence and the decisive text."""
     found = cause_of(Candidate(clue) for clue in clues_of_text(text.encode().split(b"\n")))
-    return (found.failure, found.confidence, found.found.clue.text) if found else ("", "", "")
+    return (found.failure, found.confidence, found.candidate.clue.text) if found else ("", "", "")
 
 
 def clues(text: str) -> list[Clue]:
@@ -93,7 +93,7 @@ def test_interleaved_ranks_are_told_apart() -> None:
     ranks[0][-1] = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.7]:1"
     both = "\n".join(line for pair in zip(*ranks, strict=True) for line in pair)
     found = cause_of(Candidate(clue) for clue in clues(both))
-    assert found is not None and (found.failure, found.found.clue.label) == ("gpu-oom", "[rank3]:")
+    assert found is not None and (found.failure, found.candidate.clue.label) == ("gpu-oom", "[rank3]:")
 
 
 def test_what_the_program_survived_is_no_cause() -> None:

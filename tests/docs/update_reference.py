@@ -88,7 +88,7 @@ def models_in(model: type[Value]) -> Iterator[tuple[str, type[Value]]]:
 
 def _classes(annotation: Any) -> Iterator[type[Value]]:
     if isinstance(annotation, At):
-        yield annotation.kind
+        yield annotation.section_class
     if inspect.isclass(annotation) and issubclass(annotation, Value) and annotation is not Section:
         yield annotation
     for argument in get_args(annotation):

@@ -142,7 +142,10 @@ def test_a_checkpoint_of_another_training_is_refused_before_anything_is_written(
     run = lab.newest()
     before = content(run)
     for change, reason in (
-        ("recipe.optimizer=lion", "those of adamw, recipe.optimizer is lion now; go on with `--set recipe."),
+        (
+            "recipe.optimizer=lion",
+            "those of adamw, recipe.optimizer is lion now; continue with `--set recipe.",
+        ),
         ("batch.global=16", "its steps took 8 samples each, batch.global is 16 now"),
     ):
         refused = lab.cli("resume", "--set", change)

@@ -17,8 +17,8 @@ from launcher.memory.ledger import (
     correction,
     default_folder,
     entries,
+    is_useful,
     record,
-    tells_more,
     too_large,
 )
 from launcher.memory.measured import entry_of_run
@@ -309,8 +309,8 @@ def test_each_run_counts_once_and_one_that_held_the_recipe_contradicts_all_befor
     failed = [ran("a", recipe()), ran("b", recipe()), ran("b", recipe())]
     assert runs_against(failed, 4) == ["b", "a"]
     held = ran("c", size=4)
-    assert tells_more(held, failed) and not tells_more(held, [*failed, held])
-    assert not tells_more(ran("d"), failed), "it ran with what was known to fit"
-    assert not tells_more(held.model_copy(update={"args": {}}), failed), "of another model"
+    assert is_useful(held, failed) and not is_useful(held, [*failed, held])
+    assert not is_useful(ran("d"), failed), "it ran with what was known to fit"
+    assert not is_useful(held.model_copy(update={"args": {}}), failed), "of another model"
     assert runs_against([*failed, held], 4) == [] and runs_against([*failed, held], 8) == []
     assert runs_against([*failed, held, ran("e", recipe())], 4) == ["e"]

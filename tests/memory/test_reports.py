@@ -171,7 +171,9 @@ def test_seven_billion_are_decided_with_few_traces(plan: Plan) -> None:
 def test_rough_figures_are_never_above_those_of_a_trace(plan: Plan) -> None:
     decider = plan("llama-tiny", "slurm-a100.yaml", "recipe=auto", "batch.global=16")
     space, ask = decider.space(), decider.evaluate
-    rests = [one for one in space.rests if one.optimizer == "adamw" and one.offload != "nvme-optimizer"]
+    rests = [
+        one for one in space.combinations if one.optimizer == "adamw" and one.offload != "nvme-optimizer"
+    ]
     recipes = [one for rest in rests for one in space.sizes(rest)]
     assert {one.sharding for one in recipes} == {"ddp", "zero1", "fsdp", "fsdp-keep"}
     assert len(recipes) > 100

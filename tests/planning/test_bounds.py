@@ -69,8 +69,9 @@ ODD = (
 def test_no_estimate_is_below_its_bounds(task: str, gpus: int, fixed: dict[str, Any]) -> None:
     planner = decider(80 * GIB, gpus, task, **fixed)
     space, evaluate = planner.space(), planner.evaluate
-    fastest = {rest: evaluate.speed(rest) for rest in space.rests}  # traces the step that keeps everything
-    sizes = [one for rest in space.rests for one in space.sizes(rest)]
+    # Traces the step that keeps everything.
+    fastest = {rest: evaluate.speed(rest) for rest in space.combinations}
+    sizes = [one for rest in space.combinations for one in space.sizes(rest)]
     bounds = {one: evaluate.at_least(one).needed for one in sizes}
     rough = {one: evaluate.roughly(one) for one in sizes}
     found = {one: evaluate(one) for one in sizes}
@@ -79,7 +80,7 @@ def test_no_estimate_is_below_its_bounds(task: str, gpus: int, fixed: dict[str, 
     assert all(evaluate.at_least(one).needed <= needed[one] for one in sizes), "with more traces"
     assert all(rough[one].estimate.needed <= needed[one] for one in sizes)
     assert all(rough[one].speed >= found[one].speed for one in sizes)
-    assert all(fastest[rest] >= found[one].speed for rest in space.rests for one in space.sizes(rest))
+    assert all(fastest[rest] >= found[one].speed for rest in space.combinations for one in space.sizes(rest))
     for one in sizes:
         on_gpu, on_host = evaluate.least(one)
         assert on_gpu <= needed[one] and on_host <= found[one].estimate.host_per_node
@@ -108,7 +109,8 @@ def without_bounds(planner: Decider) -> Bounds:
 def test_the_choice_is_that_of_estimating_every_recipe(task: str, gpus: int, fixed: dict[str, Any]) -> None:
     every = decider(80 * GIB, gpus, task, 1, **fixed)
     space = every.space()
-    needed = sorted(every.evaluate(one).estimate.needed for rest in space.rests for one in space.sizes(rest))
+    sizes = [one for rest in space.combinations for one in space.sizes(rest)]
+    needed = sorted(every.evaluate(one).estimate.needed for one in sizes)
     for share in (0.0, 0.1, 0.3, 0.7):
         memory = int(needed[int(share * len(needed))] * 1.08)
         planner = decider(memory, gpus, task, 1, **fixed)

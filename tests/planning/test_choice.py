@@ -34,7 +34,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 def everything(toy: Toy, space: Space) -> list[Candidate]:
-    return [toy(one) for rest in space.rests for one in space.sizes(rest)]
+    return [toy(one) for rest in space.combinations for one in space.sizes(rest)]
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
@@ -54,7 +54,7 @@ def test_nothing_that_fits_is_faster_than_the_choice(place):
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_every_recipe_of_the_space_is_told_of_once_with_a_reason(place):
     toy = Toy(**place)
-    choice, rests = toy.choice, toy.space().rests
+    choice, rests = toy.choice, toy.space().combinations
     assert choice.chosen is not None
 
     def rest(recipe: Recipe) -> Recipe:
@@ -68,7 +68,7 @@ def test_every_recipe_of_the_space_is_told_of_once_with_a_reason(place):
 
 def test_a_search_asks_only_what_may_win():
     toy = Toy(gpu="H100")
-    assert len(toy.space().rests) > 250 and toy.choice.chosen is not None
+    assert len(toy.space().combinations) > 250 and toy.choice.chosen is not None
     assert len(toy.asked) < 30
 
 
@@ -83,7 +83,7 @@ def test_what_the_job_fixes_stays():
 
 def test_activations_in_8_bits_are_the_choice_of_a_job_alone_and_stay_on_every_rung():
     toy = Toy()
-    assert "compress" not in {one.activations for one in toy.space().rests}
+    assert "compress" not in {one.activations for one in toy.space().combinations}
     space = toy.space(activations="compress")
     chosen = toy.choose(space).chosen
     assert chosen is not None and chosen.recipe.activations == "compress"
@@ -193,7 +193,7 @@ def test_a_larger_micro_batch_without_accumulation_may_fit_where_a_smaller_one_d
 
 def test_the_space_holds_valid_recipes_alone_and_each_once():
     space = Toy(gpus=16).space(chunks=True)
-    rests = space.rests
+    rests = space.combinations
     assert len(rests) == len(set(rests)) > 400
     for recipe in rests:
         assert not broken_rules(recipe, space.setting)
@@ -205,34 +205,34 @@ def test_the_space_holds_valid_recipes_alone_and_each_once():
 
 def test_batch_norm_keeps_two_samples_in_every_recipe():
     space = Toy().space(batch_norm=True)
-    assert min(one.micro_batch_size for rest in space.rests for one in space.sizes(rest)) == 2
+    assert min(one.micro_batch_size for rest in space.combinations for one in space.sizes(rest)) == 2
 
 
 def test_without_gpus_nothing_is_offloaded():
     base = Recipe(precision="fp32", optimizer="adamw", sharding="fsdp", micro_batch_size=4, grad_accum=1)
-    rests = Space(base, frozenset(), Setting(2, 1, 0, entrypoint=True)).rests
+    rests = Space(base, frozenset(), Setting(2, 1, 0, entrypoint=True)).combinations
     assert {recipe.offload for recipe in rests} == {"none"}
     assert {recipe.activations for recipe in rests} == {"keep", "selective", "every-second", "checkpoint"}
 
 
 def test_a_ratio_of_checkpointed_blocks_keeps_checkpointing():
     space = Toy().space(activations="checkpoint", checkpoint_ratio=0.5)
-    assert {recipe.activations for recipe in space.rests} == {"checkpoint"}
+    assert {recipe.activations for recipe in space.combinations} == {"checkpoint"}
 
 
 def test_budgets_for_activations_are_searched_only_if_a_job_asks_for_one():
     asked = Toy().space(activations="budget", compile=True)
-    assert {recipe.activation_budget for recipe in asked.rests} == {1.0, 0.7, 0.5, 0.3, 0.1}
+    assert {recipe.activation_budget for recipe in asked.combinations} == {1.0, 0.7, 0.5, 0.3, 0.1}
     fixed = Toy().space(activations="budget", compile=True, activation_budget=0.2)
-    assert {recipe.activation_budget for recipe in fixed.rests} == {0.2}
+    assert {recipe.activation_budget for recipe in fixed.combinations} == {0.2}
     for other in ({"compile": True}, {}, {"activations": "checkpoint"}):
-        assert {recipe.activation_budget for recipe in Toy().space(**other).rests} == {1.0}
+        assert {recipe.activation_budget for recipe in Toy().space(**other).combinations} == {1.0}
 
 
 def test_of_a_foreign_command_only_the_micro_batch_is_chosen():
     base = Recipe(precision="bf16-mixed", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
     space = Space(base, frozenset(), Setting(8, 1, 8), closed=True)
-    assert space.rests == (base,)
+    assert space.combinations == (base,)
     assert [one.micro_batch_size for one in space.sizes(base)] == [1, 2, 4, 8]
 
 

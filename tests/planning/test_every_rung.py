@@ -126,7 +126,7 @@ def checked(walk: Walk) -> Iterator[str]:
             yield f"another global batch: {recipe}"
         if broken_rules(recipe, walk.setting):
             yield f"breaks a rule: {recipe}"
-        if recipe.micro_batch_size < first.micro_batch_size and walk.setting.micro_batch_stays:
+        if recipe.micro_batch_size < first.micro_batch_size and walk.setting.why_micro_batch_stays:
             yield f"the micro-batch was to stay: {recipe}"
     if len(set(walk.tried)) < len(walk.tried):
         yield f"tried twice: {walk.tried}"
@@ -180,7 +180,7 @@ def test_where_every_pass_runs_out_of_memory_each_rung_is_tried_or_one_that_need
     last = walk.tried[-1]
     assert len(set(walk.tried)) == len(walk.tried)
     for rung in planned:
-        if setting.micro_batch_stays is None and not setting.keeps_micro_batch:
+        if setting.why_micro_batch_stays is None and not setting.keeps_micro_batch:
             assert any(covers(one, rung) for one in walk.tried), rung
         built = {name for name in rung.changes_from(last) if name not in WITHIN_A_RUN}
         assert rung != planned[-1] or not built, "the last rung's processes were built"

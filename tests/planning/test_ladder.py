@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.planning.batches import with_sizes_between
-from launcher.planning.ladder import Rung, can_go_on, ladder_of
+from launcher.planning.ladder import Rung, can_continue, ladder_of
 from launcher.planning.lower import lower, why_none_within, within_a_run
 from launcher.spec.base import GIB
 from launcher.spec.job import Job
@@ -43,7 +43,7 @@ def test_every_rung_is_valid_needs_less_and_can_read_the_checkpoints_of_all_abov
     needed = toy(above).estimate.needed
     for rung in ladder:
         assert not broken_rules(rung.recipe, toy.space().setting)
-        assert can_go_on(rung.recipe, above, toy.space().setting)
+        assert can_continue(rung.recipe, above, toy.space().setting)
         assert rung.recipe.micro_batch_size * rung.recipe.grad_accum == toy.per_rank
         assert rung.candidate.estimate.needed == needed - rung.saved < needed
         assert rung.candidate.estimate.host_per_node <= toy.host
@@ -67,7 +67,7 @@ def test_a_rung_is_the_change_that_loses_least_speed_for_each_byte():
     first = ladder[0]
     others = [
         toy(one) for one in [*space.below(chosen), *space.sizes(chosen)]
-        if one.micro_batch_size <= chosen.micro_batch_size and can_go_on(one, chosen, space.setting)
+        if one.micro_batch_size <= chosen.micro_batch_size and can_continue(one, chosen, space.setting)
     ]  # fmt: skip
     before = toy(chosen)
     prices = [
@@ -136,12 +136,12 @@ PLAIN = Recipe(
     ],
 )
 def test_a_restart_changes_only_what_a_checkpoint_can_be_read_under(changes, may):
-    assert can_go_on(PLAIN.model_copy(update=changes), PLAIN, SETTING) is may
+    assert can_continue(PLAIN.model_copy(update=changes), PLAIN, SETTING) is may
 
 
 def test_states_in_32_bit_can_be_read_in_other_shards():
     before = PLAIN.model_copy(update={"optimizer": "adamw"})
-    assert can_go_on(before.model_copy(update={"sharding": "fsdp"}), before, SETTING)
+    assert can_continue(before.model_copy(update={"sharding": "fsdp"}), before, SETTING)
 
 
 BASE = PLAIN.model_copy(update={"optimizer": "adamw", "sharding": "fsdp", "activations": "offload"})

@@ -13,7 +13,7 @@ from launcher.planning.batches import with_micro_batch
 from launcher.planning.cached import CachedSource
 from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
-from launcher.planning.learnt import begun_where_it_fitted, known_of
+from launcher.planning.learnt import earlier_runs, started_where_it_fitted
 from launcher.planning.plan import Plan, make_plan
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.versions import version_of
@@ -43,8 +43,8 @@ def job(budget: str = "64MiB", **recipe: Any) -> Job:
 
 def planned(folder: Path, asked: Job) -> Plan:
     """As a submission is; `launcher plan` says the same."""
-    plan = begun_where_it_fitted(
-        make_plan(asked, HERE), asked, HERE, known_of(asked, HERE, folder, on_gpu=False)
+    plan = started_where_it_fitted(
+        make_plan(asked, HERE), asked, HERE, earlier_runs(asked, HERE, folder, on_gpu=False)
     )
     told = Decider(asked, HERE, DeclaredParams(1000, batch_norm=False), folder).decide().plan
     assert (told.recipe, told.ladder, told.reason) == (plan.recipe, plan.ladder, plan.reason)

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import Ranks, alike_on_node, states_of
+from launcher.memory.states import Ranks, ranks_on_node, states_of
 from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.hardware import Hardware, gpu_type_of, memory_of
 from launcher.planning.space import Space
@@ -77,7 +77,7 @@ class Toy:
         """Return the bytes of states on the host of a node."""
         return sum(
             number * states_of(self.shapes, recipe, self.ranks, rank).host.total
-            for rank, number in alike_on_node(self.shapes, recipe, self.ranks)
+            for rank, number in ranks_on_node(self.shapes, recipe, self.ranks)
         )
 
     def least(self, recipe: Recipe) -> tuple[int, int]:

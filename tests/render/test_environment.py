@@ -124,8 +124,8 @@ def test_template_errors_name_the_line(tmp_path: Path, text: str, message: str) 
         ('echo "$(case a in a) echo "{{ x }}" ;; esac)"\n', ":1: a value inside double quotes"),
         ('{% if x %}echo "{% else %}"{% endif %}{{ x }}"\n', "that open between `if` and `else` must close"),
         ("{% for y in x %}'{% endfor %}\n", "that open between `for` and `endfor` must close"),
-        ("echo \"{% include 'torchrun/start.sh.j2' %}\"\n", "`include` takes other text in"),
-        ("echo {% block a %}{% endblock %}\n", "`block` takes other text in"),
+        ("echo \"{% include 'torchrun/start.sh.j2' %}\"\n", "`include` includes other text"),
+        ("echo {% block a %}{% endblock %}\n", "`block` includes other text"),
         ("{% filter replace('\\'', '') %}{{ x }}{% endfilter %}\n", "the tag `filter` is not for templates"),
         ("{% macro m() %}a{% endmacro %}{% call m() %}{% endcall %}\n", "the tag `call` is not for"),
         ("echo {% print x %}\n", "the tag `print` is not for"),
@@ -181,7 +181,7 @@ def test_template_errors_name_the_line(tmp_path: Path, text: str, message: str) 
         ("a=(1; 2)\n", ":1: `;` in a list of words"),
         ("eval {% if n %};{% endif %} {{ x }}\n", "a value of `eval`"),
         ('{% if not n %}cat <<E;{% endif %}\n"\nE\n{{ x }}\n"\n', "that open between `if` and `endif` must"),
-        ("cat <<E;{% include 'torchrun/start.sh.j2' %}\nE\n", "`include` takes other text in"),
+        ("cat <<E;{% include 'torchrun/start.sh.j2' %}\nE\n", "`include` includes other text"),
     ],
 )
 def test_a_value_where_quoting_does_not_hold_is_refused(tmp_path: Path, text: str, message: str) -> None:

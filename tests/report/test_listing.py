@@ -92,7 +92,7 @@ def test_each_pod_of_a_run_costs_its_own_price(tmp_path: Path) -> None:
 
 def test_a_step_of_an_evaluation_alone_keeps_the_last_loss(tmp_path: Path) -> None:
     pytest.importorskip("textual")
-    from launcher.top.board import Known
+    from launcher.top.board import Entry
     from launcher.top.drawing import cells_of
     from launcher.top.live import Live
 
@@ -100,12 +100,12 @@ def test_a_step_of_an_evaluation_alone_keeps_the_last_loss(tmp_path: Path) -> No
     live = Live(run)
     append_json(run.metrics, {"step": 4, "eval_loss": 2.5})
     live.read()
-    known = Known(status(run), row_of(status(run), run), 0)
-    assert known.row.loss == cells_of(known, live, 40)[3] == "2.113"
+    entry = Entry(status(run), row_of(status(run), run), 0)
+    assert entry.row.loss == cells_of(entry, live, 40)[3] == "2.113"
     append_json(run.metrics, {"step": 5, "loss": None})
     live.read()
-    known = Known(status(run), row_of(status(run), run), 0)
-    assert known.row.loss == cells_of(known, live, 40)[3] == ""
+    entry = Entry(status(run), row_of(status(run), run), 0)
+    assert entry.row.loss == cells_of(entry, live, 40)[3] == ""
 
 
 def test_a_long_id_is_whole_and_the_state_as_well() -> None:

@@ -23,7 +23,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(metrics_log, "_lines", None)
-    monkeypatch.setattr(metrics_log, "_told", set())
+    monkeypatch.setattr(metrics_log, "_reported", set())
     return RunDir(tmp_path)
 
 

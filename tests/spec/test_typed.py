@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import SpecError
 from launcher.spec.job import Job
-from launcher.spec.load import changed, from_record, load_cluster, load_job, read, validate
+from launcher.spec.load import from_record, load_cluster, load_job, read, validate, with_overrides
 from launcher.spec.section import annotation_of
 from launcher.spec.typed import _members
 from launcher.spec.yaml import Document, parse
@@ -120,7 +120,7 @@ def test_no_numeric_field_of_job_and_cluster_takes_a_boolean() -> None:
             prefix = "cluster." if model is Cluster else ""
             for document in (
                 parse(_as_yaml(path, "true"), "f.yaml"),
-                changed(parse("{}", "f.yaml"), [f"{prefix}{name}=false"], of_cluster=model is Cluster),
+                with_overrides(parse("{}", "f.yaml"), [f"{prefix}{name}=false"], of_cluster=model is Cluster),
                 Document(_nested(path, True), "dict"),
             ):
                 with pytest.raises(SpecError) as error:

@@ -163,10 +163,10 @@ def test_a_limit_keeps_living_runs_and_a_filter_its_own(runs: Path) -> None:
         eventful(runs / f"new-{number}")
     board = Board(limit=2)
     board.look()
-    assert [run.id for run in board.known] == ["old", "new-3"]
+    assert [run.id for run in board.entries] == ["old", "new-3"]
     board = Board(Filter(name="long"))
     board.look()
-    assert list(board.known) == [old.run]
+    assert list(board.entries) == [old.run]
 
 
 def test_enter_shows_logs_memory_events_and_the_cause(runs: Path) -> None:

@@ -174,7 +174,7 @@ class Trained:
         rank, self.where = Rank(**{**vars(rank), **changes}), Where()
         trainer = Trainer(rank, self.where, Unlimited())
         if change is not None:
-            trainer.current.look_at_first_step = lambda *_: None  # type: ignore[method-assign]
+            trainer.current.check_first_step = lambda *_: None  # type: ignore[method-assign]
             trainer.current.climb = partial(_change, trainer.current, *change)  # type: ignore[method-assign]
         if fails is not None:
             arm(trainer, fails)

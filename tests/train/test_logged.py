@@ -17,7 +17,7 @@ from launcher.spec.events import StateNotSaved
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
 from launcher.train.logged import log, open_logged
-from launcher.train.metrics.recorder import OWN, check_names
+from launcher.train.metrics.recorder import RESERVED, check_names
 from launcher.train.task import TaskError
 from tests.train.runs import job, prepare, recipe, start
 from tests.train.test_traps import any_error
@@ -172,4 +172,4 @@ def test_a_metric_under_a_name_of_launchers_own_is_refused(tmp_path: Path) -> No
     assert start(run, recipe("none", 8), ranks=1).codes == {0: 0}
     [line] = run.read_metrics()
     others = {name for name in line if not name.startswith("memory_")} - {"accuracy", "place"}
-    assert others <= OWN, "all names are known"
+    assert others <= RESERVED, "all names are known"

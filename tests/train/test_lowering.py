@@ -151,10 +151,10 @@ def test_a_batch_that_was_met_once_is_no_surprise_again_whichever_of_its_tensors
     recovery = Recovery.__new__(Recovery)
     recovery.probed = None
     wide, long = (torch.zeros(4, 9), torch.zeros(4, 2)), (torch.zeros(4, 3), torch.zeros(4, 5))
-    recovery.note_size(wide, 4)
+    recovery.record_size(wide, 4)
     assert not recovery.outgrows(wide, 4) and recovery.outgrows(long, 4)
-    recovery.note_size(long, 4)
+    recovery.record_size(long, 4)
     square = (torch.zeros(4, 9), torch.zeros(4, 5), torch.zeros(4, 4))  # one more tensor, of size 4 x 4
     assert not recovery.outgrows(wide, 4) and not recovery.outgrows(long, 4) and recovery.outgrows(square, 4)
-    recovery.note_size(square, 4)
+    recovery.record_size(square, 4)
     assert not recovery.outgrows(square, 4)

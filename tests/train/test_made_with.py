@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.made_with import other_data, why_not_from, why_not_on
+from launcher.rundir.made_with import data_change, why_not_from, why_not_on
 from launcher.spec.recipe import Recipe
 from launcher.train.checkpoints.reader import read_metadata
-from launcher.train.checkpoints.same_model import other_model
+from launcher.train.checkpoints.same_model import model_difference
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
 
 WHOLE = recipe("none", micro=8)
@@ -77,8 +77,8 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
             {},
             "step-00000002 cannot be resumed from: its optimizer states are those of adamw",
         ),
-        ({"embedding_states": "8-bit"}, {}, "go on with `--set recipe.embedding_states=32-bit`"),
-        ({"optimizer": "adamw-8bit"}, {}, "go on with `--set recipe.optimizer=adamw`"),
+        ({"embedding_states": "8-bit"}, {}, "continue with `--set recipe.embedding_states=32-bit`"),
+        ({"optimizer": "adamw-8bit"}, {}, "continue with `--set recipe.optimizer=adamw`"),
         (
             {"micro_batch_size": 16},
             {"steps": None, "epochs": 2, "batch": {"global": 16}},
@@ -87,7 +87,7 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
         (
             {},
             {"args": {"dim": 24}},
-            "embedding.weight has the shape (64, 24) in the model, and (64, 16) in it",
+            "embedding.weight has the shape (64, 24) in the model, and (64, 16) in the checkpoint",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_markers_of_an_older_launcher_and_the_paged_twin_agree() -> None:
     lion = WHOLE.model_copy(update={"optimizer": "lion"})
     old = {"step": 2, "world": 1}
     assert why_not_from(old, job(steps=None, epochs=2), lion) is None
-    assert other_data(old, job(), 40) is None
+    assert data_change(old, job(), 40) is None
     eight = WHOLE.model_copy(update={"optimizer": "adamw-8bit"})
     assert why_not_from({"optimizer": "paged-adamw-8bit"}, job(), eight) is None
     assert why_not_from({"optimizer": "lion-8bit"}, job(), eight) is not None
@@ -172,10 +172,10 @@ def test_a_checkpoint_of_another_model_is_told_from_one_of_this_model(tmp_path: 
 
     def why(whole: bool = True, **changed: torch.Tensor | None) -> str | None:
         model = {name: tensor for name, tensor in (weights | changed).items() if tensor is not None}
-        return other_model(model, saved, whole=whole)
+        return model_difference(model, saved, whole=whole)
 
     assert why() is None and why(buffer=None) is None
-    assert why(bias=torch.ones(3)) == "the model has bias, which it lacks"
-    assert why(frozen=torch.ones(3)) == "frozen has the shape (3,) in the model, and (2, 3) in it"
-    assert why(head=None) == "it has head, which the model lacks"
+    assert why(bias=torch.ones(3)) == "the model has bias, which the checkpoint lacks"
+    assert why(frozen=torch.ones(3)) == "frozen has the shape (3,) in the model, and (2, 3) in the checkpoint"
+    assert why(head=None) == "the checkpoint has head, which the model lacks"
     assert why(whole=False, head=None) is None, "another stage has it"

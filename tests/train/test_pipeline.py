@@ -563,7 +563,7 @@ def test_a_block_that_passes_on_no_gradient_to_the_stage_before_is_refused(tmp_p
     start(run, staged())
     told = error(run.attempt(0), 1)
     assert told["failure"] == "user-error"
-    assert "the loss does not depend on what a stage gets from the stage before it" in told["exception"]
+    assert "the loss does not depend on the output of the previous stage" in told["exception"]
 
 
 def without(run: RunDir, folder: Path, step: int) -> RunDir:

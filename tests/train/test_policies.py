@@ -541,7 +541,7 @@ def test_offload_forgets_copies_of_a_buffer_that_changes_in_each_step() -> None:
     block.forward = around(offloader := Offloader(Unlimited(), pin=False), block.forward, block)  # type: ignore[method-assign]
     for _ in range(3):
         block(torch.ones(2, 4, requires_grad=True)).sum().backward()
-    assert [len(known) for known in offloader._once._known.values()] == [0]
+    assert [len(copies) for copies in offloader._copied_once._copies.values()] == [0]
 
 
 def test_a_nested_tensor_without_a_layout_of_its_own_is_offloaded() -> None:

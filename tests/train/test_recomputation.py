@@ -26,7 +26,7 @@ from launcher.train.activations.activations import recomputed
 from launcher.train.activations.recomputation import ForwardPass
 from launcher.train.budget import Unlimited
 from launcher.train.compiling.compiling import apply_compile
-from launcher.train.rng import NumpyNumbers
+from launcher.train.rng import NumpyGenerator
 from launcher.train.task import TaskError
 from launcher.train.undo.state_finder import SMALL
 from tests.train.runs import recipe
@@ -538,7 +538,7 @@ def test_state_without_a_change_is_not_kept_although_it_is_not_a_number(compiles
 
 
 def test_numpys_state_is_read_anew_whenever_it_may_have_changed() -> None:
-    numbers = NumpyNumbers()
+    numbers = NumpyGenerator()
     numpy.random.seed(0)
     before = numbers.state()
     assert numbers.state() == before

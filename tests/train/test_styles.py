@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from launcher.train.tensor.unequal_parts import laid_out
+from launcher.train.tensor.unequal_parts import without_gaps
 from launcher.train.tracing.tracer import fake_ranks
 from tests.train.runs import measure
 from tests.train.test_tensor import ALONE, BOTH, COMPILES, LOSS, MOVED, NORM, TENSOR, far, run
@@ -141,10 +141,10 @@ def test_a_part_that_is_laid_out_anew_belongs_to_a_contiguous_whole() -> None:
         x = DTensor.from_local(
             part, mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(1, 5)
         )
-        found = laid_out(x)
+        found = without_gaps(x)
         assert found.to_local().is_contiguous() and found.to_local().equal(part)
         assert (found.shape, found.stride()) == ((5, 2), (2, 1))
-        assert laid_out(found) is found
+        assert without_gaps(found) is found
 
 
 def test_ranks_draw_different_numbers_for_their_parts_of_a_tensor_and_equal_ones_for_whole_tensors(

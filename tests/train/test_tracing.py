@@ -63,7 +63,7 @@ def test_the_shorter_way_to_results_of_operators_leads_to_the_same_trace(
     ranks = Ranks(4, 4, on_gpu=True)
     steps = [recipe(activations="checkpoint", tensor=2), recipe(sharding="none")]
     found = [tracer(task, args).trace(step, ranks) for step in steps]
-    monkeypatch.setattr("launcher.train.tracing.fake_mode._KNOWN", False)
+    monkeypatch.setattr("launcher.train.tracing.fake_mode._HAS_PRIVATE_PARTS", False)
     assert found == [tracer(task, args).trace(step, ranks) for step in steps]
 
 
@@ -472,7 +472,7 @@ def test_a_trace_survives_the_disk(tmp_path: Any) -> None:
     source.write_text("a = 1")
     store = TraceStore(tmp_path, "mine:Task", {}, "/here")
     assert store.get("law") is None
-    store.made_from([source])
+    store.reset([source])
     store.put("law", pack_trace(law))
     again = TraceStore(tmp_path, "mine:Task", {}, "/here")
     packed = again.get("law")

@@ -26,7 +26,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.supervise.judge import Evidence, judge, read_records
-from launcher.train.batch_norm import computes_in_fp32
+from launcher.train.batch_norm import compute_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
 from launcher.train.forward import check_loss, loss_of
@@ -931,14 +931,14 @@ def test_batch_norm_is_torchs_own_whatever_the_types_are() -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 3, 5)
     ours, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    computes_in_fp32(ours)
+    compute_in_fp32(ours)
     for norm in (ours, theirs):
         norm.train()
     assert torch.equal(ours(x), theirs(x))
     assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), theirs.buffers(), strict=True))
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
     halves = nn.BatchNorm1d(3).to(torch.bfloat16)
-    computes_in_fp32(halves)
+    compute_in_fp32(halves)
     assert halves(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(halves.running_var, theirs.running_var, rtol=1e-2, atol=1e-2)
 

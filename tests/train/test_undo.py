@@ -433,18 +433,18 @@ def test_trained_parameters_that_a_pass_writes_are_put_back() -> None:
         assert undo.restore().lost == ()
         assert all(torch.equal(p, before[name]) for name, p in model.items()), step
         passes()
-        undo.see_written()
+        undo.find_written()
         update()
         undo.take()
         undo.release()
-    assert [slot.name for slot in undo._slots.values() if slot.follows] == ["large", "small"]
+    assert [slot.name for slot in undo._slots.values() if slot.is_copied] == ["large", "small"]
 
 
 def test_a_trained_parameter_that_is_written_later_is_told() -> None:
     model = nn.ParameterDict({"weight": torch.ones(4)})
     undo = Undo(model, torch.device("cpu"))
     for _ in range(3):
-        undo.see_written()
+        undo.find_written()
         undo.take()
     assert undo.lost() == []
     with torch.no_grad():

@@ -136,10 +136,8 @@ def main(out: Path) -> None:
         found: dict[str, Any] = {}
         made.data.start(1)
         samples = made.data.samples(1, 1)
-        found["by the comparison"] = left_by(
-            lambda: current.look_at_first_step(lambda: samples, lambda: None)
-        )
-        found["by the probe"] = left_by(current.probed)
+        found["by the comparison"] = left_by(lambda: current.check_first_step(lambda: samples, lambda: None))
+        found["by the probe"] = left_by(current.use_largest)
         before = everything(made)
         made.train_step(1)
         after = everything(made)
@@ -147,7 +145,7 @@ def main(out: Path) -> None:
         found["all"] = sorted(before.keys() | after.keys())
         assert budget.drills is not None
         budget.drills.coming = list(drill)
-        found["by a probe that finds less"] = left_by(current.probed)
+        found["by a probe that finds less"] = left_by(current.use_largest)
         assert current.recipe.micro_batch_size < 4, "the drill has struck"
         current.fallback._may_retry = {chosen: 0}
         budget.drills.coming = list(drill)

@@ -1,6 +1,6 @@
 """What blocks keep for their backward pass: the policies of a recipe's `activations`.
 
-`activations` applies them. `selective` and `compression` are two of them, `recomputation` makes a block's
-second forward pass begin like the first one. The other modules tell which tensors and containers a block
-changes or holds only a part of.
+`activations` applies them. `selective` and `compression` implement two of them. `recomputation` makes a
+block's second forward pass start from the same state as the first. The other modules find the tensors and
+containers that a block changes, and the local parts of DTensors.
 """

@@ -29,7 +29,7 @@ Forward = Callable[..., Any]
 ON_HOST = "launcher::activations to the host"
 "Name of the copies to the host in the profiler, with `activations: offload`."
 EVERY = {"selective": 1, "every-second": 2}
-"One of how many matrix products each policy keeps."
+"Policy -> n: it keeps one of every n matrix products."
 RECOMPUTED = (*EVERY, "checkpoint")
 "Policies that run a block's forward again."
 
@@ -114,47 +114,47 @@ def _with_recomputation(
 
 
 def around(function: Callable[..., Any], forward: Forward, *args: Any) -> Forward:
-    """Return a forward that calls `function` with a block's forward, `args` and its own arguments, whose
-    names may be any: `function` takes the others by position only.
+    """Return a forward that calls `function(forward, *args, ...)` with the arguments of the call.
 
-    If the block is copied (copy.deepcopy), so are these: a function that referred to the block would let the
-    copy compute with the original's weights.
+    `function` takes `forward` and `args` by position only, so the keywords of the call may have any name.
+    copy.deepcopy of a block also copies `args`. `function` must not refer to the block: the copy would
+    compute with the original's weights.
     """
     return functools.update_wrapper(functools.partial(function, forward, *args), forward)
 
 
 class Offloader:
-    """Lets the tensors that blocks save for backward wait in host memory, pinned with `pin`.
+    """Keeps the tensors that blocks save for the backward pass in host memory, pinned if `pin`.
 
-    torch.autograd.graph.save_on_cpu would move weights, too, and a tensor as often as operators save it.
-    Weights are left alone here, because they stay on the GPU anyway or FSDP gathers them again. Autocast's
-    bf16 copies of weights are moved like activations.
+    torch.autograd.graph.save_on_cpu would also move weights, and would copy a tensor once for each operator
+    that saves it. Weights are not moved here: they stay on the GPU anyway, or FSDP gathers them again.
+    Autocast's bf16 copies of weights are moved like activations.
     """
 
     def __init__(self, budget: Budget, *, pin: bool) -> None:
-        self._budget, self._pin, self._once = budget, pin, CopiedOnce()
+        self._budget, self._pin, self._copied_once = budget, pin, CopiedOnce()
 
     def __deepcopy__(self, _: object) -> Offloader:
-        return self  # a copied block offloads with it, too
+        return self  # a copied block uses the same one
 
     def __call__(self, forward: Forward, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
-        stay = {storage_of(local_part(parameter)) for parameter in block.parameters()}
+        weights = {storage_of(local_part(parameter)) for parameter in block.parameters()}
         saved: dict[_OnHost, _Saved] = {}
 
         def pack(tensor: torch.Tensor, part: torch.Tensor) -> _Saved | None:
-            if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in stay:
+            if part.layout not in (torch.strided, torch.jagged) or storage_of(part) in weights:
                 return None
             if part.is_nested:
                 return _Saved(self._moved(part))
-            place = (part.shape, part.stride(), tensor._version, part._version)
-            moved = self._once(part, place, lambda: self._moved(part))
-            if (found := saved.get(moved)) is None:
-                found = saved[moved] = _Saved(moved)
-            found.awaited += 1
-            return found
+            view = (part.shape, part.stride(), tensor._version, part._version)
+            moved = self._copied_once(part, view, lambda: self._moved(part))
+            if (entry := saved.get(moved)) is None:
+                entry = saved[moved] = _Saved(moved)
+            entry.pending += 1
+            return entry
 
-        with saved_parts(pack, _Saved.back):
+        with saved_parts(pack, _Saved.copied_back):
             return forward(*args, **kwargs)
 
     def _moved(self, part: torch.Tensor) -> _OnHost:
@@ -173,35 +173,35 @@ class _OnHost:
         self._tensor, self.device, self._pin = tensor, device, pin
 
     def copied_back(self) -> torch.Tensor:
-        # A copy also where a CPU stands in for the GPU: a memory budget counts what has come back.
+        # copy=True also if a CPU stands in for the GPU: a memory budget counts the copy.
         return self._tensor.to(self.device, non_blocking=self._pin, copy=True)
 
 
 class _Saved:
-    """A tensor in host memory that operators of one pass of a block saved. They share the copy that comes
-    back. Other blocks get their own: a copy that waits for them would take the memory that was to be freed.
+    """A tensor in host memory that several operators of one pass of a block saved. They share one copy on
+    the GPU. Other blocks get their own: keeping this copy for them would take the memory that offload frees.
     """
 
-    __slots__ = ("_back", "_moved", "_stream", "_version", "awaited")
+    __slots__ = ("_moved", "_on_device", "_stream", "_version", "pending")
 
     def __init__(self, moved: _OnHost) -> None:
         self._moved = moved
-        self._back: torch.Tensor | None = None
+        self._on_device: torch.Tensor | None = None
         self._version, self._stream = 0, None
-        self.awaited = 0
-        "How many operators have not got it back."
+        self.pending = 0
+        "Number of operators that saved the tensor and have not read it in the backward pass."
 
-    def back(self) -> torch.Tensor:
-        self.awaited -= 1
-        found, self._back = self._back, None
+    def copied_back(self) -> torch.Tensor:
+        self.pending -= 1
+        shared, self._on_device = self._on_device, None
         stream = _current_stream(self._moved.device)
-        # An operator may have changed its copy. Another stream does not wait for the copy to be complete.
-        if found is None or found._version != self._version or stream != self._stream:
-            found = self._moved.copied_back()
-            self._version, self._stream = found._version, stream
-        if self.awaited > 0:
-            self._back = found
-        return found
+        # An operator may have changed the shared copy. Another stream does not wait until it is complete.
+        if shared is None or shared._version != self._version or stream != self._stream:
+            shared = self._moved.copied_back()
+            self._version, self._stream = shared._version, stream
+        if self.pending > 0:
+            self._on_device = shared
+        return shared
 
 
 def _current_stream(device: torch.device) -> Any:

@@ -1,8 +1,8 @@
-"""Activation compression: what a block keeps for its backward pass is stored in 8 bits.
+"""Activation compression: store in 8 bits what a block keeps for its backward pass.
 
 GROUP values share one scale, the largest of their absolute values / LARGEST. Values are rounded to the
 nearest code, without random numbers, so the same step gives the same bits. A group with a value that is not
-finite decodes to values that are not finite, and the training loop leaves such a step out.
+finite decodes to values that are not finite, and the training loop skips such a step.
 
 The forward pass is exact. The backward pass reads rounded activations, so the gradient is approximate. Int8
 with a scale per group is four times closer than float8_e4m3: 0.65 % of normally distributed values against
@@ -38,7 +38,7 @@ class Codes:
     __slots__ = ("__weakref__", "codes", "dtype", "numel", "scales")
 
     def __init__(self, tensor: torch.Tensor, layout: Layout) -> None:
-        # Small scales need the range of fp32, which bf16 has and fp16 has not.
+        # Small scales need the exponent range of fp32. bf16 has it; fp16 does not.
         exact = torch.float32 if tensor.dtype == torch.float16 else tensor.dtype
         self.numel, self.dtype = layout.numel, tensor.dtype
         rows = -(-self.numel // GROUP)
@@ -60,10 +60,10 @@ class Codes:
 
 
 class Layout(NamedTuple):
-    """The values of a tensor without gaps between them, in the order in which memory has them."""
+    """Layout of a copy of a tensor that has the same order in memory, without gaps."""
 
     shape: tuple[int, ...]
-    "Without expanded dimensions, whose size is 1 here."
+    "Expanded dimensions have size 1."
     strides: tuple[int, ...]
     "0 for expanded dimensions."
     numel: int
@@ -81,18 +81,18 @@ class Compressor:
     """Compresses the activations of all blocks of a model, each tensor once."""
 
     def __init__(self) -> None:
-        self._once = CopiedOnce()
+        self._copied_once = CopiedOnce()
 
     def __deepcopy__(self, _: object) -> Compressor:
-        return self  # a copied block compresses with it, too
+        return self  # a copied block uses the same one
 
     def __call__(self, forward: Callable[..., Any], block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a block's forward so that its activations wait for the backward pass in 8 bits."""
+        """Call a block's forward, and keep its activations in 8 bits for the backward pass."""
         check_no_transform("compressed")
-        stays = _Exact(block, tree_leaves((args, kwargs)))
+        is_exact = _Exact(block, tree_leaves((args, kwargs)))
 
         def pack(tensor: torch.Tensor, part: torch.Tensor) -> Packed | None:
-            return None if stays(tensor, part) else self._pack(part, (tensor._version, part._version))
+            return None if is_exact(tensor, part) else self._pack(part, (tensor._version, part._version))
 
         with saved_parts(pack, _unpack):
             return forward(*args, **kwargs)
@@ -103,13 +103,13 @@ class Compressor:
             size == 1 or packed == stride
             for size, packed, stride in zip(layout.shape, layout.strides, tensor.stride(), strict=True)
         )
-        place = layout.numel if dense else (layout.shape, tensor.stride())
-        codes = self._once(tensor, (place, versions), lambda: Codes(tensor, layout))
+        view = layout.numel if dense else (layout.shape, tensor.stride())
+        codes = self._copied_once(tensor, (view, versions), lambda: Codes(tensor, layout))
         return Packed(codes, tensor.shape, layout.strides)
 
 
 class _Exact:
-    """Tells which tensors of a forward pass of `block` stay as they are. `leaves`: the block's inputs.
+    """Decides which saved tensors of a forward pass of `block` are not compressed. `leaves`: its inputs.
 
     Parameters, buffers, and inputs without a gradient (masks, tables of positions) are in memory anyway.
     Autocast's copies of weights stay exact because they are weights.
@@ -119,8 +119,8 @@ class _Exact:
         # Looked up during the forward pass, when FSDP has put the gathered parameters in place.
         parameters = list(block.parameters())
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        there = [*parameters, *block.buffers(), *(leaf for leaf in inputs if not leaf.requires_grad)]
-        self._storages = {storage_of(part) for part in map(local_part, there) if _is_plain(part)}
+        in_memory = [*parameters, *block.buffers(), *(leaf for leaf in inputs if not leaf.requires_grad)]
+        self._storages = {storage_of(part) for part in map(local_part, in_memory) if _is_plain(part)}
         self._frozen = {(p.shape, p.dtype) for p in parameters if not p.requires_grad}
         self._small = max((local_part(leaf).numel() for leaf in inputs), default=0) / SMALL
 
@@ -137,12 +137,12 @@ class _Exact:
             return True
         if whole.grad_fn is not None and whole.grad_fn.name() == "ToCopyBackward0":
             source: Any = whole.grad_fn.next_functions[0][0]
-            if source is not None and source.name() == "_ToTorchTensorBackward":  # of a rank's part
+            if source is not None and source.name() == "_ToTorchTensorBackward":  # a DTensor's local part
                 source = source.next_functions[0][0]
             return isinstance(getattr(source, "variable", None), nn.Parameter)
-        # The copy of a frozen weight has no history, so its shape must tell.
-        others = {shape for shape, dtype in self._frozen if dtype != tensor.dtype}
-        return whole.grad_fn is None and whole.shape in others
+        # The copy of a frozen weight has no grad_fn, so it is recognised by its shape.
+        converted = {shape for shape, dtype in self._frozen if dtype != tensor.dtype}
+        return whole.grad_fn is None and whole.shape in converted
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -157,7 +157,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 def layout_of(tensor: torch.Tensor) -> Layout:
     """Return the layout of a copy without gaps."""
     expanded = [stride == 0 for stride in tensor.stride()]
-    shape = tuple(1 if alike else size for size, alike in zip(tensor.shape, expanded, strict=True))
+    shape = tuple(1 if repeated else size for size, repeated in zip(tensor.shape, expanded, strict=True))
     strides, numel = [0] * tensor.dim(), 1
     for axis in sorted(range(tensor.dim()), key=lambda axis: (tensor.stride(axis), shape[axis])):
         if not expanded[axis]:

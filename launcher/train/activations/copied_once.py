@@ -1,4 +1,4 @@
-"""Copies of tensors that autograd keeps, such as in host memory or in 8 bits."""
+"""Share the copies that autograd keeps of tensors, such as copies in host memory or in 8 bits."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ T = TypeVar("T")
 
 
 class CopiedOnce:
-    """Makes one copy of a tensor that several operators save, also in several blocks.
+    """Makes one copy of a tensor for all operators that save it, in all blocks.
 
-    A copy lives as long as autograd keeps it, and is known as long as the memory of its tensor lives.
+    A copy lives as long as autograd keeps it. It is reused as long as the memory of its tensor lives.
     """
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Hashable, Any]] = (
+        self._copies: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Hashable, Any]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def __call__(self, tensor: torch.Tensor, place: Hashable, make: Callable[[], T]) -> T:
-        """Return the copy that `make` returns, or the one that it returned before.
+    def __call__(self, tensor: torch.Tensor, view: Hashable, make: Callable[[], T]) -> T:
+        """Return the existing copy of the tensor, or a new one from `make`.
 
-        `place`: which part of the tensor's memory it is, in which order, and torch's version counter.
+        `view` identifies the elements, their order in memory, and the content by torch's version counters.
         """
-        place = (place, tensor.storage_offset(), tensor.dtype, tensor.is_neg(), tensor.is_conj())
+        key = (view, tensor.storage_offset(), tensor.dtype, tensor.is_neg(), tensor.is_conj())
         storage = tensor.untyped_storage()
-        if (known := self._known.get(storage)) is None:
-            known = self._known[storage] = weakref.WeakValueDictionary()
-        if (found := known.get(place)) is None:
-            found = known[place] = make()
-        return found
+        if (copies := self._copies.get(storage)) is None:
+            copies = self._copies[storage] = weakref.WeakValueDictionary()
+        if (copy := copies.get(key)) is None:
+            copy = copies[key] = make()
+        return copy

@@ -1,7 +1,7 @@
 """Tensors that a model may change in place, such as with `nn.ReLU(inplace=True)`.
 
-Autograd refuses that for leaves, such as what a stage receives, and for views that a function with its own
-backward pass returns, such as the values of a DTensor.
+Autograd raises an error if a model changes in place a leaf, such as a tensor that a pipeline stage receives,
+or a view that a custom autograd function returns, such as the local part of a DTensor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory: without history, `detach` returns what is not a view to autograd."""
+    """An alias of a tensor. It is not a view for autograd, because `detach` runs here without history."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ class _Alias(torch.autograd.Function):
 
 
 def changeable(x: torch.Tensor) -> torch.Tensor:
-    """Return x as a tensor of the same memory that may be changed in place. As everywhere, the backward pass
-    fails if it reads the old values."""
+    """Return an alias of x that may be changed in place. As with any tensor, the backward pass fails if it
+    needs the old values."""
     result: torch.Tensor = _Alias.apply(x)  # type: ignore[no-untyped-call]
     return result

@@ -1,4 +1,4 @@
-"""The part that this rank has of a tensor that a block saves for its backward pass."""
+"""The local part of a tensor that a block saves for its backward pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from launcher.train.task import TaskError
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or of a DTensor this rank's part, after the collective that computes it. Use
-    `torch.no_grad()`."""
+    """Return the tensor; for a DTensor, this rank's part. Waits for a collective that computes it. Call this
+    under `torch.no_grad()`."""
     part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Return the address of the storage of a tensor, or of a DTensor's part; 0 for a wrapper of tensors and
-    for a sparse tensor."""
+    """Return the address of a tensor's storage; for a DTensor, of its local part. Return 0 for a wrapper of
+    tensors and for a sparse tensor."""
     part: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if part.layout != torch.strided or is_traceable_wrapper_subclass(part):
         return 0
@@ -62,8 +62,8 @@ def saved_parts(
     """Return hooks for saved tensors.
 
     `pack` gets the tensor and its `local_part`, and returns what to keep instead, or None to keep the tensor.
-    What `unpack` returns for a DTensor is its part again. As without hooks, the backward pass raises
-    RuntimeError if a tensor that was kept has changed.
+    For a DTensor, `unpack` returns the local part. As without hooks, the backward pass raises RuntimeError if
+    a tensor that was kept has changed.
     """
 
     def pack_part(tensor: torch.Tensor) -> tuple[Any, Any]:
@@ -76,7 +76,7 @@ def saved_parts(
         spec, packed = saved
         if isinstance(packed, _Kept):
             return packed.unchanged()
-        found = unpack(packed)
-        return found if spec is None else DTensor(found, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        part = unpack(packed)
+        return part if spec is None else DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     return saved_tensors_hooks(pack_part, unpack_part)

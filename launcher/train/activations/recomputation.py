@@ -1,9 +1,9 @@
-"""What a block's recomputation must begin with: what its forward pass began with.
+"""Let a block's recomputation start from the same state as its forward pass.
 
-torch.utils.checkpoint restores torch's own random numbers, and nothing else. A block may also draw from
-Python's or numpy's generators, change its buffers, attributes and arguments, or be called in evaluation mode:
-without this file, the recomputation would begin with what the forward pass left, compute another function,
-and change the state a second time.
+torch.utils.checkpoint restores only torch's own random numbers. A block may also draw from Python's or
+numpy's generators, change its buffers, attributes and arguments, or be called in evaluation mode. Without
+this module, the recomputation would start from the state that the forward pass left: it would compute another
+function and change the state a second time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launcher.spec.listed import listed
 from launcher.train.activations.in_place import changeable
 from launcher.train.activations.local_parts import memory_of
 from launcher.train.activations.places import Place, items_of
-from launcher.train.rng import GLOBAL_NUMBERS
+from launcher.train.rng import GLOBAL_GENERATORS
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint
 from launcher.train.undo.state_finder import (
@@ -42,7 +42,8 @@ from launcher.train.undo.state_finder import (
 )
 
 WATCHED = 2
-"First passes of a block after which tensors are compared by content: versions miss writes through `.data`."
+"""Number of first passes of a block after which tensors are compared by content, because version counters
+miss writes through `.data`."""
 NUMBERS = "the numbers of random or numpy.random"
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -50,14 +51,15 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 class BlockState:
     """The state that a block's forward pass may read and change. It consists of
 
-    - the buffers and parameters of its modules, whether they are in training mode, and what is trained;
-    - the attributes of those modules that are of the user's classes, and the arguments of the call: tensors,
+    - the buffers and parameters of its modules, whether they are in training mode, and which parameters are
+      trained;
+    - the attributes of modules of the user's classes, and the arguments of the call: tensors,
       generators, arrays, other modules, and the entries of dictionaries, lists and objects;
     - the random numbers of Python and numpy, and the kernels that attention may use.
     """
 
     def __init__(self, block: nn.Module, inner: Callable[[], Contexts] | None = None) -> None:
-        """`inner`: makes contexts of one forward pass and its recomputation that are entered after these."""
+        """`inner` makes contexts for a forward pass and its recomputation; they are entered after these."""
         self._inner = inner
         self.name = type(block).__name__
         self.modules = [(f"{name}." if name else "", module) for name, module in block.named_modules()]
@@ -73,7 +75,7 @@ class BlockState:
 
 
 class Modules:
-    """Which modules are in training mode now, and which parameters they have and train."""
+    """Which modules are in training mode, which parameters they have, and which of these are trained."""
 
     def __init__(self) -> None:
         self._modes: list[tuple[nn.Module, bool]] = []
@@ -88,37 +90,37 @@ class Modules:
         ]
 
     def restore(self, tensors: Mapping[int, torch.Tensor]) -> Modules:
-        """Restore them, with `tensors` (by id) in place of tensors. Return what is now otherwise.
+        """Restore this state, with `tensors` in place of tensors with the same id. Return what was replaced.
 
-        A parameter in the place of another one stays: FSDP shards it. What torch.func.functional_call puts
-        there is none.
+        A parameter that replaced another one stays, because FSDP swaps its own. torch.func.functional_call
+        swaps in plain tensors, which are replaced.
         """
         now = Modules()
         for module, training in self._modes:
             if module.training != training:
                 now._modes.append((module, module.training))
                 module.training = training
-        for home, name, held, trained in self._parameters:
-            p, then = home.get(name), tensors.get(id(held), held)
-            if p is not then and not (isinstance(p, nn.Parameter) and isinstance(then, nn.Parameter)):
-                now._parameters.append((home, name, p, trained))
-                home[name] = then
+        for parameters, name, held, trained in self._parameters:
+            p, earlier = parameters.get(name), tensors.get(id(held), held)
+            if p is not earlier and not (isinstance(p, nn.Parameter) and isinstance(earlier, nn.Parameter)):
+                now._parameters.append((parameters, name, p, trained))
+                parameters[name] = earlier
             elif p is not None and p.requires_grad != trained:
-                now._parameters.append((home, name, p, p.requires_grad))
+                now._parameters.append((parameters, name, p, p.requires_grad))
                 p.requires_grad_(trained)
         return now
 
 
 class Watched(NamedTuple):
-    """A tensor that a pass may read, as it was before."""
+    """A tensor that a pass may read, and its version before the pass."""
 
     name: str
     tensor: torch.Tensor
     version: int
-    given: bool
-    "The block was called with it."
+    is_argument: bool
+    "The block was called with this tensor."
     trained: bool
-    "It is a parameter that has a gradient."
+    "It is a parameter that requires a gradient."
 
     @property
     def has_changed(self) -> bool:
@@ -126,10 +128,10 @@ class Watched(NamedTuple):
 
 
 class ForwardPass:
-    """Keeps, of the state that one forward pass began with, what the pass changes.
+    """Keeps the initial value of all state that one forward pass changes.
 
-    Raises TaskError if the pass changes in place a tensor of which there is no copy: one of more than 1 MiB,
-    a trained parameter, or one that it was called with.
+    Raises TaskError if the pass changes in place a tensor that has no copy: a tensor of more than 1 MiB, a
+    trained parameter, or an argument.
     """
 
     def __init__(
@@ -141,20 +143,21 @@ class ForwardPass:
     ) -> None:
         """`inner` is entered after this context."""
         self.state, self._inner = state, inner or nullcontext()
-        self._arguments = [(f"argument {at}", one) for at, one in enumerate(args)]
-        self._arguments += [(f"argument {key}", one) for key, one in kwargs.items()]
-        # torch itself watches and keeps these, or under a checkpoint of the model computes them again.
-        self._kept_by_torch = {id(one) for one in args}
+        self._arguments = [(f"argument {at}", value) for at, value in enumerate(args)]
+        self._arguments += [(f"argument {key}", value) for key, value in kwargs.items()]
+        # torch keeps and checks these itself. Under a checkpoint of the model it computes them again.
+        self._kept_by_torch = {id(value) for value in args}
         self.kernels = _attention_kernels()
         self.places: list[Place] = []
         self.modules = Modules()
         self.with_graph: dict[int, torch.Tensor] = {}
-        "Tensors in places that had a graph, which would keep the memory of its pass, without it; by id."
+        """By id: detached versions of the tensors in places that had a graph. A graph would keep the memory
+        of its pass alive."""
         self.copies: dict[int, torch.Tensor] = {}
         "Id of a tensor in a place -> its content before the pass."
         self.unchanged: list[Watched] = []
         self.generators: list[State] = []
-        "And small arrays. After the pass, those that it has changed."
+        "Generators and small arrays. After the pass, only those that it changed."
 
     @torch.no_grad()
     def __enter__(self) -> None:
@@ -162,71 +165,75 @@ class ForwardPass:
         self._tensors: dict[int, Watched] = {}
         seen: set[int] = set()
         arguments, self._arguments = self._arguments, []
-        self._search(arguments, seen, given=True)
+        self._search(arguments, seen, is_argument=True)
         inside: list[tuple[str, Any]] = []
         for prefix, module in self.state.modules:
             seen.add(id(module))
-            inside += self._enter(prefix, module, seen, given=False)
-        self._search(inside, seen, given=False)
-        self._prints: dict[int, torch.Tensor | None] = {}
+            inside += self._add_module(prefix, module, seen, is_argument=False)
+        self._search(inside, seen, is_argument=False)
+        self._fingerprints: dict[int, torch.Tensor | None] = {}
         for number, one in self._tensors.items():
-            if one.given:
+            if one.is_argument:
                 continue
             if one.tensor.nbytes <= SMALL and not one.trained:
                 self.copies[number] = one.tensor.detach().clone()
             elif self.state.passes < WATCHED and one.tensor.nbytes <= MOST_DATA:
-                self._prints[number] = _print(one.tensor)
-        self.generators += [State(NUMBERS, one.state, one.set_state, eq) for one in GLOBAL_NUMBERS.values()]
+                self._fingerprints[number] = _fingerprint(one.tensor)
+        self.generators += [
+            State(NUMBERS, one.state, one.set_state, eq) for one in GLOBAL_GENERATORS.values()
+        ]
         self._inner.__enter__()
 
     def _hold(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what a place keeps of a tensor."""
-        found = self._alone(tensor)
-        if found is not tensor:
-            self.with_graph[id(found)] = found
-        return found
+        """Return the tensor that a place keeps in place of `tensor`."""
+        held = self._detached(tensor)
+        if held is not tensor:
+            self.with_graph[id(held)] = held
+        return held
 
-    def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, or if it has a graph the same memory without it."""
+    def _detached(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor; if it has a graph, a detached one with the same memory."""
         if tensor.is_leaf:
             return tensor
-        if (found := self._without_graph.get(id(tensor))) is None:
-            found = self._without_graph[id(tensor)] = tensor.detach().requires_grad_()
-        return found
+        if (detached := self._without_graph.get(id(tensor))) is None:
+            detached = self._without_graph[id(tensor)] = tensor.detach().requires_grad_()
+        return detached
 
-    def _watch(self, name: str, tensor: torch.Tensor, *, given: bool, trained: bool = False) -> None:
-        held = self._alone(tensor)
-        if id(held) not in self._tensors and (given or trained or content(held) is not None):
-            self._tensors[id(held)] = Watched(name, held, _version(held), given, trained)
-            if given and id(tensor) in self._kept_by_torch:
+    def _watch(self, name: str, tensor: torch.Tensor, *, is_argument: bool, trained: bool = False) -> None:
+        held = self._detached(tensor)
+        if id(held) not in self._tensors and (is_argument or trained or content(held) is not None):
+            self._tensors[id(held)] = Watched(name, held, _version(held), is_argument, trained)
+            if is_argument and id(tensor) in self._kept_by_torch:
                 self._kept_by_torch.add(id(held))
 
-    def _enter(self, prefix: str, module: nn.Module, seen: set[int], *, given: bool) -> list[tuple[str, Any]]:
-        """Take a module without its submodules into account. Return what is in its attributes, with names."""
+    def _add_module(
+        self, prefix: str, module: nn.Module, seen: set[int], *, is_argument: bool
+    ) -> list[tuple[str, Any]]:
+        """Add a module without its submodules. Return its attributes and their names, which may hold more."""
         self.modules.add(module, self._hold)
         self.places.append(Place(prefix, module._buffers, self._hold))
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                self._watch(f"{prefix}{key}", buffer, given=given)
+                self._watch(f"{prefix}{key}", buffer, is_argument=is_argument)
         for key, p in module._parameters.items():
             if p is not None:
-                self._watch(f"{prefix}{key}", p, given=given, trained=p.requires_grad)
+                self._watch(f"{prefix}{key}", p, is_argument=is_argument, trained=p.requires_grad)
         if not classes_of(module):
             return []
         self.places.append(Place(prefix, vars(module), self._hold))
         return [(f"{prefix}{key}", value) for key, value in vars(module).items() if key not in INTERNAL]
 
-    def _search(self, waiting: list[tuple[str, Any]], seen: set[int], *, given: bool) -> None:
-        """Find places, tensors and generators in values, each with its name."""
+    def _search(self, waiting: list[tuple[str, Any]], seen: set[int], *, is_argument: bool) -> None:
+        """Find places, tensors and generators in the named values of `waiting`."""
         objects = 0
-        for name, value in waiting:  # grows meanwhile
-            sort = sort_of(value, passed_on=given)
+        for name, value in waiting:  # grows during the loop
+            sort = sort_of(value, passed_on=is_argument)
             if sort == "plain" or id(value) in seen:
                 continue
             seen.add(id(value))
             if sort == "tensor":
                 trained = isinstance(value, nn.Parameter) and value.requires_grad
-                self._watch(name, value, given=given, trained=trained)
+                self._watch(name, value, is_argument=is_argument, trained=trained)
             elif sort == "method":
                 waiting += [(name, inside) for inside in bound_to(value)]
             elif (found := state_of(name, value)) is not None:
@@ -237,20 +244,20 @@ class ForwardPass:
                     for prefix, module in value.named_modules(prefix=name):
                         if module is value or id(module) not in seen:
                             seen.add(id(module))
-                            waiting += self._enter(f"{prefix}.", module, seen, given=given)
+                            waiting += self._add_module(f"{prefix}.", module, seen, is_argument=is_argument)
                     continue
                 contents = [value] if sort in ("dict", "items", "tuple") else []
-                for home in [*attributes_of(value, passed_on=given), *contents]:
-                    if len(home) <= MOST_ITEMS:
-                        waiting += [(f"{name}[{key!r}]", inside) for key, inside in items_of(home)]
-                        if not isinstance(home, (tuple, frozenset)):
-                            self.places.append(Place(f"{name} ", home, self._hold))
+                for container in [*attributes_of(value, passed_on=is_argument), *contents]:
+                    if len(container) <= MOST_ITEMS:
+                        waiting += [(f"{name}[{key!r}]", inside) for key, inside in items_of(container)]
+                        if not isinstance(container, (tuple, frozenset)):
+                            self.places.append(Place(f"{name} ", container, self._hold))
 
     @torch.no_grad()
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         self._inner.__exit__(kind, *error)
-        tensors, prints = self._tensors, self._prints
-        del self._tensors, self._prints, self._without_graph
+        tensors, fingerprints = self._tensors, self._fingerprints
+        del self._tensors, self._fingerprints, self._without_graph
         if kind is not None:
             return
         self.generators = [one for one in self.generators if one.changed()]
@@ -259,7 +266,7 @@ class ForwardPass:
         state.passes += 1
         for number, one in tensors.items():
             copy = self.copies.get(number)
-            if one.has_changed or (compares and _differs(one.tensor, copy, prints.get(number))):
+            if one.has_changed or (compares and _differs(one.tensor, copy, fingerprints.get(number))):
                 if copy is None:
                     raise TaskError(f"{self._place(one.name)} {CHANGED_IN_PASS}. {_way_out(one)}")
                 state.written.add(one.name)
@@ -271,8 +278,8 @@ class ForwardPass:
             self._check_separate([*tensors.values()])
 
     def _check_separate(self, tensors: list[Watched]) -> None:
-        """Raise TaskError if a tensor that the pass wrote shares memory with another one: their copies would
-        not."""
+        """Raise TaskError if a tensor that the pass wrote shares memory with another one, because their
+        copies would not."""
         by_memory: dict[int, list[Watched]] = {}
         for one in tensors:
             by_memory.setdefault(memory_of(one.tensor), []).append(one)
@@ -286,9 +293,9 @@ class ForwardPass:
 
     def changes(self) -> list[str]:
         """Return the names of what the pass has changed."""
-        found = [name for place in self.places for name in place.changed()]
-        found += [*self.state.written, *(generator.name for generator in self.generators)]
-        return list(dict.fromkeys(found))
+        names = [name for place in self.places for name in place.changed()]
+        names += [*self.state.written, *(generator.name for generator in self.generators)]
+        return list(dict.fromkeys(names))
 
     def check_unchanged(self) -> None:
         """Raise TaskError if a tensor that the pass read, but did not write, was written since."""
@@ -304,13 +311,14 @@ class ForwardPass:
                 )
 
     def tensors(self) -> dict[int, torch.Tensor]:
-        """Return what a recomputation finds in places instead of the tensors with these ids: copies, and for
-        tensors that had a graph such with one, since the same must be saved for the backward pass."""
-        found = {number: copy.clone() for number, copy in self.copies.items()}
+        """Return, by id of the replaced tensor, the tensors that a recomputation finds in places: copies of
+        the initial content, and tensors with a graph for those that had one, so that autograd saves the same
+        tensors for the backward pass."""
+        tensors = {number: copy.clone() for number, copy in self.copies.items()}
         with torch.enable_grad():
             for number, tensor in self.with_graph.items():
-                found[number] = changeable(found.get(number, tensor).requires_grad_())
-        return found
+                tensors[number] = changeable(tensors.get(number, tensor).requires_grad_())
+        return tensors
 
     def _place(self, name: str) -> str:
         return f"{name} of a block {self.state.name}"
@@ -324,7 +332,7 @@ INSTEAD = "use activations: keep or offload, or leave the block out of blocks() 
 
 
 def _way_out(one: Watched) -> str:
-    if one.given:
+    if one.is_argument:
         return f"Let it change a copy, or {INSTEAD}"
     if one.trained:
         return f"It is a trained parameter: change it after the step, or {INSTEAD}"
@@ -335,8 +343,8 @@ def _way_out(one: Watched) -> str:
 def without_changes(forward: Callable[..., Any], state: BlockState, /, *args: Any, **kwargs: Any) -> Any:
     """Call the compiled forward of a block that compiled code recomputes.
 
-    torch.compile begins the recomputation with what the forward pass has left. Raises TaskError if one of the
-    first passes changes state.
+    With torch.compile, the recomputation starts from the state that the forward pass left. Raises TaskError
+    if one of the first passes changes state.
     """
     if state.passes >= WATCHED or not torch.is_grad_enabled():
         return forward(*args, **kwargs)
@@ -353,8 +361,8 @@ def without_changes(forward: Callable[..., Any], state: BlockState, /, *args: An
 
 
 class Recomputation:
-    """Lets a block begin with the state that its forward pass began with, and puts the present state back
-    afterwards. torch may enter it more than once."""
+    """Restores the state that a block's forward pass started from, and puts the current state back at exit.
+    torch may enter it more than once."""
 
     def __init__(self, forward: ForwardPass, inner: AbstractContextManager[Any]) -> None:
         """`inner` is entered after this context."""
@@ -365,10 +373,10 @@ class Recomputation:
         forward = self._forward
         forward.check_unchanged()
         tensors = forward.tensors()
-        # Before the places, among which are all attributes of modules of the user's classes.
+        # Modules come first: places include all attributes of modules of the user's classes.
         self._modules = forward.modules.restore(tensors)
         self._places = [now for place in forward.places if (now := place.restore(tensors)) is not None]
-        self._generators = [generator.again() for generator in forward.generators]
+        self._generators = [generator.refreshed() for generator in forward.generators]
         for generator in forward.generators:
             generator.restore()
         same = forward.kernels == _attention_kernels()
@@ -406,11 +414,11 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors in the same storage share an element."""
-    mine, theirs = content(one), content(other)
-    if mine is None or theirs is None:
+    a, b = content(one), content(other)
+    if a is None or b is None:
         return False
-    (first, last), (other_first, other_last) = _extent(mine), _extent(theirs)
-    return first < other_last and other_first < last
+    (a_start, a_end), (b_start, b_end) = _extent(a), _extent(b)
+    return a_start < b_end and b_start < a_end
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -422,15 +430,15 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return first * tensor.itemsize, (last + 1) * tensor.itemsize
 
 
-def _print(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a fingerprint of the content; None in a trace, whose tensors have none."""
+def _fingerprint(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a fingerprint of the content; None in a trace, where tensors have no content."""
     plain = content(tensor)
     return None if plain is None or is_fake(plain) else fingerprint(plain)
 
 
-def _differs(tensor: torch.Tensor, copy: torch.Tensor | None, printed: torch.Tensor | None) -> bool:
+def _differs(tensor: torch.Tensor, copy: torch.Tensor | None, earlier: torch.Tensor | None) -> bool:
     if copy is None:
-        return printed is not None and not _equal(_print(tensor), printed)
+        return earlier is not None and not _equal(_fingerprint(tensor), earlier)
     now, then = content(tensor), content(copy)
     return now is not None and not is_fake(now) and not _equal(now, then)
 

@@ -3,9 +3,9 @@
 torch.utils.checkpoint's own contexts for this keep every result that a policy names, although no backward
 pass may read it: the last matrix product of a transformer block, which is only added to the residual stream.
 The contexts here drop what was kept after the block's last saved tensor, because the recomputation stops
-there. A result that the model then changes in place, such as with nn.ReLU(inplace=True), is not kept either:
-torch's contexts would raise an error. Nor is that of attention with dropout: torch's contexts would let the
-recomputation draw other random numbers than the forward pass.
+there. They also drop two kinds of results that torch's contexts keep. One is a result that the model then
+changes in place, such as with nn.ReLU(inplace=True): torch would raise an error. The other is the result of
+attention with dropout: the recomputation would draw other random numbers than the forward pass.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Cache:
         self.results: list[_Kept | None] = []
         self.operators: list[Any] = []
         self.needed = 0
-        "Number of results that there were when autograd saved the last tensor."
+        "Number of results when autograd saved the last tensor."
         self._by_memory: dict[int, int] = {}
 
     def add(self, operator: Any, result: Any, *, keep: bool) -> None:
@@ -87,8 +87,8 @@ class _Cache:
         self.operators.append(operator)
 
     def drop_written(self, written: Iterable[torch.Tensor]) -> None:
-        """Drop the results that share memory with tensors that were changed in place. Versions do not tell:
-        views that torch's own layers make, as in nn.GRUCell, have versions of their own."""
+        """Drop the results that share memory with tensors that were changed in place. Version counters
+        do not show this: views that torch's own layers make, as in nn.GRUCell, have their own counters."""
         for tensor in written:
             if (number := self._by_memory.get(memory_of(tensor))) is not None:
                 self.results[number] = None
@@ -107,7 +107,7 @@ class _Kept:
         self._versions = self._present_versions()
 
     def has_changed(self) -> bool:
-        """Return whether a tensor of the result was changed in place since."""
+        """Return whether a tensor of the result has been changed in place."""
         return self._present_versions() != self._versions
 
     def _present_versions(self) -> list[int]:
@@ -124,11 +124,11 @@ def contexts(every: int = 1) -> tuple[AbstractContextManager[Any], AbstractConte
 
 
 def compiled_contexts(every: int = 1) -> tuple[Any, Any]:
-    """Return torch's own contexts with the same policy, for torch.compile, which knows no others.
+    """Return torch's own contexts with the same policy, for torch.compile, which supports no others.
 
     The partitioner of the compiled graph drops what no backward pass reads.
     """
-    # torch 2.11 asks the policy in the recomputation as well, which counts from the start.
+    # torch 2.11 also calls the policy in the recomputation, where the count starts again.
     forward, again = _Choice(every), _Choice(every)
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -168,7 +168,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             out = func(*args, **(kwargs or {}))
-        except Exception:  # which the block may catch, also when it runs again
+        except Exception:  # the block may catch it, in the recomputation, too
             if func in KEPT:
                 self.cache.add(func, None, keep=False)
             raise
@@ -201,14 +201,14 @@ class _Reusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "depends on what has changed since. Use activations: keep or offload"
             )
         kept, cache.results[number] = cache.results[number], None
-        if kept is None or kept.has_changed():  # changed behind the block
+        if kept is None or kept.has_changed():  # in place, after the forward pass
             return func(*args, **(kwargs or {}))
         return kept.result
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an operator draws random numbers: attention with dropout. If the recomputation did not
-    draw them, too, the dropouts after it would draw others than in the forward pass."""
+    """Return whether an operator draws random numbers: attention with dropout. The recomputation must
+    draw them, too, or later dropouts would get other numbers than in the forward pass."""
     return torch.Tag.nondeterministic_seeded in func.tags and any(
         argument.name == "dropout_p" and value != 0 for argument, value in _arguments(func, args, kwargs)
     )

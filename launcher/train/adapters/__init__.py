@@ -1,5 +1,5 @@
-"""Adapters: trained LoRA layers (`adapter`) over weights that stay `frozen`, in 4 bits if asked for (`nf4`).
+"""Adapters: trained LoRA layers (`adapter`) over `frozen` weights, which may be in 4 bits (`nf4`).
 
-`adapter_use` finds adapters that take no part. `launcher.train.tensor.cut_adapter` cuts them with their
+`adapter_use` finds adapters that get no gradient. `launcher.train.tensor.cut_adapter` cuts them with their
 layers.
 """

@@ -24,7 +24,7 @@ from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError, outermost
 
 CONFIG = "adapter_config.json"
-"peft's file beside the weights of an adapter."
+"peft's file next to the weights of an adapter."
 NAME = "default"
 "peft's name for a model's only adapter."
 
@@ -32,8 +32,9 @@ NAME = "default"
 def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
     """Freeze the model and add the task's adapter, in place. The model may be on the meta device.
 
-    The frozen weights have the type that is computed in. The adapter is in fp32, or with `precision: bf16`
-    in bf16. Raises TaskError if a target is not a linear layer; SetupError if a library is missing.
+    The frozen weights get the type that the recipe computes in. The adapter is in fp32; with `precision:
+    bf16` it is in bf16. Raises TaskError if a target is not a linear layer; SetupError if a library is
+    missing.
     """
     adapter, peft = task.adapter, _peft()
     assert adapter is not None
@@ -61,28 +62,28 @@ def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
     none."""
     inside = {child for block in outermost(task.blocks(model)) for child in block.modules()}
     modules = model.named_modules(remove_duplicate=False)
-    found = {name: module for name, module in modules if type(module) is nn.Linear and module in inside}
-    if not found:
+    layers = {name: module for name, module in modules if type(module) is nn.Linear and module in inside}
+    if not layers:
         raise TaskError(
             "adapter: there is no torch.nn.Linear inside the task's blocks(), so an adapter has no place"
         )
-    return found
+    return layers
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Return peft's layers by the name of the layer around which they are."""
+    """Return peft's layers by the name of the layer that each one wraps."""
     return {name: m for name, m in model.named_modules() if hasattr(m, "base_layer")}
 
 
 def peft_config(adapter: Adapter, task: Task, model: nn.Module) -> Any:
     """Return the peft.LoraConfig of the adapter on a model that has none yet. Raises TaskError."""
-    modules = dict(model.named_modules())  # peft knows a module by its first name
+    modules = dict(model.named_modules())  # peft finds a module only under its first name
     linear = linear_layers(task, model).keys() & modules.keys()
     if not adapter.targets:
-        # peft knows a layer by the end of its name. Where that also names a layer outside, the whole name.
+        # peft matches the end of a name. If a layer outside the blocks has the same end, give the whole name.
         ends = {name: name.rpartition(".")[2] for name in linear}
-        others = {name.rpartition(".")[2] for name in modules.keys() - linear}
-        targets = sorted({name if end in others else end for name, end in ends.items()})
+        ends_outside = {name.rpartition(".")[2] for name in modules.keys() - linear}
+        targets = sorted({name if end in ends_outside else end for name, end in ends.items()})
     else:
         targets = sorted(set(adapter.targets))
         for target in targets:
@@ -97,14 +98,14 @@ def peft_config(adapter: Adapter, task: Task, model: nn.Module) -> Any:
 
 
 def _check_target(target: str, modules: Mapping[str, nn.Module]) -> None:
-    meant = {name: m for name, m in modules.items() if name == target or name.endswith(f".{target}")}
-    for name, module in meant.items():
+    matches = {name: m for name, m in modules.items() if name == target or name.endswith(f".{target}")}
+    for name, module in matches.items():
         if type(module) is not nn.Linear:
             kind = type(module).__name__
             raise TaskError(
                 f"adapter.targets: {target} is {name}, a {kind}; adapters are for torch.nn.Linear"
             )
-    if not meant:
+    if not matches:
         ends = {name.rpartition(".")[2] for name, module in modules.items() if type(module) is nn.Linear}
         near = difflib.get_close_matches(target, ends, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -117,8 +118,8 @@ def _check_target(target: str, modules: Mapping[str, nn.Module]) -> None:
 def initialise_with_adapter(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:
     """Fill the parameters and buffers of a sharded model with an adapter that was built on the meta device.
 
-    `task.initialise` finds the model as it was without the adapter. The weights that are stored in 4 bits
-    are filled one at a time: it is called again for each, and finds that parameter alone.
+    `task.initialise` sees the model without the adapter. Weights stored in 4 bits are filled one at a time:
+    `task.initialise` is called again for each, and sees only that parameter.
     """
     with _without_adapters(model):
         packed = [module for module in model.modules() if isinstance(module, NF4Linear)]
@@ -185,7 +186,7 @@ def hidden(modules: Sequence[nn.Module], only: set[str] | None = None) -> Iterat
 
 
 def _replace(model: nn.Module, modules: Mapping[nn.Module, nn.Module]) -> None:
-    """Put other modules in place of some, under each of their names, except inside what replaces them."""
+    """Replace modules (old -> new) under each of their names, except inside the new modules."""
     for owner in list(model.modules()):
         for name, child in owner._modules.items():
             new = modules.get(child) if child is not None else None

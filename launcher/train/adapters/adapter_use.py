@@ -1,4 +1,4 @@
-"""Adapters where a model reads the weight of a layer without calling it, and adapters that take no part."""
+"""Adapters of layers whose weight a model reads without a call, and adapters that get no gradient."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def use_as_linear(layer: nn.Module) -> None:
     """Let a model use peft's layer as it used the linear layer: call it with `input=`, read its `weight`.
 
     The weight is W + alpha / rank x B A. peft's own is W. A model that reads it, as torch's fused encoder
-    layer and fused kernels do, would compute without the adapter. Here the adapter is trained through it,
-    without the adapter's dropout.
+    layer and fused kernels do, would compute without the adapter. With this weight the adapter is trained,
+    too, but without its dropout.
     """
-    kind: Any = type(layer)
-    layer.__class__ = _like_linear(kind)
+    cls: Any = type(layer)
+    layer.__class__ = _like_linear(cls)
 
 
 @functools.cache
-def _like_linear(kind: Any) -> Any:
+def _like_linear(cls: Any) -> Any:
     def forward(layer: nn.Module, input: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = kind.forward(layer, input)
+        result: torch.Tensor = cls.forward(layer, input)
         return result
 
-    return type(kind.__name__, (kind,), {"weight": property(_whole_weight), "forward": forward})
+    return type(cls.__name__, (cls,), {"weight": property(_whole_weight), "forward": forward})
 
 
 def _whole_weight(layer: Any) -> torch.Tensor:
@@ -63,25 +63,25 @@ BY_WEIGHT = (
 def warnings_about(
     model: nn.Module, parameters: Iterable[tuple[str, torch.Tensor]], rank: Rank
 ) -> Iterator[tuple[list[str], str]]:
-    """Yield names of layers and what their users should know, after the first update of an attempt.
+    """After the first update of an attempt, yield names of layers and a warning about them.
 
     Every rank must call this.
     """
-    mine = {  # whether B, which begins with zeros, has changed
+    b_changed = {  # B starts as zeros
         name.partition(".lora_B.")[0]: bool(local(parameter.detach()).any())
         for name, parameter in parameters
         if ".lora_B." in name
     }
-    by_weight = [name for name, one in model.named_modules() if one in _by_weight]
-    everyones = rank.all_values((mine, by_weight))
+    by_weight = [name for name, module in model.named_modules() if module in _by_weight]
+    answers = rank.all_values((b_changed, by_weight))
     changed = dict[str, bool]()
-    for theirs, _ in everyones:
-        for name, value in theirs.items():
+    for changed_on_rank, _ in answers:
+        for name, value in changed_on_rank.items():
             changed[name] = changed.get(name, False) or value
     unchanged = [name for name, value in changed.items() if not value]
     for names, words in (
         (unchanged, UNCHANGED),
-        (list(dict.fromkeys(name for _, each in everyones for name in each)), BY_WEIGHT),
+        (list(dict.fromkeys(name for _, layers in answers for name in layers)), BY_WEIGHT),
     ):
         if names:
             yield names, words.format(names=listed(names))

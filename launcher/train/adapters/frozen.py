@@ -1,4 +1,4 @@
-"""The frozen weights under an adapter: how to know them again, and how to make them again."""
+"""The frozen weights under an adapter: recognise them by a fingerprint, and recreate them for an export."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def fingerprint(model: nn.Module, task: Task, rank: Rank | None = None) -> str |
     """Return a hash of `Task.weights_fingerprint` and of the first row of each frozen parameter outside
     linear layers, which may be stored in 4 bits: embeddings, norms.
 
-    It is the same under any sharding and precision and on any mesh: a sum, to which each rank adds the rows
-    or parts of rows that it has. With `rank`, every rank must call this; without it, the model is whole.
-    None means that there is neither.
+    It is a sum to which each rank adds the rows or parts of rows that it holds, so it is the same under any
+    sharding and precision and on any mesh. With `rank`, every rank must call this; without it, the model is
+    whole. Return None if there is nothing to hash.
     """
-    found = [
+    hashes = [
         _hash_of_part(f"{path}.{name}", parameter)
         for path, module in model.named_modules()
         if not isinstance(module, nn.Linear)
         for name, parameter in module.named_parameters(recurse=False)
-        if not parameter.requires_grad and parameter.ndim and _adds(parameter, rank)
+        if not parameter.requires_grad and parameter.ndim and _contributes(parameter, rank)
     ]
     if (rank is None or rank.first) and (files := task.weights_fingerprint()) is not None:
-        found.append(files)
+        hashes.append(files)
     if rank is not None:
-        found = [one for each in rank.all_values(found) for one in each]
-    return f"{sum(found) % 2**64:016x}" if found else None
+        hashes = [value for values in rank.all_values(hashes) for value in values]
+    return f"{sum(hashes) % 2**64:016x}" if hashes else None
 
 
-def _adds(parameter: torch.Tensor, rank: Rank | None) -> bool:
-    """Return whether this rank's part of the first row is in no other rank's."""
+def _contributes(parameter: torch.Tensor, rank: Rank | None) -> bool:
+    """Return whether this rank is the one that adds its part of the first row; replicas must not add it."""
     if rank is None:
         return True
     at = rank.coordinates
@@ -55,10 +55,10 @@ def _adds(parameter: torch.Tensor, rank: Rank | None) -> bool:
 
 
 def _hash_of_part(name: str, parameter: torch.Tensor) -> int:
-    """Return a multilinear hash of what this rank has of the first row, in bf16: its bits times random
-    factors, modulo 2^64."""
+    """Return a multilinear hash of this rank's part of the first row in bf16: its bits times random factors,
+    modulo 2^64."""
     rows, *columns = slices_of(parameter)
-    mine = (slice(None), *columns)
+    held = (slice(None), *columns)
     part = local(parameter.detach())
     if rows.start > 0 or not part.numel():
         return 0
@@ -66,19 +66,19 @@ def _hash_of_part(name: str, parameter: torch.Tensor) -> int:
     generator = torch.Generator().manual_seed(derive_seed("frozen", name))
     factors = torch.randint(2**62, (1, *parameter.shape[1:]), generator=generator)
     # Bits of 0 must count, too.
-    return int(((bits + 2**16) * factors[mine]).sum())
+    return int(((bits + 2**16) * factors[held]).sum())
 
 
 class FrozenWeights:
-    """What a job with an adapter trains on, on the CPU and as the recipe stores it. Weights that were in
-    4 bits are decoded.
+    """The weights under a job's adapter, on the CPU, with the values that the recipe stores. Weights in 4
+    bits are decoded.
 
-    A task that builds on the meta device makes the linear layers of the blocks one at a time when they are
-    read, so the model is never whole in memory.
+    If the task builds on the meta device, the linear layers of the blocks are made one at a time when they
+    are read, so the whole model is never in memory.
     """
 
     def __init__(self, job: Job, recipe: Recipe, workdir: str) -> None:
-        """Runs the task's code. Raises TaskError."""
+        """Run the task's code. Raises TaskError."""
         assert job.task is not None and job.adapter is not None
         seed_all(derive_seed("model", job.train.seed))
         self._task = task = load_task(job.task, job.args, workdir)
@@ -111,7 +111,7 @@ class FrozenWeights:
 
     @property
     def tied(self) -> list[set[str]]:
-        """The names of each parameter that has several."""
+        """Sets of names that refer to the same parameter."""
         names: dict[torch.Tensor, set[str]] = {}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, set()).add(name)

@@ -1,6 +1,6 @@
 """Linear layers with a frozen weight in 4 bits: NF4 with double quantization (arXiv 2305.14314).
 
-bitsandbytes' own `Params4bit` keeps the scales beside the parameter, where FSDP2 loses them. Here one flat
+bitsandbytes' own `Params4bit` keeps the scales outside the parameter, where FSDP2 loses them. Here one flat
 parameter holds everything: codes, scales, and the numbers that decode the scales. FSDP can cut it anywhere
 and gathers it packed; the layer decodes the weight when it computes, and again in the backward pass.
 """
@@ -18,14 +18,14 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional
 
 from launcher.train.optimizers.local_shards import bitsandbytes
-from launcher.train.shards import local, of_part, slices_of
+from launcher.train.shards import from_part, local, slices_of
 
 BLOCK = 64
 "Weights that share a scale: bitsandbytes' default."
 SCALES_BLOCK = 256
 "Scales that share a scale of their own. Fixed by bitsandbytes for double quantization."
 TABLE = 256
-"Values that the code of a scale can stand for."
+"Number of entries in the table that decodes the scales."
 FP32 = 4
 
 
@@ -35,7 +35,7 @@ def _bitsandbytes() -> Any:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each part of a packed weight of shape (out, in) begins, in bytes.
+    """Layout of a packed weight of shape (out, in): offsets and sizes in bytes.
 
     The order is: codes, scales, a gap to a multiple of 4, then in fp32 the scales of the scales, the mean of
     the scales, and the table of their codes.
@@ -94,16 +94,16 @@ class Packing:
 
     def _decoded(self, scales: torch.Tensor, outer: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return the scales without their mean."""
-        found: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+        decoded: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
             scales, outer, table, SCALES_BLOCK, torch.float32
         )
-        return found
+        return decoded
 
 
 @dataclass(frozen=True)
 class PackedPart(Packing):
-    """Where each part of some rows or columns of a packed weight begins: whole blocks with their scales, and
-    the numbers that decode the scales of the whole weight, so that a part decodes to the same values."""
+    """Layout of some rows or columns of a packed weight: whole blocks with their scales, and all numbers that
+    decode the scales of the whole weight, so that the part decodes to the same values."""
 
     whole: Packing
     rows: slice
@@ -137,13 +137,13 @@ class PackedPart(Packing):
     def cut(self, packed: torch.Tensor) -> torch.Tensor:
         """Return this part of the whole packed weight."""
         data, whole = packed.view(torch.uint8), self.whole
-        codes = self._taken(data[: whole.codes], 2)
-        scales = self._taken(data[whole.codes : whole.codes + whole.scales], BLOCK)
+        codes = self._select(data[: whole.codes], 2)
+        scales = self._select(data[whole.codes : whole.codes + whole.scales], BLOCK)
         gap = data.new_zeros(self.numbers_at - self.codes - self.scales)
         return torch.cat([codes, scales, gap, data[whole.numbers_at :]]).view(self.dtype)
 
-    def _taken(self, values: torch.Tensor, weights: int) -> torch.Tensor:
-        """Return those of the whole weight's values, of which one is for several `weights`, that are here."""
+    def _select(self, values: torch.Tensor, weights: int) -> torch.Tensor:
+        """Return this part's entries of `values`, which has one entry per `weights` elements of the whole."""
         rows, across = self.whole.shape
         if self._cuts_rows:
             columns = slice(self.columns.start // weights, self.columns.stop // weights)
@@ -199,12 +199,12 @@ class NF4Linear(nn.Linear):
         if isinstance(x, DTensor):
             gradients: Sequence[Placement] = x.placements
             placements = gradients
-            if self.placement == Shard(0):  # each rank has some of the outputs
+            if self.placement == Shard(0):  # each rank computes some of the outputs
                 gradients, placements = (Partial(),), [Shard(x.ndim - 1)]
-            elif self.placement == Shard(1):  # or a part of all sums
+            elif self.placement == Shard(1):  # or a partial sum of each output
                 placements = [Partial()]
             part = self._product(x.to_local(grad_placements=gradients))
-            return of_part(part, x.device_mesh, placements, (*x.shape[:-1], self.out_features))
+            return from_part(part, x.device_mesh, placements, (*x.shape[:-1], self.out_features))
         y: torch.Tensor = _Product.apply(x, self.packed, self.packing)  # type: ignore[no-untyped-call]
         return y
 
@@ -222,7 +222,7 @@ class NF4Linear(nn.Linear):
 
     @torch.no_grad()
     def fill(self, weight: torch.Tensor) -> None:
-        """Pack `weight`, the whole one, and copy what this rank has of it."""
+        """Pack the whole `weight` and copy this rank's part of it."""
         local(self.packed).copy_(self.packing.pack(weight)[slices_of(self.packed)])
 
 

@@ -56,7 +56,7 @@ from launcher.train.checkpoints.parts import (
 )
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, check_sums, read_metadata
-from launcher.train.checkpoints.same_model import other_model, with_states
+from launcher.train.checkpoints.same_model import model_difference, with_states
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.issued_collectives import BACKGROUND_GROUP
@@ -106,10 +106,10 @@ class Checkpoints:
         self.evaluated: tuple[int, float | None] = (0, None)
         "The last step, and its held-out loss if it was evaluated."
         self.made_with = made_with(rank.job, rank.recipe, samples)
-        self.before: dict[str, Any] = {}
+        self.resumed_from: dict[str, Any] = {}
         "The marker of the checkpoint that this attempt starts from, or `made_with` of the handover."
-        asked = rank.job.train.async_checkpoints
-        self._in_background = rank.device.type == "cuda" if asked is None else asked
+        in_background = rank.job.train.async_checkpoints
+        self._in_background = rank.device.type == "cuda" if in_background is None else in_background
         self._upload: tuple[int, Future[Any]] | None = None
         self._group: dist.ProcessGroup | None = None
         self._background = ThreadPoolExecutor(1)
@@ -154,8 +154,8 @@ class Checkpoints:
         return self._ended(step, problem)
 
     def complete(self, seconds: float, say: Callable[[str], object]) -> Saved | None:
-        """Wait for the background save, before the process ends, and `say` so. Any thread may call this. None
-        if there is none, or if it failed or did not end in time."""
+        """Wait up to `seconds` for the background save before the process ends, and `say` so. Return None if
+        there is no save, or if it failed or did not end in time. Any thread may call this."""
         if self._upload is None:
             return None
         step, upload = self._upload
@@ -191,10 +191,10 @@ class Checkpoints:
         if step == 0:
             return 0
         path = directory(self.folder, step)
-        self.before = self._made_with(path)
+        self.resumed_from = self._made_with(path)
         make_states(self.optimizer)
         state, saved = self._state(), read_metadata(path)
-        if problem := other_model(state["model"], saved, whole=self.rank.mesh.pipeline == 1):
+        if problem := model_difference(state["model"], saved, whole=self.rank.mesh.pipeline == 1):
             raise OtherTrainingError(
                 f"{path.name} cannot be resumed from: {problem}. Resume with the model that was trained, or "
                 "start a new run"
@@ -202,15 +202,15 @@ class Checkpoints:
         if problem := other_shards(state["optimizer"]["state"], saved):
             raise OtherShardsError(f"{path.name} cannot be resumed from: {problem}")
         groups, states = state["optimizer"].pop("param_groups"), state["optimizer"]["state"]
-        known = with_states(saved)
-        never = {name: states.pop(name) for name in [*states] if name not in known}
+        saved_names = with_states(saved)
+        without_gradient = {name: states.pop(name) for name in [*states] if name not in saved_names}
         try:
             load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
         except CheckpointException as error:
-            kinds = {type(cause) for cause, _ in error.failures.values()}
-            kind = next((one for one in (PartsError, RefusedError) if one in kinds), CheckpointError)
-            raise kind(f"{path.name} could not be read: {_first_cause(error)}") from error
-        states |= never
+            causes = {type(cause) for cause, _ in error.failures.values()}
+            error_type = next((one for one in (PartsError, RefusedError) if one in causes), CheckpointError)
+            raise error_type(f"{path.name} could not be read: {_first_cause(error)}") from error
+        states |= without_gradient
         state["optimizer"]["param_groups"] = groups  # the job's settings, with the names that this rank has
         set_state_dict(
             self.model,
@@ -219,8 +219,8 @@ class Checkpoints:
             optim_state_dict=state["optimizer"],
             options=self._options,
         )
-        self._forget_states(never, groups)
-        self.scaler.restore(self.before.get("scaler"))
+        self._forget_states(without_gradient, groups)
+        self.scaler.restore(self.resumed_from.get("scaler"))
         self._restore_own(path, step)
         self.saved = step
         return step
@@ -314,11 +314,11 @@ class Checkpoints:
         at, held_out = self.evaluated
         if self.rank.job.train.keep_best and at == step and held_out is not None and isfinite(held_out):
             marker["eval_loss"] = held_out
-        kind: Callable[..., Writer] = Writer
+        make_writer: Callable[..., Writer] = Writer
         if self.rank.no_shared_folder:
             host = self.rank.host(self.rank.node)
-            kind = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
-        return kind(
+            make_writer = partial(NodeWriter, node=self.rank.node, per_node=self.rank.per_node, host=host)
+        return make_writer(
             directory(self.folder, step),
             rank_file_name(self.rank.number),
             self.rank_state.pack(),
@@ -332,8 +332,8 @@ class Checkpoints:
         return NodePlanner(self.rank.per_node) if self.rank.no_shared_folder else None
 
     def holds(self, parameter: nn.Parameter) -> bool:
-        """Return whether a checkpoint holds the parameter. Under an adapter the frozen ones are left out:
-        they are made again as at the start."""
+        """Return whether a checkpoint holds the parameter. Frozen parameters under an adapter are left out,
+        because the task makes them again when the run is resumed."""
         return parameter.requires_grad or self.rank.job.adapter is None
 
     @property
@@ -343,20 +343,20 @@ class Checkpoints:
         return StateDictOptions(ignore_frozen_params=True, strict=False)
 
     def _state(self) -> dict[str, Any]:
-        if not self.optimizer.state:  # torch would create them with a step that counts
+        if not self.optimizer.state:  # torch would create the states with a real optimizer step
             make_states(self.optimizer)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options)
-        # torch leaves a frozen parameter out under one name, and a tied one has several.
+        # torch leaves out a frozen parameter under one name only; a tied parameter has several.
         for name, parameter in self.rank_state.model.named_parameters(remove_duplicate=False):
             if not self.holds(parameter):
                 model.pop(name, None)
         return {"model": model, "optimizer": optimizer}
 
     def _state_to_save(self) -> dict[str, Any]:
-        """Return the state that this rank saves. DCP takes a replica from any rank, but buffers are no
-        replicas: only the first rank of each stage saves its own, in each folder."""
-        state, alike = self._state(), self.rank.stage_ranks
-        first = (self.rank.here(alike) if self.rank.no_shared_folder else alike)[0]
+        """Return the state that this rank saves. DCP takes a replica from any rank, but buffers are
+        not replicas: only the first rank of each stage saves its own, in each folder."""
+        state, ranks = self._state(), self.rank.stage_ranks
+        first = (self.rank.here(ranks) if self.rank.no_shared_folder else ranks)[0]
         return (
             state if self.rank.number == first else {**state, "model": self.rank_state.shared(state["model"])}
         )
@@ -377,21 +377,23 @@ class Checkpoints:
 
     def _newest_on_all(self) -> int:
         """Return `newest` if each node has its own folder. Raises PartsError if a node has lost its part."""
-        rank, mine, recorded = self.rank, None, set[int]()
+        rank, complete_here, recorded = self.rank, None, set[int]()
         if rank.leads:
             complete = complete_checkpoints(self.folder)
-            mine = {step: str(read_marker(path).get("save")) for step, path in complete.items()}
+            complete_here = {step: str(read_marker(path).get("save")) for step, path in complete.items()}
             remove_partial_checkpoints(rank.run)
         if rank.first:
             recorded = {event.step for event in rank.run.read_events() if isinstance(event, CheckpointSaved)}
-        answers = rank.all_values((rank.node, mine, recorded))
-        found = {node: steps for node, steps, _ in answers if steps is not None}
-        newest = newest_on_all_nodes(list(found.values()))
+        answers = rank.all_values((rank.node, complete_here, recorded))
+        by_node = {node: steps for node, steps, _ in answers if steps is not None}
+        newest = newest_on_all_nodes(list(by_node.values()))
         lost = [
-            step for step in answers[0][2] if step > newest and any(step in one for one in found.values())
+            step
+            for step in answers[0][2]
+            if step > newest and any(step in steps for steps in by_node.values())
         ]
         if lost:
-            without = ", ".join(rank.host(node) for node, steps in found.items() if max(lost) not in steps)
+            without = ", ".join(rank.host(node) for node, steps in by_node.items() if max(lost) not in steps)
             final = directory(self.folder, max(lost))
             raise PartsError(
                 f"{final.name} was complete, but {without or 'a host'} has lost its part: restore {final} "
@@ -422,10 +424,10 @@ class Checkpoints:
     def _restore_own(self, path: Path, step: int) -> None:
         """Restore this rank's own state. After a change of the mesh, take the buffers of the first rank of
         each stage, and seed new random numbers, the same in every attempt."""
-        rank, same = self.rank, self._same_mesh(self.before)
-        for file in (path / rank_file_name(number) for number in self._own_files(self.before)):
+        rank, same = self.rank, self._same_mesh(self.resumed_from)
+        for file in (path / rank_file_name(number) for number in self._own_files(self.resumed_from)):
             try:
-                if self.before.get(CHECKSUMS):
+                if self.resumed_from.get(CHECKSUMS):
                     check_sums(file, "the rank's own state")
                 self.rank_state.restore(file, rng=same)
             except pickle.UnpicklingError as error:
@@ -433,7 +435,7 @@ class Checkpoints:
             except (OSError, RuntimeError) as error:
                 raise CheckpointError(f"{path.name} could not be read: {error}") from error
         if not same:
-            one_stage = _mesh_of(self.before).pipeline == 1
+            one_stage = _mesh_of(self.resumed_from).pipeline == 1
             whose = "the old rank 0" if one_stage else "the first rank of each old stage"
             rank.say(
                 "the number of ranks or their mesh changed: dropout draws from a new stream, "

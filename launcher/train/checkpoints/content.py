@@ -78,12 +78,12 @@ class AdapterAlone:
                 "place; export the whole model with --merge"
             )
         self._stored = stored
-        self._own = {peft_name(w.name): w for w in stored.weights if _A in w.name or _B in w.name}
-        self.weights = [replace(weight, name=name) for name, weight in self._own.items()]
+        self._by_peft_name = {peft_name(w.name): w for w in stored.weights if _A in w.name or _B in w.name}
+        self.weights = [replace(weight, name=name) for name, weight in self._by_peft_name.items()]
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
-        found = self._stored.read([self._own[weight.name] for weight in weights])
-        return {peft_name(name): tensor for name, tensor in found.items()}
+        tensors = self._stored.read([self._by_peft_name[weight.name] for weight in weights])
+        return {peft_name(name): tensor for name, tensor in tensors.items()}
 
 
 class Merged:
@@ -113,27 +113,27 @@ class Merged:
         }
         self.weights = [*whole, *self._buffers.values()]
         self.unties = any(names & self._pairs.keys() and names - self._pairs.keys() for names in frozen.tied)
-        "Whether a weight differs now from the one that it was tied to."
+        "Whether the adapter makes a weight differ from one that it is tied to."
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
         pairs = [pair for weight in weights for pair in self._pairs.get(weight.name, ())]
         buffers = [weight for weight in weights if weight.name in self._buffers]
-        found = self._stored.read(pairs + buffers)
+        stored = self._stored.read(pairs + buffers)
         tensors = {}
         for weight in weights:
             if weight.name in self._buffers:
-                tensors[weight.name] = found[weight.name]
+                tensors[weight.name] = stored[weight.name]
                 continue
             value = self._frozen.read(weight.name)
             if weight.name in self._pairs:
-                a, b = (found[one.name].float() for one in self._pairs[weight.name])
+                a, b = (stored[pair.name].float() for pair in self._pairs[weight.name])
                 value = value.float() + self._scaling * (b @ a)
             tensors[weight.name] = value.to(weight.dtype).clone()
         return tensors
 
 
 Content = Stored | AdapterAlone | Merged
-"What is written into the files: `weights`, and `read` for some of them."
+"The content of the files: `weights` lists it, and `read` returns some of it."
 
 
 def content_of(checkpoint: Path, dtype: torch.dtype | None, frozen: FrozenWeights | None) -> Content:

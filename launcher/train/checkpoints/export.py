@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.rundir.files import beside, read_record
+from launcher.rundir.files import read_record, temporary_name
 from launcher.spec.base import format_bytes
 from launcher.spec.long_work import working
 from launcher.train.adapters.adapter import CONFIG
@@ -57,15 +57,14 @@ def export(
     except CheckpointError as error:
         raise ExportError(str(error)) from None
     alone = isinstance(content, AdapterAlone)
-    found = content.weights
-    total = sum(weight.bytes for weight in found)
+    total = sum(weight.bytes for weight in content.weights)
     to.parent.mkdir(parents=True, exist_ok=True)
     if (free := free_bytes(to.parent)) < total + MARGIN_BYTES:
         raise ExportError(
             f"the weights take {format_bytes(total)}, but {format_bytes(free)} are free in "
             f"{to.parent.absolute()}; free some space or give another directory"
         )
-    partial = beside(to, "partial")
+    partial = temporary_name(to, "partial")
     partial.mkdir()
     try:
         if alone:
@@ -74,7 +73,7 @@ def export(
             names = _write(content, partial, "model", file_bytes)
         without = OF_A_MODEL if alone else OF_AN_ADAPTER
         _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial, without)
-        say_dtype(partial / "config.json", found)
+        say_dtype(partial / "config.json", content.weights)
         if isinstance(content, Merged) and content.unties:
             say_untied(partial / "config.json")
         partial.replace(to)

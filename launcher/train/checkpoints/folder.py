@@ -55,12 +55,12 @@ def partial_path(final: Path) -> Path:
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:
     """Return `{step: directory}` of the checkpoints with a valid marker, in order of step."""
-    found = {}
+    checkpoints = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match is not None and read_marker(path).get("step") == int(match[1]):
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            checkpoints[int(match[1])] = path
+    return dict(sorted(checkpoints.items()))
 
 
 def read_marker(path: Path) -> dict[str, Any]:
@@ -86,15 +86,15 @@ def remove_all_but(folder: Path, keep: int) -> None:
     complete = complete_checkpoints(folder)
     for step in list(complete)[:-keep]:
         if step != best(complete):
-            going = partial_path(complete[step])  # a part that a kill leaves must not count, and is removed
+            removed = partial_path(complete[step])  # if this process is killed now, the rest does not count
             with contextlib.suppress(OSError):
-                complete[step].rename(going)
-            shutil.rmtree(going, ignore_errors=True)
+                complete[step].rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def best(complete: Mapping[int, Path]) -> int | None:
-    """Return the step with the lowest held-out loss, the earliest of equals. None if no marker has a loss, as
-    without `train.keep_best`."""
+    """Return the step with the lowest held-out loss, the earliest if several are equal. None if no marker
+    has a loss, as without `train.keep_best`."""
     losses = {step: read_marker(path).get("eval_loss") for step, path in complete.items()}
     known = {step: loss for step, loss in losses.items() if isinstance(loss, float)}
     return min(known, key=known.__getitem__, default=None)

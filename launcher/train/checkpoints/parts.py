@@ -59,8 +59,8 @@ class NodeWriter(Writer):
     """A Writer for nodes that share no folder. The first rank of each node calls `publish` for its node, and
     `clean` once all have published."""
 
-    def __init__(self, *args: Any, node: int, per_node: int, host: str, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, node: int, per_node: int, host: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.node, self.per_node, self.host = node, per_node, host
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -70,8 +70,8 @@ class NodeWriter(Writer):
         extended = []
         for number, plan in enumerate(named):
             first = number - number % self.per_node
-            node = plans[first : first + self.per_node]
-            needed = bytes_of(node) + sum(one.storage_data for one in node)
+            of_node = plans[first : first + self.per_node]
+            needed = bytes_of(of_node) + sum(each.storage_data for each in of_node)
             extended.append(replace(plan, storage_data=(plan.storage_data, needed)))
         return extended
 
@@ -122,26 +122,26 @@ class PartsReader(CheckpointReader):
         needed = {self.storage_data[item.storage_index].relative_path for item in plan.items}
         missing = sorted(name for name in {*needed, *self.own} if not (folder / name).exists())
         if missing:
-            whose = _whose(missing, read_marker(folder), self.hosts)
+            owners = _owners(missing, read_marker(folder), self.hosts)
             raise PartsError(
                 f"{self.host} lacks {listed(missing, SHOWN)} of {folder}: the hosts of the run share no "
-                f"folder, and each has the files of its own ranks ({whose}); resume with the same hosts and "
+                f"folder, and each has the files of its own ranks ({owners}); resume with the same hosts and "
                 "ranks, or copy these files into the same folder here"
             )
         return super().prepare_local_plan(plan)
 
 
-def _whose(names: Sequence[str], marker: Mapping[str, Any], hosts: Sequence[str]) -> str:
+def _owners(names: Sequence[str], marker: Mapping[str, Any], hosts: Sequence[str]) -> str:
     ranks = {int(match[1]) for name in names if (match := re.match(r"(?:__|rank-)(\d+)", name))}
     nodes = sorted({rank // int(marker.get("per_node", 1)) for rank in ranks})
     named = [hosts[node] if node < len(hosts) else f"node {node}" for node in nodes]
     return f"these are of {', '.join(named)}"
 
 
-def newest_on_all_nodes(found: Sequence[Mapping[int, str]]) -> int:
-    """Return the newest step of which every node has its part of the same save, or 0. `found` has a dict
+def newest_on_all_nodes(saves: Sequence[Mapping[int, str]]) -> int:
+    """Return the newest step for which every node has its part of the same save, or 0. `saves` has a dict
     `{step: id of the save}` for each node."""
-    common = {step for step, save in found[0].items() if all(one.get(step) == save for one in found)}
+    common = {step for step, save in saves[0].items() if all(node.get(step) == save for node in saves)}
     return max(common, default=0)
 
 

@@ -34,7 +34,7 @@ class RankState:
         self.model = without_ddp(model)
         self.device = device
         self.persistent = self.model.state_dict().keys()
-        self._made = {
+        self._initial = {
             name: _on_host(buffer)
             for name, buffer in self.model.named_buffers()
             if name not in self.persistent
@@ -70,8 +70,8 @@ class RankState:
         return file.getvalue()
 
     def shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the model's `state` without its buffers. If the number of ranks changes, all take those of
-        rank 0."""
+        """Return the model's `state` without its buffers. If the number of ranks changes, every rank
+        takes the buffers of rank 0."""
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         return {name: value for name, value in state.items() if name not in buffers}
 
@@ -98,12 +98,12 @@ class RankState:
             set_rng_state(content["rng"], self.device)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        found = {}
+        changed = {}
         for name, buffer in self.model.named_buffers():
-            value, made = _on_host(buffer), self._made.get(name)
-            if made is None or made.dtype != value.dtype or not torch.equal(made, value):
-                found[name] = value
-        return found
+            value, initial = _on_host(buffer), self._initial.get(name)
+            if initial is None or initial.dtype != value.dtype or not torch.equal(initial, value):
+                changed[name] = value
+        return changed
 
 
 def not_persistent(model: nn.Module) -> list[str]:

@@ -133,8 +133,8 @@ def _checked(metadata: object) -> Metadata:
 
 
 def check_sums(file: Path, what: str, start: int = 0, length: int = -1) -> None:
-    """Raise RefusedError if a checksum in what torch.save wrote differs from its content, which torch.load
-    does not notice. Takes the memory of torch.load, for a moment. Raises OSError."""
+    """Raise RefusedError if the content differs from a checksum that torch.save wrote; torch.load does not
+    check them. Needs as much memory as torch.load while it runs. Raises OSError."""
     with open(file, "rb") as stream:
         stream.seek(start)
         content = io.BytesIO(stream.read(length))

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of this model."""
+"""Check that a checkpoint belongs to a model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ MODEL = "model."
 "Beginning of the names of parameters and buffers in a checkpoint."
 
 
-def other_model(model: Mapping[str, Any], saved: Metadata, *, whole: bool) -> str | None:
-    """Return how the model differs from that of a checkpoint, or None. `model`: its state by name; `whole`:
-    not only that of a stage.
+def model_difference(model: Mapping[str, Any], saved: Metadata, *, whole: bool) -> str | None:
+    """Return how the model differs from a checkpoint's model, or None.
 
-    A buffer that only the checkpoint has is no difference: training may have registered it.
+    `model` is its state by name; `whole` is False if that is the state of one pipeline stage. A buffer that
+    only the checkpoint has does not count: training may have registered it.
     """
     entries = saved.state_dict_metadata
-    known = {name.removeprefix(MODEL): one for name, one in entries.items() if name.startswith(MODEL)}
-    if new := [name for name in model if name not in known]:
-        return f"the model has {listed(new)}, which it lacks"
+    in_checkpoint = {
+        name.removeprefix(MODEL): entry for name, entry in entries.items() if name.startswith(MODEL)
+    }
+    if new := [name for name in model if name not in in_checkpoint]:
+        return f"the model has {listed(new)}, which the checkpoint lacks"
     for name, tensor in model.items():
-        entry = known[name]
+        entry = in_checkpoint[name]
         if isinstance(entry, TensorStorageMetadata) and entry.size != tensor.shape:
-            return f"{name} has the shape {(*tensor.shape,)} in the model, and {(*entry.size,)} in it"
+            shape, saved_shape = (*tensor.shape,), (*entry.size,)
+            return f"{name} has the shape {shape} in the model, and {saved_shape} in the checkpoint"
     trained = with_states(saved)
-    gone = [name for name in known if name in trained and name not in model]
-    return f"it has {listed(gone)}, which the model lacks" if whole and gone else None
+    gone = [name for name in in_checkpoint if name in trained and name not in model]
+    return f"the checkpoint has {listed(gone)}, which the model lacks" if whole and gone else None
 
 
 def with_states(saved: Metadata) -> set[str]:

@@ -15,8 +15,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 
 def keep_reads_of_changed_inputs(graph: fx.Graph) -> None:
-    """Let the partitioner keep what a forward pass computes directly from an input that it changes. `graph`:
-    of both passes, in which such an input is written at the end."""
+    """Let the partitioner keep what a forward pass computes directly from an input that it changes.
+
+    `graph` contains both passes and writes such an input at its end.
+    """
     for node in graph.nodes:
         if _writes(node) and node.args[0].op == "placeholder":
             _keep_reads_of(node.args[0])

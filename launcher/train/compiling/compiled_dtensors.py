@@ -20,13 +20,13 @@ _ZERO_SIZE = "unsafe_treat_script_objects_as_zero_size"
 def compiled_dtensors() -> Iterator[None]:
     """Compile within this context, and run what was compiled.
 
-    torch uses a graph again for a tensor whose part on this rank has the same shape, even if the shape of the
-    whole differs. Of 37 tokens two ranks have 19 and 18, and of 36 tokens 18 each: the second rank would run
-    the graph for 37 while the first compiles one for 36.
+    torch reuses a graph for a DTensor whose local part has the same shape, even if its global shape differs.
+    Two ranks hold 19 and 18 of 37 tokens, and 18 each of 36 tokens: the second rank would run the graph for
+    37 while the first compiles one for 36.
 
-    The backward pass may need the mesh. torch refuses to weigh it against `activation_memory_budget`. And if
-    a recomputation draws random numbers on the CPU, it saves their states behind the mesh, where it then
-    expects tensors before it.
+    The backward pass may need the mesh. torch raises an error when it weighs the mesh against
+    `activation_memory_budget`. If a recomputation draws random numbers on the CPU, torch saves their states
+    after the mesh, but later expects them before it.
     """
     equal = DTensorSpec._check_equals
 
@@ -38,33 +38,33 @@ def compiled_dtensors() -> Iterator[None]:
         if hasattr(functorch_config, _ZERO_SIZE):
             stack.enter_context(functorch_config.patch({_ZERO_SIZE: True}))
         if hasattr(graph_compile, "is_opaque_node"):  # older versions save no mesh
-            own = partitioners.functionalize_rng_ops
+            functionalize = partitioners.functionalize_rng_ops
 
             def states_first(
                 joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, *rest: Any
             ) -> tuple[fx.GraphModule, fx.GraphModule]:
-                known = {*_saved(forward), *_inputs(backward)}
-                forward, backward = own(joint, forward, backward, *rest)
-                _reorder(forward, backward, known)
+                existing = {*_saved(forward), *_inputs(backward)}
+                forward, backward = functionalize(joint, forward, backward, *rest)
+                _reorder(forward, backward, existing)
                 return forward, backward
 
             stack.enter_context(patch.object(partitioners, "functionalize_rng_ops", states_first))
         yield
 
 
-def _reorder(forward: fx.GraphModule, backward: fx.GraphModule, known: set[Any]) -> None:
-    """Move random states, which are not `known`, before the meshes that are saved with them."""
+def _reorder(forward: fx.GraphModule, backward: fx.GraphModule, existing: set[Any]) -> None:
+    """Move random states, which are not `existing`, before the meshes that are saved with them."""
     inputs, saved = _inputs(backward), _saved(forward)
-    states = [one for one in inputs if one not in known]
-    meshes = [one for one in inputs[: inputs.index(states[0])] if graph_compile.is_opaque_node(one)]
+    states = [node for node in inputs if node not in existing]
+    meshes = [node for node in inputs[: inputs.index(states[0])] if graph_compile.is_opaque_node(node)]
     if not meshes:
         return
     for state in states:
         meshes[0].prepend(state)
-    states = [one for one in saved if one not in known]
+    states = [node for node in saved if node not in existing]
     at = saved.index(states[0]) - len(meshes)
     [output] = forward.graph.find_nodes(op="output")
-    output.args = ((*saved[:at], *states, *(one for one in saved[at:] if one in known)),)
+    output.args = ((*saved[:at], *states, *(node for node in saved[at:] if node in existing)),)
     forward.recompile()
     backward.recompile()
 

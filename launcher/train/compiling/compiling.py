@@ -26,7 +26,7 @@ from launcher.train.compiling.graph_pass import graph_options
 from launcher.train.rank import SetupError
 from launcher.train.task import outermost
 from launcher.train.tensor.own_numbers import OwnNumbers
-from launcher.train.tensor.unequal_parts import laid_out
+from launcher.train.tensor.unequal_parts import without_gaps
 
 Forward = Callable[..., Any]
 GRAPHS = 64
@@ -43,7 +43,8 @@ def apply_compile(
 ) -> None:
     """Compile each block. Call it after apply_activations, so that the graph includes recomputation.
 
-    `compiled`: replaces torch.compile in a trace, which runs no code. `numbers`: with tensor parallelism.
+    `compiled` replaces torch.compile in a trace, which runs no code. `numbers` is set with tensor
+    parallelism.
 
     Raises SetupError.
     """
@@ -73,7 +74,7 @@ def apply_compile(
 
 
 class _Compiled:
-    """The compiled forward of a block. That of a copied block is compiled anew."""
+    """The compiled forward of a block. A copy of the block gets its own compiled forward."""
 
     def __init__(self, forward: Forward, compiled: Callable[[Forward], Forward], recipe: Recipe) -> None:
         self._parts = forward, compiled, recipe
@@ -99,8 +100,8 @@ def _compiled_alone(forward: Forward) -> Forward:
 def _compiled_in(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
     """Return torch.compile for blocks that the ranks of a tensor-parallel group share. Raises SetupError.
 
-    torch's cache tells the graphs of ranks with unequal parts of a sequence apart only by a tag, and compiled
-    code holds the name of a group.
+    If ranks have unequal parts of a sequence, torch's cache distinguishes their graphs only by a tag.
+    Compiled code also contains the name of the process group.
     """
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # imports for a second
 
@@ -120,9 +121,9 @@ def _compiled_in(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
 
         @functools.wraps(forward)
         def whole(*args: Any, **kwargs: Any) -> Any:
-            # A part of a sequence that ranks share unequally may have gaps in memory. torch does not look at
-            # them when it takes a graph again, or from its cache.
-            args, kwargs = tree_map_only(DTensor, laid_out, (args, kwargs))
+            # An unequal part of a sequence may have gaps in memory. torch ignores them when it reuses a graph
+            # or takes one from its cache.
+            args, kwargs = tree_map_only(DTensor, without_gaps, (args, kwargs))
             try:
                 return captured(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:
@@ -137,7 +138,7 @@ def _compiled_in(numbers: OwnNumbers) -> Callable[[Forward], Forward]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why torch did not capture a block: if the block raised an exception, with what it says."""
+    """Return why torch did not capture a block, with the message of an exception that the block raised."""
     first, *rest = str(error).splitlines()
     raised = [line for line in rest if "raised exception" in line]
     return " ".join([first, *(raised or rest)[:1]])
@@ -145,15 +146,15 @@ def _reason(error: Exception) -> str:
 
 @functools.cache
 def _use_group_settings() -> ExitStack:
-    """Set what holds for every graph of this process from now on. Return the entered contexts, which the
-    cache keeps."""
+    """Change torch's settings for every later graph of this process. Return the entered contexts, which the
+    function's cache keeps open."""
     from torch._dynamo import config as dynamo_config
 
     from launcher.train.compiling.compiled_dtensors import compiled_dtensors
 
     stack = ExitStack()
     stack.enter_context(compiled_dtensors())
-    # torch would run a block in parts if there are more graphs, and here end the step.
+    # Above this limit torch runs a block uncompiled, or with fullgraph=True raises an error.
     stack.enter_context(dynamo_config.patch(recompile_limit=GRAPHS))
     return stack
 
@@ -166,13 +167,13 @@ def missing_compiler(device: torch.device) -> str | None:
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "Triton, which is not installed"
-        if not _found(os.environ.get("CC"), "gcc", "clang"):  # Triton compiles its launchers with it
+        if not _is_installed(os.environ.get("CC"), "gcc", "clang"):  # Triton compiles its launchers with it
             return "a C compiler ($CC, gcc or clang), which is not installed"
         return None
-    if not _found(os.environ.get("CXX", "g++")):
+    if not _is_installed(os.environ.get("CXX", "g++")):
         return "a C++ compiler ($CXX or g++), which is not installed"
     return None
 
 
-def _found(*commands: str | None) -> bool:
+def _is_installed(*commands: str | None) -> bool:
     return any(shutil.which(shlex.split(command)[0]) for command in commands if command)

@@ -14,7 +14,7 @@ from launcher.train.tensor import own_numbers
 @functools.cache
 def graph_options() -> dict[str, Any]:
     """Return the options with which torch.compile changes the graph of a block's forward and backward pass.
-    torch's cache knows the pass by its source."""
+    torch's cache identifies the pass by a hash of its source."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files  # imports for a second
 
     class GraphPass(CustomGraphPass):

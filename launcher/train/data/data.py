@@ -165,10 +165,10 @@ class TrainingData:
     def _tickets(self, step: int) -> Iterator[list[Ticket]]:
         for step_ in itertools.count(step):
             first = (step_ - 1) * self.order.batch
-            tickets = [(first + place, index) for place, index in enumerate(self.order.step(step_))]
-            mine = tickets[self.share]
-            for start in range(0, len(mine), self.micro):
-                yield mine[start : start + self.micro]
+            tickets = [(first + position, index) for position, index in enumerate(self.order.step(step_))]
+            share = tickets[self.share]
+            for start in range(0, len(share), self.micro):
+                yield share[start : start + self.micro]
 
 
 class EvaluationData:

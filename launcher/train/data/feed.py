@@ -39,13 +39,13 @@ def open_feed(rank: Rank, where: Where) -> Feed:
 
 
 def check_lengths(feed: Feed, rank: Rank) -> None:
-    """Raise TaskError if the ranks have different numbers of samples: each would have an order of its own.
+    """Raise TaskError if the ranks have different numbers of samples, because each would have its own order.
 
     Every rank must call this.
     """
     held_out = feed.held_out.samples if feed.held_out is not None else 0
-    found = rank.all_values((feed.training.order.samples, held_out))
-    for split, counts in zip(("train", "eval"), zip(*found, strict=True), strict=True):
+    lengths = rank.all_values((feed.training.order.samples, held_out))
+    for split, counts in zip(("train", "eval"), zip(*lengths, strict=True), strict=True):
         other = next((number for number, count in enumerate(counts) if count != counts[0]), None)
         if other is not None:
             raise TaskError(

@@ -47,9 +47,9 @@ class Loader:
     """
 
     def __init__(self, split: Split, data: Any, collate: Collate, seed: int, *, workers: int) -> None:
-        self._numbers = _HostNumbers()
+        self._random = _HostRandomState()
         self.data, self._seed = data, seed
-        self._samples = _Samples(split, data, seed, self._numbers)
+        self._samples = _Samples(split, data, seed, self._random)
         self._collate, self._workers = collate, workers
         self._collates_by_default = getattr(collate, "__func__", collate) in (Task.collate, default_collate)
 
@@ -77,19 +77,20 @@ class Loader:
         try:
             return [self._samples[ticket] for ticket in tickets]
         finally:
-            self._numbers.put_back()
+            self._random.restore()
 
     def _collated(self, fetched: Any) -> Any:
         """Collate what `_Samples.__getitems__` returned."""
         if isinstance(fetched, _Raised):
             return fetched
-        place, samples = fetched
+        position, samples = fetched
         if not (self._collates_by_default and _draws_nothing(samples)):
-            self._numbers.seed(derive_seed("batch", self._seed, place))
+            self._random.seed(derive_seed("batch", self._seed, position))
         return self._collate(samples)
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches without a change of this process's random state. Raises SampleError of a worker, too.
+        """Yield batches without a change of this process's random state. Raises SampleError, for a worker,
+        too.
 
         A suspended generator would keep its last batch alive, so the list gives up its reference before
         `yield`.
@@ -101,17 +102,18 @@ class Loader:
             except StopIteration:
                 return
             finally:
-                self._numbers.put_back()
+                self._random.restore()
             if isinstance(held[0], _Raised):
                 raise SampleError(held[0].text)
             yield held.pop()
 
 
 def _initialise_worker(_: int) -> None:
-    """Make a worker obey only its rank's SIGTERM, and end at once when its rank ends.
+    """Make a worker end only at a SIGTERM from its rank, and at once when its rank ends.
 
-    Any such signal would end the worker, also when the whole run is asked to stop and save.
-    torch's check for the end of the rank takes seconds, while the worker holds pipes and memory.
+    Without this, a stop request to the whole run would end the workers while the run still needs them to
+    finish its step. torch notices the end of the rank after seconds, in which the worker holds pipes and
+    memory.
     """
     threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -128,22 +130,22 @@ def _end_on_sigterm_of_rank() -> None:
 
 @dataclass(frozen=True)
 class _Raised:
-    """What a worker returns in place of a batch. torch would raise its exceptions with other first lines."""
+    """A worker's error, returned in place of a batch: torch would raise it with another first line."""
 
     text: str
 
 
 class _Samples(Dataset[Any]):
-    def __init__(self, split: Split, data: Any, seed: int, numbers: _HostNumbers) -> None:
-        self.split, self.data, self.seed, self._numbers = split, data, seed, numbers
+    def __init__(self, split: Split, data: Any, seed: int, random: _HostRandomState) -> None:
+        self.split, self.data, self.seed, self._random = split, data, seed, random
         # Indexing these types draws no random numbers, and seeding 16 samples takes 0.2 ms. Their subclasses
         # may draw.
         self.draws = type(data) not in (list, tuple, torch.Tensor)
 
     def __getitem__(self, ticket: Ticket) -> Any:
-        place, index = ticket
+        position, index = ticket
         if self.draws:
-            self._numbers.seed(derive_seed("sample", self.seed, place))
+            self._random.seed(derive_seed("sample", self.seed, position))
         try:
             return self.data[index]
         except Exception as error:  # a StopIteration would end the step with fewer samples
@@ -161,30 +163,30 @@ class _Samples(Dataset[Any]):
             return _Raised(f"{error}\nIn a DataLoader worker:\n{trace}")
 
 
-class _HostNumbers:
-    """The CPU's random numbers while samples are fetched. Training's own are put back: dropout uses them."""
+class _HostRandomState:
+    """The CPU's random state while samples are fetched. Training's own is restored: dropout uses it."""
 
     def __init__(self) -> None:
-        self._of_training: dict[str, Any] | None = None
+        self._training_state: dict[str, Any] | None = None
 
     def seed(self, seed: int) -> None:
         """Seed all generators. torch.manual_seed would also queue a CUDA call for every sample."""
-        if self._of_training is None:
-            self._of_training = random_state(HOST)
+        if self._training_state is None:
+            self._training_state = random_state(HOST)
         seed_host(seed)
 
-    def put_back(self) -> None:
-        """Put the numbers back as they were before the first `seed`."""
-        if self._of_training is not None:
-            set_rng_state(self._of_training, HOST)
-            self._of_training = None
+    def restore(self) -> None:
+        """Restore the state from before the first `seed`."""
+        if self._training_state is not None:
+            set_rng_state(self._training_state, HOST)
+            self._training_state = None
 
 
 def _draws_nothing(value: Any) -> bool:
-    """Return whether `default_collate` of such samples draws no random numbers. Those of other types may."""
-    kind = type(value)
-    if kind is dict:
+    """Return whether `default_collate` of such samples draws no random numbers. Other types may draw."""
+    cls = type(value)
+    if cls is dict:
         return all(map(_draws_nothing, value.values()))
-    return kind in (torch.Tensor, int, float, str) or (
-        kind in (list, tuple) and all(map(_draws_nothing, value))
+    return cls in (torch.Tensor, int, float, str) or (
+        cls in (list, tuple) and all(map(_draws_nothing, value))
     )

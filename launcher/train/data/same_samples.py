@@ -1,7 +1,7 @@
-"""Finds data that differ between ranks.
+"""Find data that differ between ranks.
 
-Tensor-parallel ranks and the stages of a pipeline fetch the same samples, each by itself. A dataset with
-random numbers that launcher does not seed gives each rank other samples: the last stage would compare the
+Tensor-parallel ranks and the stages of a pipeline fetch the same samples separately. A dataset with random
+numbers that launcher does not seed gives each rank different samples: the last stage would compare the
 output for one input with the target of another one.
 
 Data-parallel ranks fetch different samples of one dataset. If data() divides it among the ranks, each takes a
@@ -25,9 +25,9 @@ from launcher.train.rng import numpy
 COMPARED = 16
 "Number of micro-batches of training, and of evaluation, that the ranks compare in an attempt."
 ROW, ROWS = 1024, 1024
-"Values that are multiplied by the same numbers as the next ones; how many times that at once."
+"Values per row, each row being multiplied by the same factors; rows that are multiplied at once."
 APART = 1e-3
-"Difference of two ranks' numbers that is no rounding, as between processors of two types."
+"Largest difference of two ranks' numbers that comes from rounding, such as on two types of processors."
 DIFFERENT = (
     "the ranks that share a copy of the model got different samples: data() or collate() of the task draws "
     "random numbers that launcher does not seed (such as numpy.random.default_rng() or os.urandom), or "
@@ -44,15 +44,18 @@ DIVIDED = (
 
 
 def are_divided(numbers: Sequence[Sequence[float]]) -> bool:
-    """Return whether ranks have different samples under one index. `numbers`: for each rank, `number_of` what
-    it got each time it fetched that sample: random numbers that launcher does not seed change it."""
-    steady = all(max(mine) - min(mine) <= APART for mine in numbers if mine)
-    seen = [number for mine in numbers for number in mine]
-    return steady and bool(seen) and max(seen) - min(seen) > APART
+    """Return whether ranks have different samples under one index.
+
+    `numbers` has, for each rank, `number_of` the sample from each fetch. If these differ on one rank, the
+    sample depends on random numbers that launcher does not seed, and the result is False.
+    """
+    steady = all(max(own) - min(own) <= APART for own in numbers if own)
+    numbers_seen = [number for own in numbers for number in own]
+    return steady and bool(numbers_seen) and max(numbers_seen) - min(numbers_seen) > APART
 
 
 class SameSamples:
-    """A number for what this rank has fetched since the ranks compared it."""
+    """A fingerprint of the samples that this rank has fetched since the last comparison."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank, self._shares = rank, model_parallel(rank.recipe) > 1
@@ -60,32 +63,32 @@ class SameSamples:
         self._number = 0.0
 
     def look(self, batch: Any, phase: str) -> None:
-        """Take a micro-batch in host memory into account."""
+        """Add a micro-batch in host memory."""
         if not self._shares or self._seen[phase] == COMPARED:
             return
         self._seen[phase] += 1
         self._number += number_of(batch)
 
     def difference(self) -> float:
-        """Return a number of which `Rank.add_up` makes zero if the ranks fetched the same, and begin anew."""
+        """Return a number that `Rank.add_up` sums to zero if the ranks fetched the same, and start again."""
         number, self._number = self._number, 0.0
         return self._rank.difference_in_copy(number) if self._shares else 0.0
 
 
 def number_of(batch: Any) -> float:
-    """Return a number that rounding changes little, and other values or another order much."""
-    numbers = map(_of_leaf, tree_leaves(batch))
+    """Return a number that changes little by rounding, and much by other values or another order."""
+    numbers = map(_number_of_leaf, tree_leaves(batch))
     return sum((place * math.asinh(number) for place, number in enumerate(numbers, start=1)), start=0.0)
 
 
 @torch.no_grad()
-def _of_leaf(leaf: Any) -> float:
+def _number_of_leaf(leaf: Any) -> float:
     """Return a sum of the values of a tensor, an array or a number, each times a random number. 0 for
     anything else: a text may be the path of a sample, which differs between nodes."""
-    found = _as_tensor(leaf)
-    if found is None or found.layout is not torch.strided or found.is_nested:
+    tensor = _as_tensor(leaf)
+    if tensor is None or tensor.layout is not torch.strided or tensor.is_nested:
         return 0.0
-    values = (torch.view_as_real(found.resolve_conj()) if found.is_complex() else found).reshape(-1)
+    values = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     sums = []
     for part in torch.split(values, ROW * ROWS):
         rows = torch.zeros(-(-len(part) // ROW), ROW, dtype=torch.float64)

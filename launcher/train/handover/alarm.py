@@ -23,7 +23,7 @@ ENDING_SECONDS = 0.2
 
 
 class Alarm:
-    """Separate connections to the store. torchrun serves it on several nodes, and rank 0 on one host.
+    """Separate connections to the ranks' store, which torchrun serves on several nodes, and rank 0 on one.
 
     A thread waits on the store without holding the interpreter lock, so the signal arrives while the main
     thread is blocked in a collective or waits for the GPU. A single rank needs no thread.
@@ -36,10 +36,10 @@ class Alarm:
         "This rank has rung the alarm."
         self._store = self._connect()
 
-    def listen(self, heard: Callable[[str], object]) -> None:
-        """Start the thread. It calls `heard` with the reason if another rank rings."""
+    def listen(self, on_alarm: Callable[[str], object]) -> None:
+        """Start the thread. It calls `on_alarm` with the reason if another rank rings."""
         if self.rank.world > 1:
-            arguments = (self._connect(), heard)
+            arguments = (self._connect(), on_alarm)
             threading.Thread(target=self._listen, args=arguments, name="alarm", daemon=True).start()
 
     def ring(self, why: str) -> None:
@@ -48,9 +48,9 @@ class Alarm:
         self._store.set("alarm", why)
 
     def end(self) -> None:
-        """Have all ranks stop listening, if the store ends with this rank, which is about to leave.
+        """Make all ranks stop listening before rank 0 exits, if it serves the store.
 
-        A rank that still waited on the store would print a stack trace of C++. Raises dist.DistError if the
+        A rank that still waits on the store would print a C++ stack trace. Raises dist.DistError if the
         store is gone.
         """
         if not self._first_serves:
@@ -62,8 +62,8 @@ class Alarm:
             self._store.set(_key("quiet", self.rank.number), "")
 
     def leave(self, seconds: float) -> None:
-        """Wait until all ranks leave, after `ring`, or for `seconds`. Raises dist.DistError if the store is
-        gone."""
+        """After `ring`, wait until all ranks leave, but at most `seconds`. Raises dist.DistError if the store
+        is gone."""
         self.meet("leaving", True, seconds)
         if self._first_serves:
             self._release()
@@ -83,17 +83,17 @@ class Alarm:
         while not self._store.check(all_quiet) and time.monotonic() < deadline:
             time.sleep(0.002)  # a wait on the store that times out would print a warning
 
-    def exchange(self, topic: str, mine: Any, seconds: float) -> dict[int, Any]:
+    def exchange(self, topic: str, value: Any, seconds: float) -> dict[int, Any]:
         """Return each rank's value for `topic`, by rank. Ranks without one after `seconds` are left out.
 
-        `mine` must fit into JSON. Raises dist.DistError if the store is gone.
+        `value` must fit into JSON. Raises dist.DistError if the store is gone.
         """
-        ranks = self.meet(topic, mine, seconds)
+        ranks = self.meet(topic, value, seconds)
         return {number: json.loads(self._store.get(_key(topic, number))) for number in ranks}
 
-    def meet(self, topic: str, mine: Any, seconds: float) -> list[int]:
+    def meet(self, topic: str, value: Any, seconds: float) -> list[int]:
         """Set this rank's value for `topic`, wait as `exchange` does, and return the ranks that have one."""
-        self._store.set(_key(topic, self.rank.number), json.dumps(mine))
+        self._store.set(_key(topic, self.rank.number), json.dumps(value))
         keys = [_key(topic, number) for number in range(self.rank.world)]
         ranks = list(range(self.rank.world))
         try:
@@ -104,18 +104,18 @@ class Alarm:
             ranks = [number for number in ranks if self._store.check([keys[number]])]
         return ranks
 
-    def _listen(self, store: Store, heard: Callable[[str], object]) -> None:
+    def _listen(self, store: Store, on_alarm: Callable[[str], object]) -> None:
         while True:
             try:
                 store.wait(["alarm"], LISTENING)
             except dist.DistNetworkError:
-                return  # what served the store is gone, and the ranks are being ended
+                return  # the process that served the store is gone, and the ranks are being ended
             except dist.DistStoreError:
                 continue
             if self.rung:
                 return
             if why := store.get("alarm").decode():
-                heard(why)
+                on_alarm(why)
             else:
                 store.set(_key("quiet", self.rank.number), "")
             return

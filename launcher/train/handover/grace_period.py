@@ -26,7 +26,7 @@ class GracePeriod:
 
     def __init__(self, rank: Rank, restart: Restart | None) -> None:
         self.rank, self.restart = rank, restart
-        self._leaves = threading.Event()
+        self._stopped = threading.Event()
         self._began: float | None = None
         "Start of the current step, in seconds since the epoch."
         self._last: float | None = None
@@ -45,12 +45,12 @@ class GracePeriod:
         self._began = now
 
     def stop_watching(self) -> None:
-        """Leave it to the loop to write the checkpoint: the step has ended."""
-        self._leaves.set()
+        """Stop the thread: the step has ended, and the loop writes the checkpoint."""
+        self._stopped.set()
 
     def _watch(self, restart: Restart, start_seconds: float) -> None:
         until, latest = None, float("inf")
-        while not self._leaves.wait(LOOK_SECONDS):
+        while not self._stopped.wait(LOOK_SECONDS):
             deadline = read_stop_request(self.rank.stop_file).killed_at
             if deadline is not None and deadline != until:
                 until, latest = deadline, self._latest(restart, start_seconds, deadline)

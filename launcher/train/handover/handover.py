@@ -1,7 +1,7 @@
 """Handover of a rank's state to the next attempt, through the shared memory of its node.
 
 Writing needs no other rank and no collective, because the others may be stuck. Each rank writes its shards,
-in the order of the model's parameters. Of copies, the first rank of a node that has one writes it. Under
+in the order of the model's parameters. If several ranks of a node have a copy, the first one writes it. Under
 another sharding, a rank reads its part from the files of its node if these are complete (`reshard`).
 """
 
@@ -48,13 +48,13 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Found:
+class PreviousState:
     """The handover of the previous attempt for this rank."""
 
     own: Packed
     tensors: list[Parts]
-    """First the parameters, then the states. Empty if the files of the node are not all of one step; the
-    offers of its ranks then differ, too."""
+    """First the parameters, then the states. Empty if the node's files are of different steps; the offers of
+    its ranks then differ, too."""
     differ: list[str]
     "Layout entries that differ and that resharding cannot handle."
 
@@ -121,52 +121,52 @@ class Handover:
         A handover is used if every rank has one of the same step and layout, newer than every checkpoint.
         """
         with self.progress.budget.host_side():
-            found = self._found()
+            previous = self._previous_state()
         newest = self.checkpoints.newest()
-        offers = self.rank.all_values(None if found is None else found.offer)
+        offers = self.rank.all_values(None if previous is None else previous.offer)
         dist.barrier()  # every rank has opened its files, so they can be unlinked
         if self.rank.local == 0:
             remove_handover(self.rank.run, self.rank.node)
         skipped = why_not(offers, newest)
-        with self._where_states_are():
+        with self._memory_of_states():
             if skipped is None:
-                assert found is not None
-                return self._take(found)
+                assert previous is not None
+                return self._take(previous)
             step = self.checkpoints.restore()
         return Resumed(
             step,
             "checkpoint" if step else None,
-            self.checkpoints.before.get("unrecorded"),
+            self.checkpoints.resumed_from.get("unrecorded"),
             skipped if any(offers) else None,
         )
 
-    def _where_states_are(self) -> AbstractContextManager[object]:
+    def _memory_of_states(self) -> AbstractContextManager[object]:
         """Return the context in which a memory budget counts optimizer states as in a normal step."""
         return self.progress.budget.host_side() if self.rank.recipe.offload == "cpu" else nullcontext()
 
-    def _found(self) -> Found | None:
+    def _previous_state(self) -> PreviousState | None:
         folder = handover_folder(self.rank.run, self.rank.node)
         own = read_packed(_file(folder, self.rank.number))
         if own is None:
             return None
         differ = [name for name in self.layout if own.about["layout"].get(name) != self.layout[name]]
-        mine, alike = self.rank.number, self._alike
-        numbers = {alike[0], self._same_part[0], mine}  # the first ones have written the copies
+        number, ranks = self.rank.number, self._stage_ranks_here
+        numbers = {ranks[0], self._replica_ranks_here[0], number}  # the first ranks have written the copies
         if reshards := bool(differ) and self._reshards(differ):
-            numbers = {*alike}
+            numbers = {*ranks}
         # This rank's own file is already open.
-        files = [own if number == mine else read_packed(_file(folder, number)) for number in sorted(numbers)]
-        found = [file for file in files if file is not None]
-        if len(found) < len(files):
+        files = [own if each == number else read_packed(_file(folder, each)) for each in sorted(numbers)]
+        opened = [file for file in files if file is not None]
+        if len(opened) < len(files):
             return None
-        if any(file.about[name] != own.about[name] for file in found for name in ("attempt", "step")):
-            return Found(own, [], differ)
-        parts = parts_of([(file.about["places"], file.tensors) for file in found])
+        if any(file.about[name] != own.about[name] for file in opened for name in ("attempt", "step")):
+            return PreviousState(own, [], differ)
+        parts = parts_of([(file.about["places"], file.tensors) for file in opened])
         if reshards:
             parameters = zip(self._parameters, parts[: len(self._parameters)], strict=True)
             if all(part.complete for part in parts) and all(part.fits(p) for p, part in parameters):
                 differ = []
-        return Found(own, parts, differ)
+        return PreviousState(own, parts, differ)
 
     def _reshards(self, differ: list[str]) -> bool:
         """Return whether resharding can handle these differences. The scales of 8-bit states cannot be
@@ -176,10 +176,10 @@ class Handover:
         ].eight_bit
 
     @torch.no_grad()
-    def _take(self, found: Found) -> Resumed:
+    def _take(self, previous: PreviousState) -> Resumed:
         """Copy the state into the existing tensors: optimizer states stay on their device."""
         make_states(self.optimizer)
-        own, tensors = found.own, iter(found.tensors)
+        own, tensors = previous.own, iter(previous.tensors)
         for p in self._parameters:
             next(tensors).copy_into(p)
         for p, names in zip(self._trained(), own.about["states"], strict=True):
@@ -190,7 +190,7 @@ class Handover:
         # This renews the copies of parameters that some optimizers work on.
         self.optimizer.load_state_dict(self.optimizer.state_dict())
         self.checkpoints.scaler.restore(own.about["scaler"])
-        self.checkpoints.before = own.about["made_with"]
+        self.checkpoints.resumed_from = own.about["made_with"]
         self.checkpoints.evaluated = own.about.get("evaluated", self.checkpoints.evaluated)
         self.checkpoints.rank_state.load(own.about["own"], rng=True)
         return Resumed(own.about["step"], "shared-memory", own.about["unrecorded"])
@@ -207,22 +207,24 @@ class Handover:
         ]
 
     def _writes(self, tensor: torch.Tensor) -> bool:
-        """Return whether this rank writes its part of a tensor. Copies are equal bit for bit, so the first
-        rank of each stage on the node that has one writes it alone."""
+        """Return whether this rank writes its part of a tensor. Copies are equal bit for bit, so only the
+        first rank of the stage on this node that has a copy writes it."""
         if not isinstance(tensor, DTensor):
-            return self.rank.number == self._alike[0]
-        return tensor.device_mesh.mesh_dim_names != (TENSOR,) or self.rank.number == self._same_part[0]
+            return self.rank.number == self._stage_ranks_here[0]
+        return (
+            tensor.device_mesh.mesh_dim_names != (TENSOR,) or self.rank.number == self._replica_ranks_here[0]
+        )
 
     @property
-    def _alike(self) -> range:
+    def _stage_ranks_here(self) -> range:
         """The ranks on this node with the same stage of the model."""
         return self.rank.here(self.rank.stage_ranks)
 
     @property
-    def _same_part(self) -> range:
-        """Those of `_alike` with the same place in their tensor-parallel group."""
-        alike, tensor = self._alike, self.rank.mesh.tensor
-        return alike[(self.rank.number - alike[0]) % tensor :: tensor]
+    def _replica_ranks_here(self) -> range:
+        """The ranks of `_stage_ranks_here` with the same place in their tensor-parallel group."""
+        ranks, tensor = self._stage_ranks_here, self.rank.mesh.tensor
+        return ranks[(self.rank.number - ranks[0]) % tensor :: tensor]
 
     def _states(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the states of each trained parameter. `state_dict()` is avoided: it may have side effects."""
@@ -251,16 +253,16 @@ def layout_of(rank: Rank, model: nn.Module) -> Layout:
 
 def why_not(offers: list[dict[str, Any] | None], newest: int) -> str | None:
     """Return why the handover cannot be used, or None if all ranks can continue from shared memory."""
-    there = [offer for offer in offers if offer is not None]
+    present = [offer for offer in offers if offer is not None]
     missing = [str(number) for number, offer in enumerate(offers) if offer is None]
     if missing:
         return f"rank {', '.join(missing)} has no state of the previous attempt in shared memory"
-    differ = sorted({name for offer in there for name in offer["differ"]})
+    differ = sorted({name for offer in present for name in offer["differ"]})
     if differ:
         return f"the state has another layout: other {', '.join(differ)}"
-    if len({(offer["attempt"], offer["step"]) for offer in there}) > 1:
+    if len({(offer["attempt"], offer["step"]) for offer in present}) > 1:
         return "the ranks' states in shared memory are of different steps"
-    if there[0]["step"] <= newest:
+    if present[0]["step"] <= newest:
         return f"the checkpoint of step {newest} is as new"
     return None
 

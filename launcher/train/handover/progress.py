@@ -15,7 +15,8 @@ from launcher.train.undo.undo import Undo
 
 
 class Progress:
-    """The last complete optimizer step. Parameters, optimizer states and loss scale are those of `step`.
+    """The last complete optimizer step. Parameters, optimizer states and loss scale have their values from
+    `step`.
 
     Other state changes during a step; `undo` holds it as of the end of `step`.
     """
@@ -34,7 +35,7 @@ class Progress:
         Set after the third step."""
         self._changed: dict[str, None] = {}
         self._done = 0
-        self._still = threading.Lock()
+        self._lock = threading.Lock()
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -42,7 +43,7 @@ class Progress:
     def begin(self, step: int, undo: Undo, unrecorded: dict[str, Any] | None = None) -> None:
         """Set the initial state, before the first step. `step` is 0 or the restored step."""
         self.undo = undo
-        self._take(anew=True)
+        self._take(loaded=True)
         self.step, self.unrecorded = step, unrecorded
 
     @property
@@ -52,19 +53,19 @@ class Progress:
 
     @contextmanager
     def updating(self, step: int, result: dict[str, Any], started: float) -> Iterator[None]:
-        """Guard every change of parameters, optimizer states or the loss scale. Blocks for good if the state
-        is being handed over: the process then ends. `started` is the start of the successful pass, by
+        """Guard every change of parameters, optimizer states or the loss scale. Blocks forever if the state
+        is being handed over, because the process then ends. `started` is the start of the successful pass, by
         time.perf_counter."""
-        with self._still:
+        with self._lock:
             with self.budget.host_side():
-                self.undo.see_written()
+                self.undo.find_written()
             try:
                 yield
             except BaseException:
                 self.torn = True
                 raise
             self._done += 1
-            if self._done in (2, 3):  # the first step creates things that then stay, such as caches
+            if self._done in (2, 3):  # the first step creates caches and the like, which then stay
                 with self.budget.host_side():
                     self._changed |= dict.fromkeys(self.undo.changed())
                 self.unsaved = list(self._changed) if self._done == 3 else []
@@ -76,7 +77,7 @@ class Progress:
     def recorded(self, *, drew: bool) -> None:
         """Record that evaluation and metrics of the step are done. `drew`: they may have drawn random numbers
         or changed a buffer, so a new copy is taken. It costs 0.05 ms or more, mostly for numpy's state."""
-        with self._still:
+        with self._lock:
             if drew:
                 self._take()
             self.unrecorded = None
@@ -84,10 +85,10 @@ class Progress:
     def hold(self, seconds: float) -> bool:
         """Block updates until `let_go`; called from another thread. Return False if an update was in progress
         for all of `seconds`."""
-        return self._still.acquire(timeout=seconds)
+        return self._lock.acquire(timeout=seconds)
 
     def let_go(self) -> None:
-        self._still.release()
+        self._lock.release()
 
     def wait(self, stream: torch.cuda.Stream) -> None:
         """Let `stream` wait for the end of the step, but not for later work: that may include a collective
@@ -95,8 +96,8 @@ class Progress:
         if self._event is not None:
             stream.wait_event(self._event)
 
-    def _take(self, *, anew: bool = False) -> None:
+    def _take(self, *, loaded: bool = False) -> None:
         with self.budget.host_side():
-            self.undo.take(anew=anew)
+            self.undo.take(loaded=loaded)
         if self._event is not None:
             self._event.record()

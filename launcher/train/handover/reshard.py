@@ -40,13 +40,13 @@ class Parts:
         if not into.numel():
             return
         for offset, part in self._parts.items():
-            ours, theirs = [], []
+            target, source = [], []
             for at, size, begin, length in zip(start, into.shape, offset, part.shape, strict=True):
                 low, high = max(at, begin), min(at + size, begin + length)
-                ours.append(slice(low - at, high - at))
-                theirs.append(slice(low - begin, high - begin))
-            if all(cut.start < cut.stop for cut in ours):
-                into[tuple(ours)].copy_(part[tuple(theirs)])
+                target.append(slice(low - at, high - at))
+                source.append(slice(low - begin, high - begin))
+            if all(cut.start < cut.stop for cut in target):
+                into[tuple(target)].copy_(part[tuple(source)])
 
 
 def parts_of(files: Sequence[tuple[Sequence[Any], Sequence[torch.Tensor]]]) -> list[Parts]:

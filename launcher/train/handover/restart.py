@@ -68,7 +68,7 @@ class Restart:
         self.rank, self.began = rank, began
         self.handover: Handover | None = None
         self._alarm = Alarm(rank)
-        self._mine = threading.Lock()
+        self._lock = threading.Lock()
         "Held by the thread that hands over. Released only if the attempt continues."
         self._tried = self._held = False
         self._alarm.listen(self._heard)
@@ -76,7 +76,7 @@ class Restart:
     def out_of_memory(self, close: Callable[[], object]) -> None:
         """End the attempt after an OOM. Called on the failing rank's main thread; returns once all ranks are
         ready to exit."""
-        if not self._mine.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             self.wait_if_under_way()  # another rank has already rung the alarm
             return
         self._end_attempt("memory", close, ring=True)
@@ -91,33 +91,35 @@ class Restart:
         with contextlib.suppress(dist.DistError):
             self._alarm.end()
 
-    def finish_saving(self, *, tells: bool = True) -> None:
-        """Wait until the checkpoint that is being written is complete, and record it if this rank `tells`.
+    def finish_saving(self, *, records: bool = True) -> None:
+        """Wait until the checkpoint that is being written is complete, and write its event if `records`.
 
-        Every rank has its part of it, and none can go on with it once this process has ended.
+        Each rank writes a part of it, which no other rank can finish after this process has ended.
         """
         if self.handover is None:
             return
-        say, run = partial(print, flush=True) if tells else self.rank.say, self.rank.run
+        say, run = partial(print, flush=True) if records else self.rank.say, self.rank.run
         saved = self.handover.checkpoints.complete(SAVING_SECONDS, say)
-        if saved is None or not tells or (self.rank.no_shared_folder and self.rank.node > 0):
+        if saved is None or not records or (self.rank.no_shared_folder and self.rank.node > 0):
             return
-        if not any(isinstance(one, CheckpointSaved) and one.step == saved.step for one in run.read_events()):
+        if not any(
+            isinstance(event, CheckpointSaved) and event.step == saved.step for event in run.read_events()
+        ):
             with contextlib.suppress(OSError):
                 run.append(CheckpointSaved(step=saved.step, path=str(saved.path)))
 
     def wait_if_under_way(self) -> None:
         """Wait if another thread of this rank is handing over; that thread then ends the process."""
-        self._mine.acquire(timeout=MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
+        self._lock.acquire(timeout=MOST_SECONDS + ANSWER_SECONDS + UPDATE_SECONDS)
 
     def _heard(self, why: str) -> None:
         self._leave_with(cast(Why, why), ring=False)
 
     def _leave_with(self, why: Why, *, ring: bool) -> None:
-        if self._mine.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             if self._end_attempt(why, lambda: None, ring=ring):
                 leave(EXIT_FOLLOWED)
-            self._mine.release()
+            self._lock.release()
 
     def _end_attempt(self, why: Why, close: Callable[[], object], *, ring: bool) -> bool:
         """Hand over the state and return True if the attempt ends. After an OOM it ends even if the handover
@@ -137,10 +139,10 @@ class Restart:
             self._let_go()
             return False
         if why == "memory":
-            self.finish_saving(tells=ring)
+            self.finish_saving(records=ring)
         within(CLOSING_SECONDS, close)
         with contextlib.suppress(dist.DistError):
-            # When the first rank has failed, the others are ended.
+            # When one rank has failed, the others are ended.
             self._alarm.leave(CLOSING_SECONDS + 1)
         return True
 
@@ -182,8 +184,8 @@ class Restart:
         self._held = self._hold()
         offers = self._exchange("offer", self._offer())
         positions = {(offer.step, offer.recorded) for offer in offers.values()}
-        waits_in_vain = len(offers) < self.rank.world or any(offer.torn for offer in offers.values())
-        if len(positions) == 1 or waits_in_vain:
+        cannot_catch_up = len(offers) < self.rank.world or any(offer.torn for offer in offers.values())
+        if len(positions) == 1 or cannot_catch_up:
             return offers
         if self._held and self.handover is not None and self.handover.progress.position < max(positions):
             progress = self.handover.progress
@@ -247,7 +249,7 @@ def refusal(offers: Mapping[int, Offer], world: int) -> str | None:
 
 
 def _by_node(offers: Mapping[int, Offer]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    bytes_by_node: dict[int, int] = {}
     for offer in offers.values():
-        found[offer.node] = found.get(offer.node, 0) + offer.bytes
-    return found
+        bytes_by_node[offer.node] = bytes_by_node.get(offer.node, 0) + offer.bytes
+    return bytes_by_node

@@ -41,8 +41,8 @@ def save_handover(rank: Rank, where: Where, budget: Budget) -> None:
         if resumed.source != "shared-memory":
             raise NotSavedError(resumed.skipped or "the ranks found no state in shared memory")
         # The marker contains the number of samples. It comes from the handover: the data is not opened here.
-        checkpoints.made_with = checkpoints.before
+        checkpoints.made_with = checkpoints.resumed_from
         if resumed.unrecorded is not None:
-            checkpoints.made_with = {**checkpoints.before, "unrecorded": resumed.unrecorded}
+            checkpoints.made_with = {**checkpoints.resumed_from, "unrecorded": resumed.unrecorded}
         rank.say(f"writing the state of step {resumed.step} as a checkpoint")
         checkpoints.save_last(resumed.step)

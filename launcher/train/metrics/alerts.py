@@ -31,9 +31,9 @@ class Alerts:
         self._reported: set[type[Event]] = set()
 
     def of(self, reading: Reading, step: int) -> list[Alert]:
-        found = (self._above(reading, step), self._thrashing(reading, step), self._fragments(reading, step))
-        due = [one for one in found if one is not None and type(one.event) not in self._reported]
-        self._reported |= {type(one.event) for one in due}
+        alerts = (self._above(reading, step), self._thrashing(reading, step), self._fragments(reading, step))
+        due = [alert for alert in alerts if alert is not None and type(alert.event) not in self._reported]
+        self._reported |= {type(alert.event) for alert in due}
         return due
 
     def _above(self, reading: Reading, step: int) -> Alert | None:

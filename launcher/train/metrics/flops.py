@@ -31,13 +31,13 @@ def count_flops(task: Task, batch: Any) -> int:
     attention are counted; causal attention counts in full. A transformer has 6 FLOPs per weight and token
     plus 12 x layers x dim x length per token. Code that needs values of tensors raises.
     """
-    before = Undo(nn.Module(), torch.device("cpu"), task)  # of what the task changes in model() and loss()
+    undo = Undo(nn.Module(), torch.device("cpu"), task)  # for what the task changes in model() and loss()
     try:
         model = model_on_meta(task)
         with FakeKernels(), FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
             task.loss(model, to_meta(batch))
     finally:
-        before.restore()
+        undo.restore()
     passes = FORWARD_AND_BACKWARD if task.adapter is None else WITH_FROZEN_WEIGHTS
     return passes * int(counter.get_total_flops())
 
@@ -56,14 +56,15 @@ class Mfu:
     def __init__(self, rank: Rank, task: Task, peak: float) -> None:
         self.rank, self.task, self.peak = rank, task, peak
         self._shapes: Any = None
-        self._of = 0
+        self._micro_batches = 0
         self._flops: float | None = None
         "FLOPs of a step on one rank; 0 if they cannot be counted."
 
-    def see(self, batch: Any, of: int) -> None:
-        """Store the shapes of the first of `of` micro-batches; FLOPs are counted later, outside the step."""
+    def see(self, batch: Any, micro_batches: int) -> None:
+        """Store the shapes of the first of `micro_batches` micro-batches; FLOPs are counted later, outside
+        the step."""
         if self._shapes is None:
-            self._shapes, self._of = to_meta(batch), of
+            self._shapes, self._micro_batches = to_meta(batch), micro_batches
 
     def of(self, seconds: float) -> float | None:
         """Return the MFU of a step that took `seconds`, or None if it cannot be computed."""
@@ -73,7 +74,9 @@ class Mfu:
 
     def _count(self) -> float:
         try:  # the ranks that share a copy of the model share the work on its micro-batches
-            return self._of * count_flops(self.task, self._shapes) / model_parallel(self.rank.recipe)
+            return (
+                self._micro_batches * count_flops(self.task, self._shapes) / model_parallel(self.rank.recipe)
+            )
         except Exception as error:  # the user's model may not support the meta device
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.rank.say(f"no MFU: the model's FLOPs cannot be counted on the meta device ({reason})")

@@ -32,7 +32,7 @@ class MemoryLog:
         capacity = meter.capacity
         threshold = threshold_bytes(rank.job.train.memory_alert, capacity) if capacity else None
         self.alerts = Alerts(rank.number, threshold, rank.recipe, capacity)
-        self._made = False
+        self._folder_made = False
         self._lines: list[dict[str, Any]] = []
         self._written = float("-inf")
         self._writes_every = max(SECONDS_BETWEEN_WRITES, rank.world / WRITES_PER_SECOND)
@@ -59,9 +59,9 @@ class MemoryLog:
             return
         path = self.rank.attempt.memory(self.rank.number)
         try:
-            if not self._made:
+            if not self._folder_made:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._made = True
+                self._folder_made = True
             append_json(path, *lines)
         except OSError as error:
             self.notes.complain(error)

@@ -18,21 +18,21 @@ from launcher.train.optimizers.proxies import ProxyOptimizer
 
 GRADIENTS, REST = "gradients", "activations and other"
 WITH_GRADIENTS = f"{GRADIENTS}, {REST}"
-"The category of both, if the gradients that existed at the peak are not known."
+"One category for both, if it is unknown which gradients existed at the peak."
 
 
 class PeakParts:
     """Measures the second step of each recipe, in which all optimizer states exist.
 
     It needs one more reading of the counters in that step, no synchronisation, and no hooks. Parameters,
-    buffers and optimizer states are there at any moment. All gradients are there if the peak is in the
-    update, if they are accumulated over micro-batches, or if they stay between steps as DDP's buckets do.
-    Otherwise they and the rest are one category.
+    buffers and optimizer states exist at any moment. All gradients exist if the peak is in the update, if
+    they are accumulated over micro-batches, or if they stay between steps as DDP's buckets do. Otherwise they
+    and the rest are one category.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, meter: Meter) -> None:
         self._model, self._optimizer, self._meter = model, optimizer, meter
-        self._begun: Recipe | None = None
+        self._last_recipe: Recipe | None = None
         self._measured: Recipe | None = None
         self._backward: Reading | None = None
         "The reading before the update of a step that is measured."
@@ -40,9 +40,9 @@ class PeakParts:
 
     def before_update(self, gradients: Iterable[torch.Tensor], recipe: Recipe) -> None:
         """Call this after the last backward pass of a step."""
-        again, self._begun = self._begun == recipe, recipe
+        repeated, self._last_recipe = self._last_recipe == recipe, recipe
         self._backward = None
-        if again and self._measured != recipe and self._meter.counts:
+        if repeated and self._measured != recipe and self._meter.counts:
             self._backward = self._meter.read()
             self._gradients = self._bytes(gradients)
 
@@ -59,7 +59,7 @@ class PeakParts:
         whole = replace(reading, peak=peak)
         if evaluated:
             return whole, {}
-        self._measured = self._begun
+        self._measured = self._last_recipe
         parameters = self._bytes(self._model.parameters())
         held = {
             "parameters": parameters,
@@ -68,7 +68,7 @@ class PeakParts:
             "optimizer states": self._bytes([*self._model.parameters(), *self._states()]) - parameters,
         }
         stays = reading.allocated - sum(held.values()) >= self._gradients
-        accumulated = self._begun is not None and _accumulates(self._begun)
+        accumulated = self._last_recipe is not None and _accumulates(self._last_recipe)
         if self._gradients and (reading.peak == peak or accumulated or stays):
             held[GRADIENTS] = self._gradients
         rest = REST if GRADIENTS in held else WITH_GRADIENTS
@@ -96,6 +96,6 @@ class PeakParts:
 
 
 def _accumulates(recipe: Recipe) -> bool:
-    """Return whether the gradients of the update are there from the first micro-batch on. With `grad_sync:
-    last`, FSDP accumulates whole gradients, and cuts them in the last one."""
+    """Return whether the sharded gradients exist from the first micro-batch on. With `grad_sync: last`, FSDP
+    accumulates whole gradients, and shards them in the last micro-batch."""
     return recipe.grad_accum > 1 and not (recipe.sharding in SHARDED and recipe.grad_sync == "last")

@@ -28,13 +28,13 @@ from launcher.train.rank import Rank
 from launcher.train.task import Task, TaskError
 
 SECONDS_BETWEEN_LINES = 5.0
-OWN = frozenset(
+RESERVED = frozenset(
     (
         *("time", "attempt", "step", "loss", "lr", "grad_norm", "weight", "samples", "seconds"),
         *("seconds_lost", "samples_per_second", "tokens_per_second", "mfu"),
     )
 )
-"Names in a line that are not a task's own metrics. Those of memory begin with MEMORY."
+"Names in a line that launcher writes itself. Memory readings begin with MEMORY."
 MEMORY = "memory_"
 
 
@@ -68,7 +68,7 @@ class Recorder:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Raises TaskError for a metric of the task that has a name of launcher's."""
+        """Raises TaskError for a metric of the task with a name that launcher uses."""
         check_names(task)
         self.rank, self.steps, self.task = rank, steps, task
         self.notes = Notes(rank)
@@ -85,13 +85,13 @@ class Recorder:
         if self.rank.first:
             self.notes.event(event)
 
-    def micro_batch(self, batch: Any, of: int) -> None:
-        """Note one of the `of` micro-batches of a step, on the device, before its forward pass."""
+    def micro_batch(self, batch: Any, micro_batches: int) -> None:
+        """Record one of the `micro_batches` of a step, on the device, before its forward pass."""
         if self.mfu is not None:
-            self.mfu.see(batch, of)
+            self.mfu.see(batch, micro_batches)
 
     def before_update(self, gradients: Iterable[torch.Tensor], recipe: Recipe) -> None:
-        """Note the end of a step's last backward pass."""
+        """Record the end of a step's last backward pass."""
         self.parts.before_update(gradients, recipe)
 
     def step(self, step: int, result: StepResult, seconds: float, evaluated: Mapping[str, float]) -> None:
@@ -148,10 +148,10 @@ class Recorder:
 def check_names(task: Task) -> None:
     """Raise TaskError for a metric of the task under a name that launcher writes itself: `loss` would take
     the place of the held-out loss."""
-    if taken := [name for name in task.metrics if name in OWN or name.startswith(MEMORY)]:
+    if reserved := [name for name in task.metrics if name in RESERVED or name.startswith(MEMORY)]:
         raise TaskError(
-            f"metrics of {type(task).__name__}: launcher records {', '.join(taken)} itself; choose another "
-            "name"
+            f"metrics of {type(task).__name__}: launcher records {', '.join(reserved)} itself; choose "
+            "another name"
         )
 
 

@@ -58,7 +58,7 @@ class CudaRecording:
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
 
     def moment(self, *arguments: int) -> Moment:
-        """Return the state of memory at an OOM. `arguments` are those of the observer."""
+        """Return the state of memory at an OOM. `arguments`: of the observer."""
         _, requested, total, free = arguments
         return Moment(requested, total, free, largest(cuda_pieces()))
 
@@ -111,7 +111,7 @@ def _pieces(held: tuple[Held, ...]) -> Iterator[Piece]:
 
 
 def _grouped(held: tuple[Held, ...]) -> list[dict[str, Any]]:
-    alike = Counter(storage[:-1] for storage in held if storage.size)
+    groups = Counter(storage[:-1] for storage in held if storage.size)
     return [
         {
             "bytes": size * count,
@@ -122,7 +122,7 @@ def _grouped(held: tuple[Held, ...]) -> list[dict[str, Any]]:
             "step": step,
         }
         for (size, dtype, shape, phase, step), count in sorted(
-            alike.items(), key=lambda entry: -entry[0][0] * entry[1]
+            groups.items(), key=lambda entry: -entry[0][0] * entry[1]
         )
     ]
 

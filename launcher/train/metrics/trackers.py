@@ -85,8 +85,8 @@ _OPEN: dict[str, Callable[[Rank], Tracker]] = {"tensorboard": TensorBoard, "wand
 def check_trackers(names: Sequence[str]) -> None:
     """Raise SetupError if a tracker's package is not installed."""
     # A folder `wandb` with files of W&B looks like a package without an origin.
-    found = {name: importlib.util.find_spec(name) for name in names}
-    if missing := [name for name, spec in found.items() if spec is None or spec.origin is None]:
+    specs = {name: importlib.util.find_spec(name) for name in names}
+    if missing := [name for name, spec in specs.items() if spec is None or spec.origin is None]:
         raise SetupError(
             f"train.trackers: {', '.join(missing)} not installed on this node: "
             "install launcher's checkout with the extra `track` (pip install '.[track]' in it), "
@@ -107,7 +107,7 @@ class Trackers:
             except SetupError:
                 raise
             except Exception as error:
-                self._leave_out(name, error)
+                self._drop(name, error)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Send the numbers in a line of metrics.jsonl to the trackers."""
@@ -127,9 +127,9 @@ class Trackers:
             try:
                 call(tracker)
             except Exception as error:
-                self._leave_out(name, error)
+                self._drop(name, error)
 
-    def _leave_out(self, name: str, error: Exception) -> None:
+    def _drop(self, name: str, error: Exception) -> None:
         """Stop using a tracker after an exception. Training continues, whatever a tracker raises."""
         self._open.pop(name, None)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

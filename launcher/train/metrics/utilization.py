@@ -7,7 +7,7 @@ import time
 import torch
 
 SECONDS = 1.0
-"Least time between two measurements. NVML averages over up to a second, and each asks the kernel."
+"Minimum time between two measurements: NVML averages over up to a second, and each is a system call."
 
 
 class Utilization:
@@ -15,13 +15,13 @@ class Utilization:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._asks_nvml = device.type == "cuda"
+        self._has_nvml = device.type == "cuda"
         self._last: dict[str, int] = {}
         self._before = time.monotonic(), time.process_time()
 
     def read(self) -> dict[str, int]:
-        """Return the last measurement: `cpu`, 100 for one core that this process used all the time since the
-        one before, and `utilization`, the share of the time in which the GPU worked, if NVML tells it."""
+        """Return the last measurement: `cpu`, where 100 is one core busy since the previous measurement, and
+        `utilization`, the share of time in which the GPU worked, if NVML reports it."""
         wall = time.monotonic() - self._before[0]
         if wall > 0 and (wall >= SECONDS or not self._last):
             now = time.monotonic(), time.process_time()
@@ -31,10 +31,10 @@ class Utilization:
         return self._last
 
     def _gpu(self) -> dict[str, int]:
-        if not self._asks_nvml:
+        if not self._has_nvml:
             return {}
         try:
             return {"utilization": torch.cuda.utilization(self._device)}
-        except Exception:  # nvidia-ml-py is not installed, or NVML does not tell it for this GPU
-            self._asks_nvml = False
+        except Exception:  # nvidia-ml-py is not installed, or NVML does not report it for this GPU
+            self._has_nvml = False
             return {}

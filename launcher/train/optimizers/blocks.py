@@ -81,17 +81,17 @@ def other_shards(states: Mapping[str, Mapping[str, Any]], checkpoint: Metadata) 
     if not differ:
         return None
     rows = states[differ[0]]["state1"].shape[0]
-    before, now = (_where(shapes[differ[0]], rows) for shapes in (saved, wanted))
+    before, now = (_described(shapes[differ[0]], rows) for shapes in (saved, wanted))
     return (
         f"the 8-bit states of {listed(differ, 3)} were "
-        f"saved in {before} and cannot be read in {now}: what a shard has of a row is not a multiple of "
+        f"saved in {before} and cannot be read in {now}: a shard's part of a row is not a multiple of "
         f"{BLOCK} elements, so blocks cross rows. Resume in {before}: fsdp and zero1 have one per rank, "
         "hybrid has one per rank of a node, ddp and none have one"
     )
 
 
-def _where(shape: torch.Size, rows: int) -> str:
-    """Return in words, from the shape of scales, in which shards their blocks are."""
+def _described(shape: torch.Size, rows: int) -> str:
+    """Describe the shards of the blocks, from the shape of the scales."""
     if len(shape) == 2:
         return "whole rows" if shape[0] == rows else f"{shape[0]} shards"
     return f"{' x '.join(map(str, shape[1:-1]))} shards"

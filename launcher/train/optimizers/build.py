@@ -50,11 +50,11 @@ def _placed(
     recipe, training = rank.recipe, rank.job.train
     make = builder(recipe.optimizer, training.lr)
     if recipe.offload in ("none", "cpu"):
-        made = make(groups, wide)
-        step_mesh_by_mesh(made)
+        optimizer = make(groups, wide)
+        step_mesh_by_mesh(optimizer)
         if recipe.offload == "cpu":  # the step creates the states
-            made.step = partial(_on_host, budget, made.step)  # type: ignore[method-assign]
-        return made
+            optimizer.step = partial(_on_host, budget, optimizer.step)  # type: ignore[method-assign]
+        return optimizer
     keep: Keep = in_host_memory
     if recipe.offload == "nvme-optimizer":
         keep = ScratchFiles(training.nvme_dir, f"launcher-{rank.run.id}-rank{rank.number:05d}")
@@ -84,8 +84,8 @@ def embeddings(model: nn.Module) -> list[nn.Parameter]:
     2110.02861, section 2.3): their gradients differ much from token to token, which makes 8-bit states
     unstable."""
     tables = (nn.Embedding, nn.EmbeddingBag)
-    found = [module.weight for module in model.modules() if isinstance(module, tables)]
-    return [weight for weight in found if isinstance(weight, nn.Parameter)]
+    weights = [module.weight for module in model.modules() if isinstance(module, tables)]
+    return [weight for weight in weights if isinstance(weight, nn.Parameter)]
 
 
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:

@@ -53,13 +53,13 @@ def _total_norm(gradients: Sequence[torch.Tensor]) -> float:
 def norm_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the norm of a tensor, computed in fp32, or in fp64 if the tensor is."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
-    found: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
-    return found
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
+    return norm
 
 
 def share_of_square(norms: Mapping[torch.Tensor, torch.Tensor], ranks: int) -> torch.Tensor:
-    """Return this rank's share of the squared norm of a gradient, in fp64: those of `ranks` ranks add up to
-    the whole. Ranks that hold the same part divide it.
+    """Return this rank's share of the squared norm of a gradient, in fp64. The shares of all `ranks` add up
+    to the whole. Ranks that hold the same part divide it.
 
     `norms`: a parameter, or its gradient -> the norm of this rank's part of the gradient. At least one.
     """

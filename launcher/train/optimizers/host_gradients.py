@@ -37,7 +37,7 @@ class HostGradients:
         self._summed: set[torch.Tensor] = set()
         "Parameters that have a gradient in this step."
         self._copies = _Copies()
-        self._leaving: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
+        self._last_whole: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
         "The last whole gradient, and the event of its copy."
         for p in parameters:
             p.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
@@ -48,10 +48,10 @@ class HostGradients:
         return sharded_like(p, self._sums[p], p.shape) if p in self._summed else None
 
     def drop(self) -> None:
-        """Drop all gradients, also those of a backward pass that failed."""
+        """Drop all gradients, also from a backward pass that failed."""
         self._copies.wait()
         self._summed.clear()
-        self._leaving = None
+        self._last_whole = None
 
     @torch.no_grad()
     def _take(self, p: torch.Tensor) -> None:
@@ -60,24 +60,24 @@ class HostGradients:
         with self._host_side():
             if p not in self._sums:
                 self._sums[p] = torch.empty(gradient.shape, dtype=gradient.dtype, device="cpu")
-            put = self._sums[p].add_ if p in self._summed else self._sums[p].copy_
-            copied = self._copies.start(gradient, put, whole=not isinstance(p, DTensor))
+            store = self._sums[p].add_ if p in self._summed else self._sums[p].copy_
+            copied = self._copies.start(gradient, store, whole=not isinstance(p, DTensor))
         self._summed.add(p)
         p.grad = None
         if not isinstance(p, DTensor):
-            if self._leaving is None:
+            if self._last_whole is None:
                 torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
             self._free_last()
-            self._leaving = gradient, copied
+            self._last_whole = gradient, copied
 
     def _pass_ends(self) -> None:
         self._free_last()
-        self._leaving = None
+        self._last_whole = None
 
     def _free_last(self) -> None:
         """Let the computation wait for the last copy, so that later allocations may use the gradient's
         memory."""
-        if self._leaving is not None and (copied := self._leaving[1]) is not None:
+        if self._last_whole is not None and (copied := self._last_whole[1]) is not None:
             torch.cuda.current_stream().wait_event(copied)
 
 
@@ -92,15 +92,15 @@ class _Copies:
         self._stream: torch.cuda.Stream | None = None
 
     def start(
-        self, gradient: torch.Tensor, put: Callable[[torch.Tensor], object], *, whole: bool
+        self, gradient: torch.Tensor, store: Callable[[torch.Tensor], object], *, whole: bool
     ) -> torch.cuda.Event | None:
-        """Call `put` with the gradient in host memory. Return the event after which the gradient has been
+        """Call `store` with the gradient in host memory. Return the event after which the gradient has been
         read, or None if that is now.
 
         `whole`: copy on another stream than the current one, on which the computation continues.
         """
         if gradient.device.type != "cuda":
-            put(gradient)
+            store(gradient)
             return None
         while self._under_way and self._bytes + gradient.nbytes > STAGED:
             self._finish_oldest()
@@ -116,7 +116,7 @@ class _Copies:
 
         def add() -> None:
             copied.synchronize()
-            put(staged)
+            store(staged)
 
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="gradients")
         self._under_way.append((self._thread.submit(add), gradient.nbytes))

@@ -24,9 +24,9 @@ Kernel = Literal["adam", "lion"]
 class EightBit(OwnOptimizer):
     """Optimizer with blockwise 8-bit states: 2 x (1 + 4/256) bytes per parameter for "adam", half for "lion".
 
-    States of the parameters in `wide`, such as embeddings, stay in 32 bit. So do those of vectors: they are a
-    tiny part, and their blocks would tie the checkpoint to the number of ranks. The choice depends on the
-    global size of a parameter, so it does not depend on the number of ranks.
+    States of vectors and of the parameters in `wide`, such as embeddings, stay in 32 bit. Vectors are a tiny
+    part, and their blocks would tie the checkpoint to the number of ranks. The choice depends on the global
+    size of a parameter, so it does not depend on the number of ranks.
 
     `paged` puts large states into CUDA managed memory, which moves to the host if the GPU runs out of memory.
 

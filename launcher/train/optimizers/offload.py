@@ -53,12 +53,12 @@ class HostOptimizer(ProxyOptimizer):
             super().__init__(groups, wide, make, _twin)
             for group, p, proxy in self._pairs():
                 self._begin(group, p, proxy)
-        self.follow_inner()
+        self.expose_inner()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters. `closure` is ignored; torch.distributed.checkpoint passes None by name."""
-        self.lead_inner()
+        self.update_inner()
         with self._host_side():
             for group, p, proxy in self._pairs():
                 if (gradient := gradient_of(p, self)) is None:
@@ -77,7 +77,7 @@ class HostOptimizer(ProxyOptimizer):
         with self._host_side():
             for _, p, proxy in self._pairs():
                 local(proxy).copy_(local(p))
-                self._put_away(proxy)
+                self._keep_states(proxy)
 
     @torch.no_grad()
     def _begin(self, group: dict[str, Any], p: torch.Tensor, proxy: torch.Tensor) -> None:
@@ -86,7 +86,7 @@ class HostOptimizer(ProxyOptimizer):
         self._step_alone({**group, "lr": 0.0}, proxy, torch.zeros_like(local(proxy)))
         if "step" in self.inner.state[proxy]:
             self.inner.state[proxy]["step"].zero_()
-        self._put_away(proxy)
+        self._keep_states(proxy)
 
     def _step_alone(self, group: dict[str, Any], proxy: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update one proxy only, so that the host holds one gradient and one set of new states at a time."""
@@ -96,7 +96,7 @@ class HostOptimizer(ProxyOptimizer):
         finally:
             proxy.grad = None
 
-    def _put_away(self, proxy: torch.Tensor) -> None:
+    def _keep_states(self, proxy: torch.Tensor) -> None:
         state = self.inner.state[proxy]
         for name, value in state.items():
             if value.ndim:
@@ -114,7 +114,7 @@ def copy_gradients_to_host(model: nn.Module, budget: Budget) -> None:
     """Copy each gradient of FSDP's shards after its reduction to memory that `budget` does not count.
 
     With `offload: cpu` FSDP2 does so on a GPU. A CPU that stands in for one has to do it here, because there
-    a copy to the host is none.
+    a copy to the host does nothing.
     """
     if isinstance(budget, Unlimited):
         return
@@ -166,8 +166,8 @@ class ScratchFiles:
             )
         self._mapped: set[int] = set()
         # Delete files of an attempt that was killed between creating and unlinking a file.
-        for left in self.folder.glob(f"{glob.escape(name)}-*"):
-            left.unlink(missing_ok=True)
+        for leftover in self.folder.glob(f"{glob.escape(name)}-*"):
+            leftover.unlink(missing_ok=True)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         if states.numel() == 0 or states.data_ptr() in self._mapped:

@@ -15,8 +15,8 @@ Make = Callable[[Groups, Collection[torch.Tensor]], torch.optim.Optimizer]
 class ProxyOptimizer(torch.optim.Optimizer):
     """An optimizer that updates a proxy of each parameter with an inner optimizer.
 
-    The inner optimizer does the arithmetic and saves its own states. This optimizer shows its states and
-    settings as those of the parameters, so a checkpoint does not show the proxies.
+    The inner optimizer does the arithmetic and saves its own states. This optimizer presents its states and
+    settings as states and settings of the parameters, so a checkpoint does not contain the proxies.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ProxyOptimizer(torch.optim.Optimizer):
         self.inner = make(of_proxies, [self.proxies[p] for p in wide if p in self.proxies])
 
     def state_dict(self) -> dict[str, Any]:
-        self.lead_inner()
+        self.update_inner()
         return self.inner.state_dict()
 
     @torch.no_grad()
@@ -40,7 +40,7 @@ class ProxyOptimizer(torch.optim.Optimizer):
         """Load states and settings. Load the parameters first: proxies may be copies of them."""
         self.inner.load_state_dict(state_dict)
         self._loaded()
-        self.follow_inner()
+        self.expose_inner()
 
     def _loaded(self) -> None:
         """Called after the inner optimizer has loaded states."""
@@ -51,13 +51,13 @@ class ProxyOptimizer(torch.optim.Optimizer):
             for p, proxy in zip(group["params"], inner["params"], strict=True):
                 yield inner, p, proxy
 
-    def lead_inner(self) -> None:
+    def update_inner(self) -> None:
         """Copy this optimizer's settings, such as the learning rate, to the inner optimizer."""
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update({key: value for key, value in group.items() if key != "params"})
 
-    def follow_inner(self) -> None:
-        """Expose the inner optimizer's settings and states as those of the parameters."""
+    def expose_inner(self) -> None:
+        """Expose the inner optimizer's settings and states as belonging to the parameters."""
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update({key: value for key, value in inner.items() if key != "params"})
         for _, p, proxy in self._pairs():

@@ -1,9 +1,9 @@
 """`sharding: zero1`: parameters and gradients are whole on every rank, optimizer states are sharded.
 
-Not torch's ZeroRedundancyOptimizer: it gives whole parameters to ranks, so one large embedding decides how
-much a rank holds, and its states must be collected on one rank before torch.distributed.checkpoint sees them.
-Here states are sharded by rows like FSDP2's, so any optimizer that runs under FSDP2 runs here, and the states
-are saved and resharded in the same way.
+torch's ZeroRedundancyOptimizer is not used: it gives whole parameters to ranks, so one large embedding
+decides how much a rank holds, and its states must be collected on one rank before
+torch.distributed.checkpoint sees them. Here states are sharded by rows like FSDP2's, so any optimizer that
+runs under FSDP2 runs here, and the states are saved and resharded in the same way.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class ShardedStates(ProxyOptimizer):
     """An optimizer that updates this rank's rows of each parameter, then gathers the rows of all ranks.
 
-    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as FSDP2 does, also
-    those of a tensor-parallel rank's part. Every rank keeps all states of a parameter that cannot be split:
+    A proxy is this rank's rows as a DTensor that shares their memory. Rows are split as in FSDP2, also the
+    rows of a tensor-parallel rank's part. Every rank keeps all states of a parameter that cannot be split:
     one without dimensions, or one whose rows are not contiguous in memory.
     """
 
     def __init__(self, groups: Groups, wide: Collection[torch.Tensor], make: Make, mesh: DeviceMesh) -> None:
         super().__init__(groups, wide, make, lambda p: _rows(p, mesh))
         self._mesh = mesh
-        self.follow_inner()
+        self.expose_inner()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -45,7 +45,7 @@ class ShardedStates(ProxyOptimizer):
 
         Every rank must have gradients for the same parameters, as DDP ensures.
         """
-        self.lead_inner()
+        self.update_inner()
         updated = [p for p in self.proxies if p.grad is not None]
         for p in updated:
             proxy = self.proxies[p]
@@ -58,7 +58,7 @@ class ShardedStates(ProxyOptimizer):
         finally:
             for p in updated:
                 self.proxies[p].grad = None
-        self.follow_inner()
+        self.expose_inner()
         self._gather(updated)
 
     @property
@@ -69,8 +69,8 @@ class ShardedStates(ProxyOptimizer):
             (_padded(local(p.detach()), ranks) for p in self.proxies if self._needs_buffer(p)), default=0
         )
 
-    def lead_inner(self) -> None:
-        super().lead_inner()
+    def update_inner(self) -> None:
+        super().update_inner()
         for p, proxy in self.proxies.items():
             if p not in self.state:  # dropped by the reader of a checkpoint that has none
                 self.inner.state.pop(proxy, None)
@@ -102,7 +102,7 @@ class ShardedStates(ProxyOptimizer):
 
 
 def _is_split(p: torch.Tensor, proxy: torch.Tensor) -> bool:
-    """Return whether the proxy is some rows of what this rank has of the parameter."""
+    """Return whether the proxy is some rows of this rank's part of the parameter."""
     if not isinstance(proxy, DTensor):
         return False
     return not isinstance(p, DTensor) or proxy.device_mesh != p.device_mesh
@@ -116,7 +116,7 @@ def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
         return nn.Parameter(p.detach())
     part, placements = whole[_own_rows(whole, mesh)], tuple[Placement, ...]([Shard(0)])
     if isinstance(p, DTensor):
-        # As FSDP2 shards a part: launcher.train.checkpoints and the 8-bit states then know it.
+        # Shard the part as FSDP2 does, which launcher.train.checkpoints and the 8-bit states support.
         cut = math.prod(
             size
             for size, placement in zip(p.device_mesh.shape, p.placements, strict=True)
@@ -129,7 +129,7 @@ def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
 
 
 def _own_rows(whole: torch.Tensor, mesh: DeviceMesh) -> slice:
-    """Return the rows of this rank, one of those of `mesh`."""
+    """Return the rows of `whole` that this rank of `mesh` has."""
     size = math.ceil(whole.shape[0] / mesh.size())
     start = min(mesh.get_local_rank() * size, whole.shape[0])
     return slice(start, start + size)

@@ -13,25 +13,25 @@ from launcher.train.optimizers.proxies import ProxyOptimizer
 from launcher.train.shards import column_cuts, local, sharded_like
 
 IN_CHECKPOINT = "optimizer.state."
-"Beginning of the names of states in a checkpoint; that of the parameter follows."
+"Beginning of the names of states in a checkpoint; the parameter's name follows."
 
 
 def rows_sharded_like(p: torch.Tensor, row: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return zeros of shape `(p.shape[0], *row)`, sharded by rows like `p`. Ranks with parts of the same rows
     of `p` have copies."""
-    mine = local(p)
-    part = torch.zeros((mine.shape[0], *row), dtype=dtype, device=mine.device)
+    shard = local(p)
+    part = torch.zeros((shard.shape[0], *row), dtype=dtype, device=shard.device)
     if not isinstance(p, DTensor):
         return part
     cuts = column_cuts(p)
-    placements = [Replicate() if at in cuts else one for at, one in enumerate(p.placements)]
+    placements = [Replicate() if at in cuts else placement for at, placement in enumerate(p.placements)]
     return sharded_like(p, part, (p.shape[0], *row), placements)
 
 
 def zeros_sharded_like(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return contiguous zeros with the shape and sharding of `p`."""
-    mine = local(p)
-    return sharded_like(p, torch.zeros(mine.shape, dtype=dtype, device=mine.device), p.shape)
+    shard = local(p)
+    return sharded_like(p, torch.zeros(shard.shape, dtype=dtype, device=shard.device), p.shape)
 
 
 def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -41,10 +41,10 @@ def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def put_back(optimizer: torch.optim.Optimizer, kept: Sequence[dict[str, Any]]) -> None:
-    """Restore the job's settings, `kept` from before loading a checkpoint, which has its own."""
-    for group, its in zip(optimizer.param_groups, kept, strict=True):
-        group.update(its)
+def restore_settings(optimizer: torch.optim.Optimizer, kept: Sequence[dict[str, Any]]) -> None:
+    """Restore the job's settings, `kept` from before a checkpoint with its own settings was loaded."""
+    for group, group_settings in zip(optimizer.param_groups, kept, strict=True):
+        group.update(group_settings)
 
 
 def step_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], p: torch.Tensor) -> None:
@@ -92,9 +92,9 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
     """Create the states that do not exist yet, one parameter at a time, so that one gradient of zeros is in
     memory at once. The step changes nothing and is not counted."""
     if isinstance(optimizer, ProxyOptimizer):
-        optimizer.lead_inner()
+        optimizer.update_inner()
         make_states(optimizer.inner)
-        optimizer.follow_inner()
+        optimizer.expose_inner()
         return
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -107,7 +107,7 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 class OwnOptimizer(torch.optim.Optimizer):
-    """An optimizer that torch does not have. A subclass says how it begins and how it updates one parameter.
+    """An optimizer that torch does not have. A subclass creates the states of a parameter and updates it.
 
     Each state is loaded in its saved dtype. torch's own `load_state_dict` casts every state to the dtype of
     its parameter, which turns 8-bit codes into floats and bf16 states into fp32.

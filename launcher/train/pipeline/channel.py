@@ -1,4 +1,4 @@
-"""Messages from a stage to the next one, or to the one before: activations and gradients."""
+"""Messages from a stage to the next or the previous one: activations and gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from launcher.train.rank import Rank
-from launcher.train.shards import local, of_part, sharded_like
+from launcher.train.shards import from_part, local, sharded_like
 
 MOST_DIMENSIONS = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PLAIN, WHOLE = -2, -1
-"Instead of the dimension in which a DTensor is cut: not a DTensor, and one that each rank has whole."
+"Values of `Form.cut` for a plain tensor, and for a DTensor that each rank has whole."
 
 
 def why_not_sent(result: Any) -> str | None:
@@ -27,13 +27,13 @@ def why_not_sent(result: Any) -> str | None:
     if result.dtype not in DTYPES:
         return f"a tensor of {result.dtype}, not of floats"
     if isinstance(result, DTensor) and not all(type(one) in (Shard, Replicate) for one in result.placements):
-        return f"a DTensor placed as {result.placements}, of which no rank has a part of the values"
+        return f"a DTensor placed as {result.placements}, where no rank has a part of the values"
     return f"a tensor of {result.ndim} dimensions" if result.ndim > MOST_DIMENSIONS else None
 
 
 class Form(NamedTuple):
-    """What the receiver of a tensor has to know. Of a tensor that is cut over the tensor-parallel ranks, each
-    sends its part, to the rank that has the same part in the other stage."""
+    """What the receiver of a tensor must know. If a tensor is cut over the tensor-parallel ranks, each rank
+    sends its part to the rank that has the same part in the other stage."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -57,8 +57,8 @@ class Form(NamedTuple):
     @property
     def numbers(self) -> list[int]:
         """`LENGTH` integers, from which `read` makes the form."""
-        found = [DTYPES.index(self.dtype), self.cut, len(self.shape), *self.shape]
-        return found + [0] * (LENGTH - len(found))
+        numbers = [DTYPES.index(self.dtype), self.cut, len(self.shape), *self.shape]
+        return numbers + [0] * (LENGTH - len(numbers))
 
     def empty(self, device: torch.device, mesh: DeviceMesh | None) -> torch.Tensor:
         """Return a tensor of this form without values. `mesh`: the tensor-parallel ranks."""
@@ -66,19 +66,19 @@ class Form(NamedTuple):
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         assert mesh is not None
         placements = [Replicate() if self.cut == WHOLE else Shard(self.cut)]
-        mine, _ = compute_local_shape_and_global_offset(self.shape, mesh, placements)
-        part = torch.empty(mine, dtype=self.dtype, device=device)
-        return of_part(part, mesh, placements, self.shape)
+        part_shape, _ = compute_local_shape_and_global_offset(self.shape, mesh, placements)
+        part = torch.empty(part_shape, dtype=self.dtype, device=device)
+        return from_part(part, mesh, placements, self.shape)
 
 
 LENGTH = 3 + MOST_DIMENSIONS
 
 
 class Channel:
-    """The messages to one rank of the pipeline, and from another one, with a process group of its own.
+    """Sends to one rank of the pipeline and receives from another one, in its own process group.
 
-    NCCL runs what two ranks send each other in one group in the order of the calls: if both directions shared
-    a group, a stage that sends an activation and one that sends a gradient would wait for each other.
+    NCCL runs the messages between two ranks of a group in the order of the calls: if both directions shared a
+    group, a stage that sends an activation and one that sends a gradient would wait for each other.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Channel:
         to: int | None,
         from_: int | None,
     ) -> None:
-        """`mesh`: the tensor-parallel ranks. `to`, `from_`: numbers in the group; None: nothing is sent, or
-        nothing received. Connects the ranks; all of them must call this."""
+        """Connect the ranks; all of them must call this. `mesh`: the tensor-parallel ranks. `to`, `from_`:
+        numbers in the group, or None if nothing is sent or received."""
         self._group, self._device, self._mesh = group, rank.device, mesh
         self._to, self._from = to, from_
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
@@ -102,7 +102,7 @@ class Channel:
         self.settle()
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Begin to send. At most one tensor is on its way: the one before has arrived."""
+        """Begin to send, once the previous tensor has arrived."""
         self.settle()
         self._begin(_part(tensor).contiguous())
 
@@ -131,7 +131,7 @@ class Channel:
         return received
 
     def settle(self) -> None:
-        """Wait until what was sent has arrived. On a GPU, its stream waits."""
+        """Wait until all sent tensors have arrived. On a GPU, its stream waits."""
         while self._sent:
             self._sent.pop(0)[0].wait()
 
@@ -142,7 +142,7 @@ class Channel:
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank has of a tensor. It shares memory, and has no gradient."""
+    """Return this rank's part of a tensor, which shares its memory and has no gradient."""
     return local(tensor.detach())
 
 
@@ -155,7 +155,7 @@ class Channels(NamedTuple):
     down: Channel
     "From each rank to the next one: activations."
     up: Channel
-    "From each rank to the one before: gradients."
+    "From each rank to the previous one: gradients."
     around: Channel | None
     "Activations from the last rank to the first."
     back: Channel | None
@@ -179,8 +179,8 @@ def open_channels(rank: Rank, mesh: DeviceMesh | None) -> Channels:
     subgroups: Any = dist.new_subgroups_by_enumeration
     at, last = rank.coordinates.pipeline, pipeline - 1
     to_next = at + 1 if at < last else None
-    to_before = at - 1 if at > 0 else None
-    ways = [(to_next, to_before), (to_before, to_next)]
+    to_previous = at - 1 if at > 0 else None
+    ways = [(to_next, to_previous), (to_previous, to_next)]
     if rank.recipe.virtual_stages > 1:
         to_first, to_last = 0 if at == last else None, last if at == 0 else None
         ways += [(to_first, to_last), (to_last, to_first)]

@@ -47,17 +47,17 @@ class Batch:
 class Chunk(nn.Module):
     """One stage of the model: some of its blocks, and what comes before or after them.
 
-    Its modules are the model's own. To FSDP it is a model by itself, so that its passes leave the parameters
-    of the rank's other chunks alone.
+    Its modules are the model's own. FSDP treats it as a separate model, so that its passes do not touch the
+    parameters of the rank's other chunks.
 
-    The first stage takes the batch, the others what the stage before returned; each also takes the
-    micro-batch as a `Batch`. The last stage returns sum and weight like `Task.loss`.
+    The first stage takes the batch, the others take the output of the previous stage; each also takes
+    the micro-batch as a `Batch`. The last stage returns sum and weight like `Task.loss`.
     """
 
     def __init__(
         self, modules: Iterable[nn.Module], blocks: Sequence[nn.Module], run: Callable[[Any, Batch], Any]
     ) -> None:
-        """`blocks`: those of `modules` that are blocks of the model."""
+        """`blocks`: the blocks of the model among `modules`."""
         super().__init__()
         self.parts = nn.ModuleList(modules)
         self.blocks = tuple(blocks)
@@ -87,13 +87,13 @@ def cut(model: nn.Module, task: Task, rank: Rank) -> None:
     stages[0][:0], stages[-1][:] = parts.before, [*stages[-1], *parts.after]
     forward = _Forward(model, parts, names, type(task).__name__, rank.recipe)
     absent = [{names[one]: forward.stand_in(one, names[one]) for one in modules} for modules in stages]
-    mine = stages_of(rank.recipe, rank.coordinates.pipeline)
+    own_stages = stages_of(rank.recipe, rank.coordinates.pipeline)
     for stage, stand_ins in enumerate(absent):
-        if stage not in mine:
-            _put(model, stand_ins)
+        if stage not in own_stages:
+            _set_modules(model, stand_ins)
     chunks, of_model = [], set(parts.blocks)
-    for stage in mine:
-        others = {name: one for other in mine if other != stage for name, one in absent[other].items()}
+    for stage in own_stages:
+        others = {name: one for other in own_stages if other != stage for name, one in absent[other].items()}
         run = forward.of_stage(others, first=stage == 0, last=stage == len(stages) - 1)
         chunks.append(Chunk(stages[stage], [one for one in stages[stage] if one in of_model], run))
     vars(model)[CHUNKS] = tuple(chunks)
@@ -129,23 +129,23 @@ def _parameters(modules: Sequence[nn.Module]) -> int:
 
 def _names(parts: Pipeline, model: nn.Module, task: str) -> dict[nn.Module, str]:
     """Return the name of each module in `parts`. Raises SetupError if a parameter is in none or in two."""
-    called, wrong = {module: name for name, module in model.named_modules()}, f"pipeline() of {task}"
+    called, source = {module: name for name, module in model.named_modules()}, f"pipeline() of {task}"
     names: dict[nn.Module, str] = {}
     owner: dict[nn.Parameter, str] = {}
     for module in (*parts.before, *parts.blocks, *parts.after):
         if not (name := called.get(module)):
-            raise SetupError(f"{wrong} returned {type(module).__name__}, which is not in the model")
+            raise SetupError(f"{source} returned {type(module).__name__}, which is not in the model")
         names[module] = name
         for key, parameter in module.named_parameters(prefix=name):
             if parameter in owner:
                 raise SetupError(
-                    f"{wrong}: {key} is used in {owner[parameter]} and in {name} (tied weights). A stage "
+                    f"{source}: {key} is used in {owner[parameter]} and in {name} (tied weights). A stage "
                     "would have only its own part of the gradient: use two parameters, or pipeline: 1"
                 )
         owner |= dict.fromkeys(module.parameters(), name)
     if left := [name for name, parameter in model.named_parameters() if parameter not in owner]:
         raise SetupError(
-            f"{wrong} does not say where {', '.join(left[:3])} is used: return its module in before, blocks "
+            f"{source} does not say where {', '.join(left[:3])} is used: return its module in before, blocks "
             "or after"
         )
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
@@ -154,8 +154,8 @@ def _names(parts: Pipeline, model: nn.Module, task: str) -> dict[nn.Module, str]
 
 
 class _Forward:
-    """Makes the forward of a stage, and the stand-ins for modules of other stages. Holds names of modules
-    only: those of other stages must be freed."""
+    """Makes the forward of a stage, and the stand-ins for modules of other stages. Holds only names of
+    modules: the modules of other stages must be freed."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Forward:
         in each stage, or does not call each block once."""
         if not isinstance(x, torch.Tensor):
             raise TaskError(f"{self.task}: begin returned {type(x).__name__}, not a tensor")
-        called, before = list[str](), x.clone()
+        called, original = list[str](), x.clone()
 
         def noting(name: str) -> Elsewhere:
             def run(x: torch.Tensor) -> torch.Tensor:
@@ -245,8 +245,8 @@ class _Forward:
                 f"{self.task}: middle must call each block once and in order, and look it up in the model at "
                 f"each call; it called {', '.join(called) or 'none'}"
             )
-        # Plain tensors: comparing DTensors asks all ranks, also those of other stages.
-        if not all(_same(gathered(one), gathered(before)) for one in (x, passed)):
+        # Plain tensors: comparing DTensors asks all ranks, also of other stages.
+        if not all(_same(gathered(one), gathered(original)) for one in (x, passed)):
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it changes it "
                 "(scales or shifts it, drops some of it), which each stage would do again: do it in begin"
@@ -257,10 +257,10 @@ class _Forward:
         """Replace modules of the model, by name, for a while."""
         kept = {name: self.model.get_submodule(name) for name in modules}
         try:
-            _put(self.model, modules)
+            _set_modules(self.model, modules)
             yield
         finally:
-            _put(self.model, kept)
+            _set_modules(self.model, kept)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -277,7 +277,7 @@ def is_elsewhere(model: nn.Module, name: str) -> bool:
     return isinstance(module, Elsewhere)
 
 
-def _put(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+def _set_modules(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
     for name, module in modules.items():
         parent, _, key = name.rpartition(".")
         model.get_submodule(parent)._modules[key] = module

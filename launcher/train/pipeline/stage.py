@@ -29,9 +29,9 @@ class Held(NamedTuple):
     """What a stage keeps of a micro-batch until its backward pass."""
 
     received: torch.Tensor | None
-    "The output of the stage before; None in the first stage."
+    "The output of the previous stage; None in the first stage."
     output: torch.Tensor
-    "What the next stage gets; the sum of the losses in the last stage."
+    "The input of the next stage; in the last stage, the sum of the losses."
 
 
 class Links(NamedTuple):
@@ -44,7 +44,7 @@ class Links(NamedTuple):
 
 
 class Stages:
-    """The stages of a model that this rank has since launcher.train.pipeline.cut has cut it."""
+    """The stages that launcher.train.pipeline.cut has left to this rank."""
 
     def __init__(self, model: nn.Module, task: Task, rank: Rank, mesh: DeviceMesh | None) -> None:
         """`mesh`: the tensor-parallel ranks. Connects the ranks: every rank must call this."""
@@ -61,12 +61,12 @@ class Stages:
         """Wait until the neighbours have received everything, at the end of a step."""
         self._channels.settle()
 
-    def first_of(self, problem: str | None) -> str | None:
+    def first_problem(self, problem: str | None) -> str | None:
         """Return the problem of the first stage that has one, on every rank of the pipeline."""
         if not self.add_up(problem is not None):
             return None
-        everyones: list[str | None] = self.rank.all_values(problem, self._channels.group)
-        return next(filter(None, everyones))
+        problems: list[str | None] = self.rank.all_values(problem, self._channels.group)
+        return next(filter(None, problems))
 
     def add_up(self, value: float) -> float:
         """Return the sum of `value` over the ranks of the pipeline."""
@@ -126,8 +126,8 @@ class Stage:
         `scaled` is applied to the sum of the losses.
         """
         links, (received, output) = self._links, self._held.pop(0)
-        left = self._later.left() if self._later is not None else nullcontext()
-        with accumulate(self._chunk, self._rank.recipe, last=last), left:
+        postponed = self._later.postponing() if self._later is not None else nullcontext()
+        with accumulate(self._chunk, self._rank.recipe, last=last), postponed:
             if links.gradients_from is None:
                 scaled(output).backward()  # type: ignore[no-untyped-call]
             else:
@@ -138,14 +138,14 @@ class Stage:
             assert links.gradients_to is not None
             if received.grad is None:
                 raise TaskError(
-                    f"{self._name}: the loss does not depend on what a stage gets from the stage before it, "
+                    f"{self._name}: the loss does not depend on the output of the previous stage, "
                     "whose parameters would have no gradient: a block cuts the graph, such as with detach(). "
                     "Use pipeline: 1"
                 )
             links.gradients_to.send(placed_like(received, received.grad))
 
     def weights(self, *, last: bool) -> None:
-        """Compute the gradients of weights that the oldest backward pass has left for later; `last`: they are
-        the step's last ones."""
+        """Compute the weight gradients that the oldest backward pass has postponed; `last`: they are the
+        step's last ones."""
         assert self._later is not None
         self._later.compute(reduce=reduces_gradients(self._rank.recipe, last=last))

@@ -1,11 +1,11 @@
 """`schedule: zero-bubble`: the gradients of a stage's linear layers, computed after its backward pass.
 
-The backward pass leaves the input and the gradient of the output of each linear layer of the blocks here, and
-frees everything else. Embedding, head, norms and biases get their gradients in the backward pass: those of a
-head would keep the gradients of all logits.
+The backward pass keeps the input and the output gradient of each linear layer of the blocks, and frees
+everything else. Embedding, head, norms and biases get their gradients in the backward pass: the head
+would otherwise keep the gradients of all logits.
 
-Not stage_backward_input and stage_backward_weight of torch.distributed.pipelining: they run each node of the
-graph twice, and keep the whole graph with all its activations in between.
+stage_backward_input and stage_backward_weight of torch.distributed.pipelining are not used: they run each
+node of the graph twice, and keep the whole graph with all its activations in between.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from launcher.train.task import TaskError
 
 
 class Waiting(NamedTuple):
-    """A gradient that is still to be computed, of one use of a linear layer."""
+    """A weight gradient that is still to be computed, for one use of a linear layer."""
 
     weight: torch.Tensor
-    "As the forward pass used it: with FSDP the gathered one, whose memory may be freed meanwhile."
+    """The weight that the forward pass used. With FSDP it is the gathered one, whose memory may be freed by
+    now."""
     input: torch.Tensor
     gradient: torch.Tensor
     "The gradient of the layer's output."
@@ -43,7 +44,7 @@ class LaterWeights:
     def __init__(self, chunk: Chunk, name: str) -> None:
         """Replace `forward` of the linear layers in the blocks of `chunk`, which FSDP has sharded by now.
 
-        Raises TaskError if there are none. `name`: of what returned the blocks.
+        Raises TaskError if there are none. `name`: the function that returned the blocks.
         """
         self._chunk, self._units = chunk, _units(chunk)
         if not self._units:
@@ -56,11 +57,12 @@ class LaterWeights:
             for layer in layers:
                 layer.forward = partial(self._forward, unit, layer)  # type: ignore[method-assign]
         self.begins: Callable[[nn.Module], None] = lambda _: None
-        "Called with a block or FSDP unit before its gradients are computed, at the end with the stage."
+        """Called with each block or FSDP unit before its gradients are computed, and with the stage at the
+        end."""
 
     @contextmanager
-    def left(self) -> Iterator[None]:
-        """Leave the gradients of one micro-batch, whose backward pass runs inside."""
+    def postponing(self) -> Iterator[None]:
+        """Postpone the weight gradients of one micro-batch, whose backward pass runs inside."""
         self._micro_batches.append({unit: [] for unit in self._units})
         for unit in self._units:
             if isinstance(unit, FSDPModule):
@@ -68,20 +70,20 @@ class LaterWeights:
         yield
 
     def compute(self, *, reduce: bool) -> None:
-        """Compute the gradients of the oldest micro-batch that left some. FSDP's are reduced over the ranks
-        if `reduce`, one unit after the other."""
-        found = self._micro_batches.popleft()
+        """Compute the postponed gradients of the oldest micro-batch. If `reduce`, FSDP reduces them over the
+        ranks, one unit after the other."""
+        by_unit = self._micro_batches.popleft()
         for unit in reversed(self._units):
             self.begins(unit)
-            waiting = found.pop(unit)
-            # Those that were left first are computed first: autograd begins with the newest node.
+            waiting = by_unit.pop(unit)
+            # The oldest are computed first: autograd begins with the newest node.
             nodes = [_Gradient.apply(*waiting.pop()) for _ in range(len(waiting))]  # type: ignore[no-untyped-call]
             torch.autograd.backward(nodes, [torch.empty_like(node) for node in nodes])
             del nodes
             if isinstance(unit, FSDPModule):
                 unit.set_requires_gradient_sync(reduce, recurse=False)
                 for group in parameter_groups(unit):
-                    _in_type_of_reduction(group, zeros=reduce)
+                    _to_reduce_dtype(group, zeros=reduce)
                     group.post_backward()
         self.begins(self._chunk)
         if isinstance(self._chunk, FSDPModule):
@@ -109,7 +111,7 @@ class LaterWeights:
 
 @dataclass
 class _Use:
-    """One use of a layer, and what its backward pass leaves."""
+    """One use of a layer, and what its backward pass keeps."""
 
     weight: torch.Tensor
     left: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -117,8 +119,8 @@ class _Use:
 
     def waiting(self) -> Waiting:
         assert self.left is not None
-        made, self.left = Waiting(self.weight, *self.left), None
-        return made
+        waiting, self.left = Waiting(self.weight, *self.left), None
+        return waiting
 
 
 def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
@@ -128,7 +130,7 @@ def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
         p for module in chunk.modules() for p in module.parameters(recurse=False)
     )
     blocks, sharded = set(chunk.blocks), isinstance(chunk, FSDPModule)
-    found: dict[nn.Module, list[nn.Linear]] = {}
+    by_unit: dict[nn.Module, list[nn.Linear]] = {}
 
     def visit(module: nn.Module, unit: nn.Module, *, inside: bool) -> None:
         inside |= module in blocks
@@ -138,16 +140,16 @@ def _units(chunk: Chunk) -> dict[nn.Module, list[nn.Linear]]:
         if inside and isinstance(module, nn.Linear) and plain:
             weight = module.weight
             if "weight" in module._parameters and weight.requires_grad and uses[weight] == 1:
-                found.setdefault(unit, []).append(module)
+                by_unit.setdefault(unit, []).append(module)
         for child in module.children():
             visit(child, unit, inside=inside)
 
     visit(chunk, chunk, inside=False)
-    return found
+    return by_unit
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer whose backward pass leaves the gradient of the weight for later, if `_Left` runs."""
+    """A linear layer whose backward pass postpones the gradient of the weight, if `_Left` runs."""
 
     @staticmethod
     def forward(
@@ -179,8 +181,9 @@ class _Linear(torch.autograd.Function):
 
 
 class _Left(torch.autograd.Function):
-    """The node that autograd runs after that of `_Linear` in a backward pass for gradients of parameters:
-    not in one for the gradient of an activation, as torch.autograd.grad in a block's forward."""
+    """A node that autograd runs after the node of `_Linear` if a backward pass computes gradients of
+    parameters. It does not run for the gradient of an activation alone (torch.autograd.grad in a block's
+    forward)."""
 
     @staticmethod
     def forward(ctx: Any, start: torch.Tensor, leave: Callable[[], None]) -> torch.Tensor:
@@ -213,10 +216,10 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _in_type_of_reduction(group: Any, *, zeros: bool) -> None:
-    """Bring the gradients of a unit into the type in which FSDP2 reduces them. Those of norms and biases are
-    in it since the backward pass, or have been reduced with those of an earlier micro-batch. `zeros`: then
-    reduce zeros, if FSDP2 does so for parameters that a rank did not use."""
+def _to_reduce_dtype(group: Any, *, zeros: bool) -> None:
+    """Convert the gradients of a unit to the type in which FSDP2 reduces them. Gradients of norms and biases
+    have had it since the backward pass, or were reduced with an earlier micro-batch. In the latter case, use
+    zeros if `zeros` and if FSDP2 does so for parameters that a rank did not use."""
     for p in group.fsdp_params:
         p.accumulate_unsharded_grad_if_needed()
         p.to_accumulated_grad_if_needed()

@@ -69,11 +69,11 @@ class CollectiveOrder:
         self._complete = True
 
     def end_micro_batch(self) -> None:
-        """Note that all ranks are about to meet."""
+        """Mark the end of a micro-batch: all ranks are about to exchange values."""
         self._issued.append(len(self._names))
 
     def forget(self) -> None:
-        """Note that collectives are issued that are not noted here, until `begin`."""
+        """Mark the order as incomplete until `begin`: other collectives are issued now."""
         self._complete = False
 
     def fingerprint(self) -> int:
@@ -82,7 +82,7 @@ class CollectiveOrder:
         return hash(tuple(self._issued)) % 2**40 if self._names else 0
 
     def record(self) -> dict[str, Any] | None:
-        """Return what the record of an error tells about the order; None without FSDP, or if it is unknown.
+        """Return the order, for the record of an error; None without FSDP, or if it is incomplete.
 
         Records of several ranks can be compared if they are of the same `begin`.
         """
@@ -95,8 +95,8 @@ class CollectiveOrder:
 
         With `agreement`, every rank of the job calls this, and the message names the units.
         """
-        found = agreement.all_values(self._issued) if agreement is not None else []
-        return problem_of(self._names, dict(enumerate(found)), ended=True) or f"{DIFFERENT}. {REMEDY}"
+        issued = agreement.all_values(self._issued) if agreement is not None else []
+        return problem_of(self._names, dict(enumerate(issued)), ended=True) or f"{DIFFERENT}. {REMEDY}"
 
 
 class AllGather:

@@ -32,9 +32,9 @@ class Entry(NamedTuple):
     group: dist.ProcessGroup
     device: torch.device
     dtype: torch.dtype
-    entering: int
+    input_size: int
     "Input elements of this rank."
-    leaving: int
+    output_size: int
     "Output elements of this rank."
     operation: Any = None
     "dist.ReduceOp of a reduction."
@@ -66,7 +66,7 @@ class Collectives(Issuer):
         self._local = False
         self._sending = False
         "Still True after an exception: it is then unknown whether the collective was issued."
-        self._issued_before = self._own = 0
+        self._issued_before = self._own_count = 0
         "Collectives of this process before the micro-batch, and FSDP2's collectives since then."
         self._replicas, shards = replication(model)
         "The ranks that hold the same shard (hybrid sharding)."
@@ -78,7 +78,7 @@ class Collectives(Issuer):
     def begin(self, kind: Hashable) -> None:
         """Begin a micro-batch. `kind` is the key from `kind_of`."""
         self._kind, self._issued, self._sending = kind, [], False
-        self._issued_before, self._own = issued_so_far(), 0
+        self._issued_before, self._own_count = issued_so_far(), 0
         # Evaluation leaves parameters gathered: the next micro-batch would issue one collective less.
         for unit in self.units:
             unit.reshard()
@@ -86,7 +86,7 @@ class Collectives(Issuer):
     def finish(self) -> None:
         """End a complete micro-batch, and remember its sequence if it is the first of its kind."""
         assert self._issued is not None
-        self.foreign |= self._others()
+        self.foreign |= self._has_foreign()
         if not (self._local and self._unseen):
             known = self._known.setdefault(self._kind, tuple(self._issued))
             self.static &= len(known) == len(self._issued)
@@ -102,7 +102,7 @@ class Collectives(Issuer):
         """Why the remaining collectives of the micro-batch are unknown; None if `drain` can issue them."""
         if self._sending:
             return "the failure came in the middle of a collective"
-        if self.foreign or (self._issued is not None and self._others()):
+        if self.foreign or (self._issued is not None and self._has_foreign()):
             return "the task calls collectives itself, so the missing ones are unknown"
         if not self.static:
             return "the model does not issue the same collectives in every micro-batch"
@@ -110,9 +110,9 @@ class Collectives(Issuer):
             return "the collectives of a micro-batch of this kind were not known yet: it was the first one"
         return None
 
-    def _others(self) -> bool:
+    def _has_foreign(self) -> bool:
         """Return whether the micro-batch has issued collectives that are not FSDP2's."""
-        return not self._local and issued_so_far() - self._issued_before != self._own
+        return not self._local and issued_so_far() - self._issued_before != self._own_count
 
     def drain(self) -> None:
         """Issue the remaining collectives of the micro-batch with zeros. This needs memory for the parameters
@@ -157,7 +157,7 @@ class Collectives(Issuer):
             self._sending, before = True, issued_so_far()
             with released_by_gloo(output, own):
                 work = all_gather(output_tensor=output, input_tensor=own, group=group, async_op=later)
-            self._sending, self._own = False, self._own + issued_so_far() - before
+            self._sending, self._own_count = False, self._own_count + issued_so_far() - before
         self._count(entry)
         return work
 
@@ -169,7 +169,7 @@ class Collectives(Issuer):
             self._sending, before = True, issued_so_far()
             with released_by_gloo(output, whole):
                 work = reduce_scatter(output=output, input=whole, group=group, op=op, async_op=later)
-            self._own += issued_so_far() - before
+            self._own_count += issued_so_far() - before
             self._sending = self._replicas is not None  # FSDP2 issues an all-reduce next
             self._count(entry)
             return work
@@ -181,7 +181,7 @@ class Collectives(Issuer):
 
     def all_reduced(self, reduced: torch.Tensor) -> None:
         """Record FSDP2's all-reduce."""
-        self._sending, self._own = False, self._own + 1
+        self._sending, self._own_count = False, self._own_count + 1
         self._count(self._all_reduce_of(reduced))
 
     def _all_reduce_of(self, reduced: torch.Tensor) -> Entry:
@@ -240,11 +240,11 @@ def _issue_zeros(entry: Entry) -> None:
 
     group = entry.group
     if entry.name == "all-gather":
-        output = zeros(entry.leaving)
-        own = output.narrow(0, group.rank() * entry.entering, entry.entering)
+        output = zeros(entry.output_size)
+        own = output.narrow(0, group.rank() * entry.input_size, entry.input_size)
         all_gather(output_tensor=output, input_tensor=own, group=group)
     elif entry.name == "reduce-scatter":
-        output, whole = zeros(entry.leaving), zeros(entry.entering)
+        output, whole = zeros(entry.output_size), zeros(entry.input_size)
         reduce_scatter(output=output, input=whole, group=group, op=entry.operation)
     else:
-        dist.all_reduce(zeros(entry.entering), group=group, op=entry.operation)
+        dist.all_reduce(zeros(entry.input_size), group=group, op=entry.operation)

@@ -57,33 +57,31 @@ class CurrentRecipe:
         """Record that a step with the current recipe fitted."""
         self._fitted = True
 
-    def look_at_first_step(
-        self, samples: Callable[[], list[Any]], look_at_data: Callable[[], object]
-    ) -> None:
-        """Look at the data, and find out whether the loss couples samples, if the task does not declare it.
+    def check_first_step(self, samples: Callable[[], list[Any]], check_data: Callable[[], object]) -> None:
+        """Check the data, and whether the loss couples samples unless the task declares it.
 
         Every rank calls this before the first step. `samples` returns a few of the first samples. What
-        `look_at_data` changes is undone, too.
+        `check_data` changes is undone, too.
 
         Raises: TaskError if the loss is a mean.
         """
         events = self.rank.run.read_events() if self.rank.first else []
-        known = any(isinstance(one, CouplesSamples) for one in events)
-        found = self.setting.couples_samples or bool(self.recovery.agreement.from_rank_0(known))
+        recorded = any(isinstance(event, CouplesSamples) for event in events)
+        couples = self.setting.couples_samples or bool(self.recovery.agreement.from_rank_0(recorded))
         off = self.probe.off  # the same on every rank so far
-        with self.probe.unseen():
-            look_at_data()
-            if not found and off is None:
-                [rank_found] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
-        if not found and off is not None:
+        with self.probe.undone():
+            check_data()
+            if not couples and off is None:
+                [split] = self.recovery.agreement.maximum(self.probe.split(self.recipe, samples))
+        if not couples and off is not None:
             self.rank.say(f"could not check that loss() returns a sum and not a mean: {off}")
-        elif not found:
-            if rank_found == Split.MEAN:
+        elif not couples:
+            if split == Split.MEAN:
                 raise TaskError(MEAN)
-            if rank_found == Split.UNDECIDED:
+            if split == Split.UNDECIDED:
                 self.rank.say(UNDECIDED)
-            found = rank_found == Split.COUPLED
-            if found:
+            couples = split == Split.COUPLED
+            if couples:
                 self.recorder.event(CouplesSamples(attempt=self.attempt))  # later attempts read this event
                 self.rank.say(
                     "the loss of a batch differs from that of its halves: it couples samples, or has a term, "
@@ -91,25 +89,25 @@ class CurrentRecipe:
                     "launcher lowers the micro-batch only as a last resort (couples_samples = True in the "
                     "task declares it)"
                 )
-        if found:
+        if couples:
             self.setting = self.fallback.setting = replace(self.setting, couples_samples=True)
 
-    def probed(self, since: float | None = None) -> None:
+    def use_largest(self, since: float | None = None) -> None:
         """Use the largest micro-batch that fits on every rank. The ranks search independently, then agree.
         `since` is the time.perf_counter at which training stopped, if before this call."""
         began, agreement, before = time.perf_counter(), self.recovery.agreement, self.recipe
-        rungs, asked = with_sizes_between(before, self.fallback.within(before)), self.probe.asked
-        with self.probe.unseen():
-            found = self.probe.largest(rungs)
-            [lowest] = agreement.maximum(len(rungs) if found is None else found)
+        rungs, asked = with_sizes_between(before, self.fallback.within(before)), self.probe.tried
+        with self.probe.undone():
+            first_fit = self.probe.largest(rungs)
+            [lowest] = agreement.maximum(len(rungs) if first_fit is None else first_fit)
             off = self._probe_is_off()
             if not off and lowest < len(rungs):
                 size = rungs[lowest].micro_batch_size
-                self.recovery.note_size(self.probe.batch(size), size)
+                self.recovery.record_size(self.probe.batch(size), size)
         if off:
             return
         if lowest == len(rungs):
-            self._give_up(self.probe.failure if found is None or found > 0 else None)
+            self._give_up(self.probe.failure if first_fit is None or first_fit > 0 else None)
         self._take(rungs[lowest])
         seconds = round(time.perf_counter() - began, 3)
         self.recorder.event(
@@ -117,32 +115,32 @@ class CurrentRecipe:
                 attempt=self.attempt,
                 planned=before.micro_batch_size,
                 micro_batch_size=self.recipe.micro_batch_size,
-                asked=self.probe.asked - asked,
+                asked=self.probe.tried - asked,
                 seconds=seconds,
             )
         )
         if self.recipe != before:
             text = f"{before.micro_batch_size} samples at once do not fit"
             lost = seconds if since is None else round(time.perf_counter() - since, 3)
-            self._tell(Downgrade, before, text, phase="probe", seconds=lost)
+            self._report(Downgrade, before, text, phase="probe", seconds=lost)
 
     def _probe_is_off(self) -> bool:
         """Return whether the probe is off on any rank; the same on every rank. Report the reason once."""
-        everyones = self.recovery.agreement.all_values((self.probe.off, self.probe.may_send))
-        offs = [(off, may_send) for off, may_send in everyones if off is not None]
+        answers = self.recovery.agreement.all_values((self.probe.off, self.probe.may_call_collectives))
+        offs = [(off, may_call) for off, may_call in answers if off is not None]
         if offs and not self._reported_off:
             self._reported_off = True
             self.recorder.event(ProbeSkipped(attempt=self.attempt, reason=offs[0][0]))
             self.rank.say(f"probe skipped: {offs[0][0]}")
-        sends = [off for off, may_send in offs if may_send]
-        if sends and self.recovery.why_not is None and self.recovery.collectives is not None:
-            self.recovery.why_not = sends[0]
-            self.recorder.event(RecoveryOff(attempt=self.attempt, reason=sends[0]))
+        calls = [off for off, may_call in offs if may_call]
+        if calls and self.recovery.why_not is None and self.recovery.collectives is not None:
+            self.recovery.why_not = calls[0]
+            self.recorder.event(RecoveryOff(attempt=self.attempt, reason=calls[0]))
         return bool(offs)
 
     def outgrown(self, batch: Any, samples: list[Any]) -> None:
         """Let the next probe use the largest of these samples: their batch is larger than any probed one."""
-        self.recovery.note_size(batch, len(samples))
+        self.recovery.record_size(batch, len(samples))
         self.probe.sample = max(samples, key=lambda one: sum(sizes_of(self.probe.task.collate([one]))))
 
     def lower(self, step: int, began: float) -> None:
@@ -150,9 +148,9 @@ class CurrentRecipe:
         `began` is the start of the discarded pass, by time.perf_counter."""
         recovery, before = self.recovery, self.recipe
         suspect = recovery.suspect
-        everyones = recovery.agreement.all_values((recovery.failure, suspect and suspect.issued))
-        failures = [failure for failure, _ in everyones if failure is not None]
-        suspects = [issued for _, issued in everyones if issued is not None]
+        answers = recovery.agreement.all_values((recovery.failure, suspect and suspect.issued))
+        failures = [failure for failure, _ in answers if failure is not None]
+        suspects = [issued for _, issued in answers if issued is not None]
         if suspects and not failures:
             # The earliest exception is a cause; later ones may follow from the zeros that its rank sent.
             if suspect is not None and suspect.issued == min(suspects):
@@ -166,7 +164,7 @@ class CurrentRecipe:
             recovery.where.why_not = f"{names} changed for the first time, and there is no copy of it"
             self._give_up(recovery.failure)
         if not failures:
-            self.probed(since=began)
+            self.use_largest(since=began)
             return
         recipe = self.fallback.below(before)
         if recipe is None:
@@ -177,7 +175,7 @@ class CurrentRecipe:
         first = failures[0]
         seconds = round(time.perf_counter() - began, 3)
         where = {"step": step, "phase": first.phase, "rank": first.rank}
-        self._tell(Downgrade, before, first.text, **where, seconds=seconds)
+        self._report(Downgrade, before, first.text, **where, seconds=seconds)
 
     def climb(self, step: int) -> None:
         """Retry a larger recipe before this step: the failure may have been temporary."""
@@ -185,12 +183,12 @@ class CurrentRecipe:
         if recipe is None:
             return
         self.fallback.retried(recipe)
-        with self.probe.unseen():
+        with self.probe.undone():
             [misfits] = self.recovery.agreement.maximum(not self.probe.fits(recipe))
             off = self._probe_is_off()
         if not misfits and not off:
             self._take(recipe)
-            self._tell(Climb, before, f"no failure in {CLIMB_AFTER} steps", step=step)
+            self._report(Climb, before, f"no failure in {CLIMB_AFTER} steps", step=step)
 
     def _give_up(self, failure: Failure | None) -> NoReturn:
         """Raise the OOM to end the attempt; a rank without a failure waits for the others to end it."""
@@ -203,7 +201,7 @@ class CurrentRecipe:
             self.recipe, self._fitted = recipe, False
             self.apply(recipe)
 
-    def _tell(self, change: type[Downgrade | Climb], before: Recipe, text: str, **fields: Any) -> None:
+    def _report(self, change: type[Downgrade | Climb], before: Recipe, text: str, **fields: Any) -> None:
         """Report the change; `text` is its cause."""
         words, text = words_of(self.recipe, before, self.setting), text.partition("\n")[0]
         changes = self.recipe.changes_from(before)

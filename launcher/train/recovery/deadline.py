@@ -18,7 +18,7 @@ class Deadline:
     """
 
     def __init__(self, timeout: float) -> None:
-        self._most = timeout / 2
+        self._limit = timeout / 2
         self._step, self._began = SECONDS, 0.0
         self._timer: threading.Timer | None = None
 
@@ -28,10 +28,10 @@ class Deadline:
     def step_done(self) -> None:
         self._step = time.monotonic() - self._began
 
-    def set(self, missed: Callable[[], object]) -> None:
-        """Start the timer. Its thread calls `missed` unless `lift` is called in time."""
+    def set(self, on_timeout: Callable[[], object]) -> None:
+        """Start the timer. Its thread calls `on_timeout` unless `lift` is called in time."""
         self.lift()
-        self._timer = threading.Timer(min(self._most, SECONDS + STEPS * self._step), missed)
+        self._timer = threading.Timer(min(self._limit, SECONDS + STEPS * self._step), on_timeout)
         self._timer.daemon = True
         self._timer.start()
 

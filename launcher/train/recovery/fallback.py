@@ -38,16 +38,16 @@ class Fallback:
         run."""
         self._given_up: set[Recipe] = set()
         if rank.first:
-            if found := read_record(rank.run.plan):
-                plan = Plan.model_validate(found)
+            if record := read_record(rank.run.plan):
+                plan = Plan.model_validate(record)
                 self.planned = (plan.recipe, *plan.ladder)
                 self._may_retry |= dict.fromkeys(plan.above, 0)
                 self._given_up.update(plan.above)
-            self._remember(rank.run.read_events())
-        known = (self.planned, self._may_retry, self._given_up)
-        self.planned, self._may_retry, self._given_up = agreement.from_rank_0(known)
+            self._replay(rank.run.read_events())
+        shared = (self.planned, self._may_retry, self._given_up)
+        self.planned, self._may_retry, self._given_up = agreement.from_rank_0(shared)
 
-    def _remember(self, events: Sequence[Event]) -> None:
+    def _replay(self, events: Sequence[Event]) -> None:
         """Replay the changes of recipe in earlier attempts, including those before the run was resumed."""
         recipe, done = self.rank.recipe, 0  # the recipe in use and the number of completed steps
         for event in events:
@@ -63,16 +63,16 @@ class Fallback:
                 else:
                     self.fell_back(before, step or 0, had_fitted=step is not None and step > done + 1)
                 done = step - 1 if step is not None else done
-        for other in [one for one in self._may_retry if not self._may_return(one)]:
+        for other in [recipe for recipe in self._may_retry if not self._may_return(recipe)]:
             del self._may_retry[other]
 
     def _may_return(self, recipe: Recipe) -> bool:
         """Return whether the run can switch to `recipe` without a restart and as the job asks."""
-        now, asked = self.rank.recipe, self.rank.job.recipe.micro_batch_size
+        now, job_size = self.rank.recipe, self.rank.job.recipe.micro_batch_size
         within = recipe.changes_from(now).keys() <= WITHIN_A_RUN
         same_batch = recipe.micro_batch_size * recipe.grad_accum == now.micro_batch_size * now.grad_accum
         higher = recipe != now and recipe.micro_batch_size >= now.micro_batch_size
-        return within and same_batch and higher and (asked is None or recipe.micro_batch_size <= asked)
+        return within and same_batch and higher and (job_size is None or recipe.micro_batch_size <= job_size)
 
     def below(self, recipe: Recipe) -> Recipe | None:
         """Return the next smaller recipe that needs no restart, the same on every rank. None if there is none
@@ -112,8 +112,8 @@ class Fallback:
         It is the one given up last, if that was at least CLIMB_AFTER steps ago. If another OOM would end the
         run, the result is None from now on.
         """
-        recipe, left = next(reversed(self._may_retry.items()), (None, 0))
-        if recipe is None or step < left + CLIMB_AFTER:
+        recipe, oom_step = next(reversed(self._may_retry.items()), (None, 0))
+        if recipe is None or step < oom_step + CLIMB_AFTER:
             return None
         if not self.agreement.from_rank_0(self.rank.first and self._may_go_lower()):
             self._may_retry.clear()

@@ -26,29 +26,29 @@ class OptimizerDryRun:
         for name, value in vars(optimizer).items():
             setattr(twin, name, value.copy() if isinstance(value, dict) else value)
         if isinstance(optimizer, EightBit) and optimizer.paged:
-            twin._codes = _nothing
+            twin._codes = _no_codes
         self._twin: torch.optim.Optimizer = twin
         self.parameters: list[torch.Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._storages = {_storage(tensor) for tensor in (*map(local, self.parameters), *_states(optimizer))}
 
     @property
-    def made(self) -> int:
+    def new_state_bytes(self) -> int:
         """Bytes of the states that the dry run created."""
         storages = {_storage(state): state.nbytes for state in _states(self._twin)}
         return sum(size for storage, size in storages.items() if storage not in self._storages)
 
     def step_alone(self, group: dict[str, Any], p: torch.Tensor) -> None:
         """Run the step of one parameter, which has a gradient."""
-        with _Unwritten(self._storages):
+        with _SkipWrites(self._storages):
             step_alone(self._twin, group, p)
 
     def step(self) -> None:
-        """Run a step. Parameters without a gradient take part with one that takes no memory."""
+        """Run a step. Parameters without a gradient get one that takes no memory."""
         without = [p for p in self.parameters if p.grad is None]
         for p in without:
             p.grad = p.detach()
         try:
-            with _Unwritten(self._storages):
+            with _SkipWrites(self._storages):
                 self._twin.step()
         finally:
             for p in without:
@@ -63,7 +63,7 @@ def dry_run_of(optimizer: torch.optim.Optimizer, recipe: Recipe) -> OptimizerDry
     return OptimizerDryRun(optimizer.inner if isinstance(optimizer, ShardedStates) else optimizer)
 
 
-class _Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _SkipWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Skips every operator that would write to one of the storages; other operators run."""
 
     def __init__(self, storages: Iterable[int]) -> None:
@@ -84,9 +84,9 @@ def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [local(value) for value in values if isinstance(value, torch.Tensor)]
 
 
-def _nothing(p: torch.Tensor) -> torch.Tensor:
-    """Return empty codes in place of paged ones: those leave the GPU when memory is needed, and bitsandbytes
-    never frees them."""
+def _no_codes(p: torch.Tensor) -> torch.Tensor:
+    """Return empty codes instead of paged ones, which leave the GPU when memory is needed and which
+    bitsandbytes never frees."""
     return sharded_like(p, torch.empty(0, dtype=torch.uint8, device=local(p).device), p.shape)
 
 

@@ -14,7 +14,7 @@ from launcher.train.recovery.agreement import Agreement
 from launcher.train.sharding.cleanup import parameter_groups
 
 WHOLE = 2**20
-"Maximum bytes of a parameter whose real shards are used. For a larger one the own shard is repeated."
+"Maximum bytes of a parameter whose real shards are used. For a larger one, this rank's shard is repeated."
 SAMPLE = 2**12
 "Bytes of a larger parameter that are sent to ranks that have none of its rows."
 
@@ -62,23 +62,25 @@ class OtherShards:
         """Exchange the current values. Every rank calls this at once, between two steps."""
         try:
             described = self._described()
-        except AttributeError:  # another torch has other names: use this rank's shards for all ranks
+        except (
+            AttributeError
+        ):  # another version of torch has other names: use this rank's shards for all ranks
             described = []
-        everyones = agreement.all_values([parts for _, _, parts in described])
-        if len({len(parts) for parts in everyones}) > 1:
+        answers = agreement.all_values([parts for _, _, parts in described])
+        if len({len(parts) for parts in answers}) > 1:
             return
-        for (group, shapes, _), of_ranks in zip(described, zip(*everyones, strict=True), strict=True):
-            members = dist.get_process_group_ranks(_gathers_in(group))
+        for (group, shapes, _), of_ranks in zip(described, zip(*answers, strict=True), strict=True):
+            members = dist.get_process_group_ranks(_shard_group(group))
             self._pieces[id(group)] = list(_pieces(shapes, [of_ranks[number] for number in members]))
 
     def _described(self) -> list[tuple[Any, list[Shape], list[torch.Tensor | None]]]:
         """Return each parameter group, its shapes, and the values that this rank sends to the others."""
         self._root._get_fsdp_state()._lazy_init()
-        found = []
+        described = []
         for unit, groups in self._groups.items():
             unit.reshard()
-            found += [(group, *_of_group(group)) for group in groups]
-        return found
+            described += [(group, *_shards_of_group(group)) for group in groups]
+        return described
 
     @torch.no_grad()
     def fill(self, unit: Any, output: torch.Tensor, own: torch.Tensor, rank: int, world: int) -> None:
@@ -89,19 +91,19 @@ class OtherShards:
         for group in self._groups[unit]:
             pieces = self._pieces.get(id(group))
             if pieces is not None and sum(piece.shape.size for piece in pieces) == size:
-                rows, mine = output.view(torch.uint8).view(world, size), own.view(torch.uint8)
+                rows, own_bytes = output.view(torch.uint8).view(world, size), own.view(torch.uint8)
                 for piece in pieces:
                     end = piece.shape.offset + piece.shape.size
                     for number in range(world):
                         if number != rank:
-                            _write(rows[number, piece.shape.offset : end], piece, number, mine)
+                            _write(rows[number, piece.shape.offset : end], piece, number, own_bytes)
                 return
 
 
-def _of_group(group: Any) -> tuple[list[Shape], list[torch.Tensor | None]]:
+def _shards_of_group(group: Any) -> tuple[list[Shape], list[torch.Tensor | None]]:
     shapes: list[Shape] = []
     parts: list[torch.Tensor | None] = []
-    world, offset = _gathers_in(group).size(), 0
+    world, offset = _shard_group(group).size(), 0
     for parameter in group.fsdp_params:
         whole, part = parameter.sharded_param.shape, parameter.sharded_param.to_local()
         inputs = [one.view(torch.uint8) for one in parameter.all_gather_inputs]
@@ -123,14 +125,14 @@ def _pieces(shapes: list[Shape], of_ranks: list[list[torch.Tensor]]) -> Iterator
         yield Piece(shape, tuple(shards) if shape.small else None, samples[0] if samples else None)
 
 
-def _write(target: torch.Tensor, piece: Piece, number: int, mine: torch.Tensor) -> None:
+def _write(target: torch.Tensor, piece: Piece, number: int, own_bytes: torch.Tensor) -> None:
     offset, size, own, _ = piece.shape
     if piece.real is not None:
         target.copy_(piece.real[number])
     elif own == 0 and piece.sample is not None:
         _repeat(piece.sample, target)
     elif 0 < own < size:
-        _repeat(mine[offset : offset + own], target)
+        _repeat(own_bytes[offset : offset + own], target)
 
 
 def _repeat(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -140,6 +142,6 @@ def _repeat(source: torch.Tensor, target: torch.Tensor) -> None:
     target[-length:].copy_(source)
 
 
-def _gathers_in(group: Any) -> dist.ProcessGroup:
-    found: dist.ProcessGroup = group.mesh_info.shard_process_group
-    return found
+def _shard_group(group: Any) -> dist.ProcessGroup:
+    process_group: dist.ProcessGroup = group.mesh_info.shard_process_group
+    return process_group

@@ -43,7 +43,7 @@ class Probe:
 
     It issues no collective. Parameters, optimizer states and everything that `Undo` covers are the same
     afterwards, and there are no gradients. A recipe may differ from the rank's in micro-batch, accumulation,
-    gradient synchronisation and loss chunks. Call it between steps, within `unseen`.
+    gradient synchronisation and loss chunks. Call it between steps, within `undone`.
 
     An exception of the user's code ends the probe but not the run: under FSDP the shards of other ranks have
     made-up values.
@@ -70,20 +70,20 @@ class Probe:
             self.off = "with tensor parallelism no rank runs a step alone"
         elif rank.mesh.pipeline > 1:
             self.off = "a stage of a pipeline cannot run a step alone"
-        self.may_send = False
+        self.may_call_collectives = False
         "The probe is off because the task calls collectives itself, or may do so."
         self.sample: Any = None
         "The largest known sample of the dataset; at first the task's example."
-        self.asked = 0
+        self.tried = 0
         "Number of recipes tried."
         self.failure: Failure | None = None
         "The OOM of the last recipe that did not fit."
-        # Collectives in compiled code cannot be refused, so check first that there are none.
-        self._must_look = rank.world > 1 and rank.recipe.compile
-        self._looks = False
+        # Collectives in compiled code cannot be intercepted, so check first that there are none.
+        self._must_check = rank.world > 1 and rank.recipe.compile
+        self._checks = False
 
     @contextmanager
-    def unseen(self) -> Iterator[None]:
+    def undone(self) -> Iterator[None]:
         """Restore all state on exit. Every rank uses this around every use of the probe."""
         environment = dict(os.environ)
         with self.budget.host_side():
@@ -109,9 +109,9 @@ class Probe:
     def split(self, recipe: Recipe, samples: Callable[[], list[Any]]) -> Split:
         """Return how the loss of these samples relates to the losses of their halves."""
 
-        def sums_of(some: list[Any]) -> tuple[float, float]:
+        def sums_of(part: list[Any]) -> tuple[float, float]:
             with self.budget.host_side():
-                batch = self.task.collate(some)
+                batch = self.task.collate(part)
             batch = to_device(batch, self.rank.device)
             self.budget.track(batch)
             loss, weight = loss_of(self.task, without_ddp(self.model), batch, self.rank)
@@ -123,7 +123,7 @@ class Probe:
             seed_all(seed)
 
         before = self.where.phase, self.where.users
-        self.where.trying = self._looks = True
+        self.where.trying = self._checks = True
         try:
             with (
                 kept_modes(self.rank.device),
@@ -139,7 +139,7 @@ class Probe:
             return Split.SUM
         finally:
             self.where.phase, self.where.users = before
-            self.where.trying = self._looks = False
+            self.where.trying = self._checks = False
             clean(self.model)
             self._forget_peak()
 
@@ -149,8 +149,8 @@ class Probe:
         def fits(at: int) -> bool:
             return self.fits(rungs[at], last=at == len(rungs) - 1)
 
-        if not (self._seen(rungs[0]) or self._seen(rungs[-1])) and self.off is None:
-            self.off, self.may_send = (
+        if not (self._collectives_known(rungs[0]) or self._collectives_known(rungs[-1])) and self.off is None:
+            self.off, self.may_call_collectives = (
                 (
                     "an uncompiled step is needed to check that the task calls no collectives itself, and "
                     f"with micro-batch {rungs[-1].micro_batch_size} it does not fit"
@@ -173,22 +173,22 @@ class Probe:
 
     def fits(self, recipe: Recipe, *, last: bool = False) -> bool:
         """Return whether a step of `recipe` fits into this rank's memory. `last`: it is the last recipe."""
-        if not self._seen(recipe):
+        if not self._collectives_known(recipe):
             return self.off is not None
         if self.off is not None:
             return True
-        self.asked += 1
+        self.tried += 1
         return self._tries(recipe, last=last) or self.off is not None
 
-    def _seen(self, recipe: Recipe) -> bool:
-        """Return whether it is known if the task calls collectives itself; if it does, set `off`. A compiled
-        task is run once without the compiler to find out."""
-        if self._must_look and self.off is None:
-            self._looks = True
+    def _collectives_known(self, recipe: Recipe) -> bool:
+        """Find out whether the task calls collectives itself; if it does, set `off`. A compiled task is run
+        once without the compiler. Return False if that run did not fit."""
+        if self._must_check and self.off is None:
+            self._checks = True
             with torch.compiler.set_stance("force_eager"):
-                self._must_look = not self._tries(recipe, last=False)
-            self._looks = False
-        return not self._must_look
+                self._must_check = not self._tries(recipe, last=False)
+            self._checks = False
+        return not self._must_check
 
     def _tries(self, recipe: Recipe, *, last: bool) -> bool:
         before = self.where.phase, self.where.users
@@ -211,12 +211,12 @@ class Probe:
                 self._step(recipe)
             completed = True
         except _CollectiveError as error:
-            self.off, self.may_send = str(error), True
+            self.off, self.may_call_collectives = str(error), True
         except (Exception, SystemExit) as error:
-            kind = classify(error, self.where)
-            if kind == "gpu-oom":
+            failure = classify(error, self.where)
+            if failure == "gpu-oom":
                 self.failure = failure_of(error, self.rank, self.where)
-            elif kind in ("user-error", "numerical"):
+            elif failure in ("user-error", "numerical"):
                 words = in_a_line(error).partition("\n")[0][:300]
                 self.off = f"when one rank ran a step alone, the task raised {words}"
             else:
@@ -261,7 +261,7 @@ class Probe:
                 self.budget.track(batch)
             if isinstance(self.model, DDP) and number == 2 and reduces_gradients(recipe, last=False):
                 # DDP rebuilds its buckets in the first step. The optimizer states exist here, but not then.
-                states = dry_run.made if dry_run is not None else 0
+                states = dry_run.new_state_bytes if dry_run is not None else 0
                 size = max(0, bytes_of_new_buckets(self.model) - states)
                 torch.empty(size, dtype=torch.uint8, device=self.rank.device)
             with (
@@ -307,7 +307,7 @@ class Probe:
 
     def _no_collective(self) -> AbstractContextManager[object]:
         # Under a dispatch mode, compiled code would not run compiled.
-        alone = self.rank.world == 1 or (self.rank.recipe.compile and not self._looks)
+        alone = self.rank.world == 1 or (self.rank.recipe.compile and not self._checks)
         return nullcontext() if alone else _NoCollective()  # type: ignore[no-untyped-call]
 
     def batch(self, size: int) -> Any:
@@ -333,7 +333,7 @@ class _NoCollective(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses collectives of the task, in which this rank would wait for the others."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(issubclass(cls, DTensor) for cls in types):
             return NotImplemented  # the operators that it calls come here again
         if "c10d" in func.namespace:
             raise _CollectiveError(f"the task calls {func} itself, which needs all ranks")

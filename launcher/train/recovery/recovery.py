@@ -70,8 +70,8 @@ def oom_error_of(failure: Failure, where: Where) -> torch.OutOfMemoryError:
 
 
 class Recovery:
-    """Recovery on one rank. `failure` is set from an OOM on this rank until the step is repeated, `suspect`
-    likewise after another exception of the user's code.
+    """Recovery on one rank. `failure` is set after an OOM on this rank, and `suspect` after another exception
+    of the user's code, until the step is repeated.
 
     `end` ends the attempt with the given exception; any thread may call it.
     """
@@ -114,10 +114,12 @@ class Recovery:
             return "with tensor parallelism, the other ranks wait in a collective inside a layer"
         if self.collectives is None:
             return f"sharding: {self.rank.recipe.sharding} cannot be retried after a failure in backward"
-        if self.rank.world > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self.model.modules()):
+        if self.rank.world > 1 and any(
+            isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()
+        ):
             return "SyncBatchNorm calls collectives itself, so the missing ones are unknown"
-        found = self.agreement.all_values(self._self_test())
-        return next((problem for problem in found if problem is not None), None)
+        problems = self.agreement.all_values(self._self_test())
+        return next((problem for problem in problems if problem is not None), None)
 
     def _self_test(self) -> str | None:
         """Return the result of `self_test`, which runs once per process and kind of sharding."""
@@ -130,8 +132,8 @@ class Recovery:
         return _self_tested[key]
 
     def begin(self) -> None:
-        """Begin a step or its repetition. All state is as at the last `Undo.take`: at the end of the step
-        before, or after `discard`."""
+        """Begin a step or its repetition. All state is as of the last `Undo.take`, at the end of the previous
+        step, or as of `discard`."""
         self.failure = self.suspect = None
         self._deadline.step_begins()
 
@@ -153,9 +155,9 @@ class Recovery:
         except Exception as error:
             if self.failure is None or classify(error, self.where) == "gpu-oom":
                 raise
-            raise self._not_met(self.failure) from error
+            raise self._unmet_error(self.failure) from error
 
-    def _not_met(self, failure: Failure) -> torch.OutOfMemoryError:
+    def _unmet_error(self, failure: Failure) -> torch.OutOfMemoryError:
         self.where.why_not = "the ranks did not meet again after the collectives of the micro-batch"
         return oom_error_of(failure, self.where)
 
@@ -177,7 +179,7 @@ class Recovery:
             if kind_of_error == "gpu-oom":
                 self.where.why_not = why_not
             if why_not is not None or not (
-                kind_of_error == "gpu-oom" or self._may_be_of_zeros(kind_of_error)
+                kind_of_error == "gpu-oom" or self._may_come_from_zeros(kind_of_error)
             ):
                 raise
             if kind_of_error == "gpu-oom":
@@ -198,7 +200,7 @@ class Recovery:
             self.free()
         return None
 
-    def must(self, work: Callable[[], T]) -> T:
+    def without_retry(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. Its failure ends the attempt: the ranks cannot repeat this."""
         try:
             return work()
@@ -207,7 +209,7 @@ class Recovery:
                 self.where.why_not = self.why_not
             raise
 
-    def _may_be_of_zeros(self, kind: FailureClass | None) -> bool:
+    def _may_come_from_zeros(self, kind: FailureClass | None) -> bool:
         return kind in ("user-error", "numerical") and self.collectives is not None and self.rank.world > 1
 
     def _suspect(self, error: BaseException) -> None:
@@ -218,7 +220,7 @@ class Recovery:
 
     def _end_unmet(self) -> None:
         if self.failure is not None:
-            self._end(self._not_met(self.failure))
+            self._end(self._unmet_error(self.failure))
         elif self.suspect is not None:
             self._end(self.suspect.error)
 
@@ -230,7 +232,7 @@ class Recovery:
         raise self.suspect.error
 
     def _why_not_after(self, error: BaseException) -> str | None:
-        if any(isinstance(one, (torch.AcceleratorError, dist.DistError)) for one in causes(error)):
+        if any(isinstance(cause, (torch.AcceleratorError, dist.DistError)) for cause in causes(error)):
             return "the device or the communication between ranks may be broken after such an error"
         return self.collectives.why_not if self.collectives is not None and self.rank.world > 1 else None
 
@@ -260,10 +262,10 @@ class Recovery:
         """Return whether the samples of this batch are larger than the probed ones."""
         if self.probed is None:
             return False
-        known = zip_longest(sizes_of(batch), self.probed, fillvalue=0)
-        return any(size > most * micro_batch_size for size, most in known)
+        pairs = zip_longest(sizes_of(batch), self.probed, fillvalue=0)
+        return any(size > most * micro_batch_size for size, most in pairs)
 
-    def note_size(self, batch: Any, micro_batch_size: int) -> None:
+    def record_size(self, batch: Any, micro_batch_size: int) -> None:
         """Count the sizes of this batch as probed, in addition to earlier ones. The maximum is kept for each
         tensor: samples may be longest in different tensors, or have fewer tensors."""
         sizes = [-(-size // micro_batch_size) for size in sizes_of(batch)]

@@ -45,8 +45,8 @@ def _test(rank: Rank, mesh: DeviceMesh) -> str | None:
             with suppress(torch.OutOfMemoryError):
                 _gradients(model, sample, fault)
             clean(model)
-            found = _gradients(model, sample, fault)
-            if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
+            repeated = _gradients(model, sample, fault)
+            if len(repeated) != len(expected) or not all(map(torch.equal, repeated, expected)):
                 return f"a step that failed at point {part} of {parts} and was repeated had other gradients"
     return None
 

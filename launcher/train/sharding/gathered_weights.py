@@ -41,15 +41,15 @@ _FORMS = ("sharded_param", "_sharded_post_forward_param", "_unsharded_param")
 class _Gathered:
     """The gathered weights of a unit, and their versions when they were first seen.
 
-    FSDP keeps the versions when it gathers anew. Writes through `.data` do not change them: the content is
-    compared as well, in the first passes.
+    FSDP keeps the versions when it gathers again. Writes through `.data` do not change versions, so the first
+    passes also compare the content.
     """
 
     def __init__(self, unit: nn.Module, name: str) -> None:
         self._unit: Any = unit
         self._name, self._passes = name, 0
         self._weights: list[tuple[str, torch.Tensor, int]] = []
-        self._prints: dict[str, torch.Tensor] = {}
+        self._first_fingerprints: dict[str, torch.Tensor] = {}
 
     def _named(self) -> Iterator[tuple[str, Any]]:
         """Yield each parameter of the unit as FSDP describes it, with its name in the model."""
@@ -80,7 +80,7 @@ class _Gathered:
             self._weights = [(name, weight, weight._version) for name, weight in weights]
         self._check()
         if self._passes < WATCHED:
-            self._prints = dict(self._fingerprints())
+            self._first_fingerprints = dict(self._fingerprints())
 
     @torch.no_grad()
     def ends(self, *_: object) -> None:
@@ -89,8 +89,8 @@ class _Gathered:
         self._check()
         if self._passes < WATCHED:
             self._passes += 1
-            for name, found in self._fingerprints():
-                if name in self._prints and not torch.equal(found, self._prints[name]):
+            for name, now in self._fingerprints():
+                if name in self._first_fingerprints and not torch.equal(now, self._first_fingerprints[name]):
                     self._refuse(name)
 
     def _fingerprints(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,8 +1,8 @@
-"""Tensors and arrays that use the memory of the model's, such as `self.kept = self.head.weight.data`.
+"""Tensors and arrays that share memory with the model's, such as `self.kept = self.head.weight.data`.
 
 They follow the training only while the model's tensor keeps its memory. A cast, a move to a GPU, FSDP, tensor
-parallelism and pipeline stages give it another one, and what was kept would have the initial values for ever:
-a task that averages a teacher through `.data` would write where the model does not read.
+parallelism and pipeline stages move it to other memory, and the kept tensor would have the initial values
+forever: a task that averages a teacher through `.data` would write where the model does not read.
 """
 
 from __future__ import annotations
@@ -47,43 +47,45 @@ class Span(NamedTuple):
 
 
 class Owner:
-    """A parameter or buffer of the model, as it was."""
+    """A parameter or buffer of the model, with its earlier memory."""
 
     def __init__(
-        self, name: str, home: MutableMapping[str, Any], key: str, tensor: torch.Tensor, span: Span
+        self, name: str, container: MutableMapping[str, Any], key: str, tensor: torch.Tensor, span: Span
     ) -> None:
-        """`home`: the module's parameters or buffers, which have the tensor at `key`. Those of TorchScript
-        are no mapping."""
+        """`container`: the module's parameters or buffers, which have the tensor at `key`. TorchScript's are
+        not a mapping."""
         self.name, self.span = name, span
         self.is_parameter = isinstance(tensor, nn.Parameter)
         self.trained = False
-        self._home, self._key, self._tensor = home, key, weakref.ref(tensor)
+        self._container, self._key, self._tensor = container, key, weakref.ref(tensor)
         self._shape, self._layout = tensor.shape, _layout(tensor)
 
     @property
     def order(self) -> tuple[int, int, bool]:
-        """Sorts each owner before those that have a part of its memory."""
+        """Sort key that puts each owner before the owners of parts of its memory."""
         return self.span.start, -self.span.end, not self.is_parameter
 
     @property
     def now(self) -> Any:
         """The model's tensor in this place."""
         with suppress(KeyError):
-            return self._home[self._key]
+            return self._container[self._key]
         return None
 
-    def lead_old(self) -> None:
-        """Let the tensor that was in this place, if anything refers to it, have the memory of the new one."""
+    def repoint_old(self) -> None:
+        """Move the tensor that was in this place, if it is still referred to, to the memory of the new
+        one."""
         old = self._tensor()
         if old is not None and old is not self.now:
-            self.lead(old, self._layout)
+            self.repoint(old, self._layout)
 
     @torch.no_grad()
-    def lead(self, kept: Any, layout: Layout | None) -> bool:
-        """Let a tensor that had a part of the owner's memory have that part of what the owner has now. Return
-        False if there is none, because the owner was divided, left this rank, or has another order in memory.
+    def repoint(self, kept: Any, layout: Layout | None) -> bool:
+        """Move a tensor that shared a part of the owner's earlier memory to that part of its present memory.
+        Return False if there is none, because the owner was divided, left this rank, or has another order in
+        memory.
 
-        `layout`: that of `kept` when it had the memory.
+        `layout`: of `kept` when it shared the memory.
         """
         now = self.now
         if type(kept) not in PLAIN or type(now) not in PLAIN or layout is None or self._layout is None:
@@ -104,7 +106,7 @@ class Owner:
 
 
 class Layout(NamedTuple):
-    """Where the elements of a tensor are."""
+    """The memory of a tensor's elements."""
 
     dtype: torch.dtype
     storage: int
@@ -113,14 +115,14 @@ class Layout(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """An object that uses the memory of a tensor of the model."""
+    """An object that shares memory with a tensor of the model."""
 
     name: str
     value: Any
     layout: Layout | None
     owner: Owner
     itself: Owner | None = None
-    "It is a parameter or buffer of the model, which launcher itself reads and moves."
+    "Set if the object is itself a parameter or buffer of the model, which launcher reads and moves."
 
     @property
     def trained(self) -> bool:
@@ -128,13 +130,13 @@ class Kept(NamedTuple):
 
 
 class KeptMemory:
-    """What the task and the model keep of the memory of the model's parameters and buffers.
+    """Objects of the task and the model that share memory with the model's parameters and buffers.
 
-    Create it before something may give them another memory, and call `check` afterwards.
+    Create it before these may move to other memory, and call `check` afterwards.
     """
 
     def __init__(self, model: nn.Module, task: Task) -> None:
-        found, owners = list[Kept](), list[Owner]()
+        sharing, owners = list[Kept](), list[Owner]()
         self._buffers = list[Owner]()
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for owner, tensor in sorted(_owned_by(model), key=lambda one: one[0].order):
@@ -143,40 +145,40 @@ class KeptMemory:
                 self._buffers.append(owner)
             if owners and owner.span.start < owners[-1].span.end:
                 kept = tensor.detach()  # keeps the memory: no other parameter gets it
-                found.append(Kept(owner.name, kept, _layout(kept), owners[-1], owner))
+                sharing.append(Kept(owner.name, kept, _layout(kept), owners[-1], owner))
             else:
                 owners.append(owner)
         for name, value in _held_by(model, task):
             if id(value) not in own and (span := _span(value)) is not None:
                 at = bisect_left(owners, span.end, key=lambda one: one.span.start) - 1
                 if at >= 0 and span.start < owners[at].span.end:
-                    found.append(Kept(name, value, _layout(value), owners[at]))
-        self._found = found
+                    sharing.append(Kept(name, value, _layout(value), owners[at]))
+        self._sharing = sharing
 
     def check(self, model: nn.Module) -> None:
-        """Give what uses the memory of a buffer or a frozen parameter the memory that this has now. Make each
-        later use of a tensor raise TaskError if that is not possible, or if the parameter is trained.
+        """Move objects that share memory with a buffer or a frozen parameter to its present memory. If that
+        is not possible, or if the parameter is trained, make each later use of the tensor raise TaskError.
 
-        An array cannot get other memory. That of a buffer or a frozen parameter is often a table from which
-        the model was made, so it can still be read, but no longer be written.
+        An array cannot be moved. One that shares memory with a buffer or a frozen parameter is often a table
+        from which the model was made, so it becomes read-only.
 
-        `model`: as it is now. Raises SetupError for what uses a trained parameter without a call of torch:
-        arrays, and what is a buffer or a parameter of the model.
+        Raises SetupError for objects that share memory with a trained parameter and can be used without a
+        call of torch: arrays, and buffers and parameters of `model`, which is the model now.
         """
         for owner in self._buffers:  # a cast puts another tensor in the place of a buffer
-            owner.lead_old()
-        if not self._found:
+            owner.repoint_old()
+        if not self._sharing:
             return
         tensors = (*model.parameters(), *model.buffers())
-        now = {span.start for one in tensors if (span := _span(one)) is not None}
-        for kept in self._found:
+        now = {span.start for tensor in tensors if (span := _span(tensor)) is not None}
+        for kept in self._sharing:
             if kept.owner.span.start in now:
                 continue
             if not kept.trained:
                 value = kept.value if kept.itself is None else kept.itself.now
                 if sort_of(value) == "array":
                     value.flags.writeable = False
-                if kept.owner.lead(value, kept.layout) or not kept.owner.is_parameter:
+                if kept.owner.repoint(value, kept.layout) or not kept.owner.is_parameter:
                     continue
             reason = (
                 f"{kept.name} uses the memory of {kept.owner.name} of the model, which this recipe casts, "
@@ -195,11 +197,11 @@ def _owned_by(model: nn.Module) -> Iterator[tuple[Owner, torch.Tensor]]:
     """Yield each parameter and buffer that has memory."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        for home in (module._parameters, module._buffers):
-            for key, tensor in home.items():
+        for container in (module._parameters, module._buffers):
+            for key, tensor in container.items():
                 if tensor is not None and id(tensor) not in seen and (span := _span(tensor)) is not None:
                     seen.add(id(tensor))
-                    yield Owner(f"{prefix}.{key}" if prefix else key, home, key, tensor, span), tensor
+                    yield Owner(f"{prefix}.{key}" if prefix else key, container, key, tensor, span), tensor
 
 
 def _held_by(model: nn.Module, task: Task) -> Iterator[tuple[str, Any]]:
@@ -222,7 +224,7 @@ def _held_by(model: nn.Module, task: Task) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(name: str, value: Any, sort: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds: attributes, elements, hooks, or variables of a closure."""
+    """Yield the contents of a value: attributes, elements, hooks, or variables of a closure."""
     prefix = f"{name}." if name else ""
     if sort == "module":
         for key in HOOKS:
@@ -257,7 +259,7 @@ def _enclosed(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _layout(value: Any) -> Layout | None:
-    """Return None for arrays, and for tensors that have no place in memory of their own."""
+    """Return None for arrays, and for tensors that have no memory of their own."""
     if type(value) not in PLAIN or value.layout is not torch.strided:
         return None
     return Layout(value.dtype, value.untyped_storage()._cdata, value.storage_offset(), value.stride())
@@ -270,7 +272,7 @@ def _reaches(owner: torch.Tensor, shape: Sequence[int], steps: Sequence[int], fi
 
 
 def _span(value: Any) -> Span | None:
-    """Return the first address of a tensor or array and the one behind its last; None without elements.
+    """Return the first address of a tensor or array and the one after its last; None without elements.
 
     A tensor without memory, on the meta device or of a trace, has the address of its storage object.
     """

@@ -1,8 +1,9 @@
 """`sharding: ddp` and `zero1` with tensor or pipeline parallelism: data-parallel ranks with the same part of
 the model.
 
-Not torch's DistributedDataParallel: it expects the backward pass of a micro-batch after its forward pass, and
-takes no DTensor. Here gradients are averaged once in a step, after its last backward pass, where they are.
+torch's DistributedDataParallel is not used: it expects the backward pass of a micro-batch right after its
+forward pass, and supports no DTensor. Here gradients are averaged in place, once per step, after its last
+backward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from launcher.train.shards import local
 
 
 class Replicas:
-    """The parameters of this rank, of which the ranks of `mesh` hold copies."""
+    """The parameters of this rank, which all ranks of `mesh` hold."""
 
     @torch.no_grad()
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
@@ -34,11 +35,11 @@ class Replicas:
     @torch.no_grad()
     def average(self) -> None:
         """Average the gradients in place. A gradient that only some ranks have is zero on the others."""
-        there = torch.tensor([p.grad is not None for p in self._trained], dtype=torch.int32)
-        there = there.to(local(self._trained[0].detach()).device)
-        dist.all_reduce(there, op=dist.ReduceOp.MAX, group=self._group)
+        used_anywhere = torch.tensor([p.grad is not None for p in self._trained], dtype=torch.int32)
+        used_anywhere = used_anywhere.to(local(self._trained[0].detach()).device)
+        dist.all_reduce(used_anywhere, op=dist.ReduceOp.MAX, group=self._group)
         gradients = []
-        for p, used in zip(self._trained, there.tolist(), strict=True):
+        for p, used in zip(self._trained, used_anywhere.tolist(), strict=True):
             if used:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
@@ -46,9 +47,9 @@ class Replicas:
         # Divided first, as DDP does: a sum in 16 bit may overflow.
         torch._foreach_div_(gradients, self._ranks)
         sums = [gradient.contiguous() for gradient in gradients]
-        for work in [dist.all_reduce(one, group=self._group, async_op=True) for one in sums]:
+        for work in [dist.all_reduce(each, group=self._group, async_op=True) for each in sums]:
             assert work is not None
             work.wait()
-        for gradient, one in zip(gradients, sums, strict=True):
-            if one is not gradient:
-                gradient.copy_(one)
+        for gradient, reduced in zip(gradients, sums, strict=True):
+            if reduced is not gradient:
+                gradient.copy_(reduced)

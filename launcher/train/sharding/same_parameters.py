@@ -1,4 +1,4 @@
-"""Finds parameters that differ between the ranks: of a new model, and of replicas of the model.
+"""Find parameters that differ between the ranks: of a new model, and of replicas of the model.
 
 Replicas begin with the same parameters and get the same gradients. A parameter that the model's or the task's
 code changes from the samples of its rank, such as a codebook, differs from then on: each rank would compute
@@ -23,8 +23,9 @@ from launcher.train.undo.fingerprint import fingerprint
 from launcher.train.undo.state_finder import content
 
 COMPARED = 2
-"""The step of an attempt after which ranks compare their parameters. They also do before each checkpoint.
-Not after the first step: if a parameter has no gradient, DDP averages none and says so in the next step."""
+"""The step of an attempt after which ranks compare their parameters. They also do so before each checkpoint.
+The first step is too early: if a parameter has no gradient, DDP averages none and says so in the next
+step."""
 ROUNDING = 1e-4
 """Difference of two ranks' values, relative to the largest one, that may be rounding: some kernels of a GPU
 add in another order each time."""
@@ -69,17 +70,17 @@ def check_same_parameters(
     if group is None:
         return
     plain = [(name, p, values) for name, p in parameters if (values := content(p)) is not None]
-    found = _differing(plain, group)
-    if not found:
+    different = _differing(plain, group)
+    if not different:
         return
     unused = (
         "If it is trained and has no gradient in some steps, set train.find_unused_parameters: true. "
-        if any(p.requires_grad for _, p in found)
+        if any(p.requires_grad for _, p in different)
         else ""
     )
     raise TaskError(
-        f"{listed([name for name, _ in found])} of the model differs between the ranks. {unused}If code of "
-        "the model or the task changes it from the samples of its rank, add up over the ranks what it is "
+        f"{listed([name for name, _ in different])} of the model differs between the ranks. {unused}If code "
+        "of the model or the task changes it from the samples of its rank, add up over the ranks what it is "
         "computed from, with torch.distributed.all_reduce. If each rank is to have its own, keep it in an "
         "attribute of the task, and return it from state()"
     )
@@ -92,9 +93,9 @@ def _differing(
     if not plain:
         return []
     hashes = torch.stack([_hash(values) for *_, values in plain]).to(plain[0][2].device)
-    largest, smallest = _ends(hashes, group)
+    largest, smallest = _extremes(hashes, group)
     differing = itertools.compress(plain, (largest != smallest).tolist())
-    return [(name, p) for name, p, values in differing if _apart(values, group)]
+    return [(name, p) for name, p, values in differing if _differ(values, group)]
 
 
 def _hash(values: torch.Tensor) -> torch.Tensor:
@@ -102,15 +103,15 @@ def _hash(values: torch.Tensor) -> torch.Tensor:
     return fingerprint(fingerprint(values).cpu()).view(torch.int64)[0] >> 1
 
 
-def _ends(values: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _extremes(values: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest and the smallest value on any rank, for each element."""
     both = torch.stack([values, -values])
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     return both[0], -both[1]
 
 
-def _apart(values: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
-    largest, smallest = _ends(values.float(), group)
+def _differ(values: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    largest, smallest = _extremes(values.float(), group)
     rounding = max(ROUNDING, 2 * torch.finfo(values.dtype).eps) if values.is_floating_point() else 0.0
     scale = torch.maximum(largest.abs(), smallest.abs()).max()
     return bool((largest - smallest).max() > rounding * scale)

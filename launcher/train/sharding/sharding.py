@@ -154,7 +154,8 @@ def check_types(unit: FSDPModule) -> None:
 
 
 def _layers_of_root(module: nn.Module) -> Iterator[nn.Module]:
-    """Return the modules with parameters of their own that are in no unit. A BatchNorm casts by itself."""
+    """Return the modules outside of units that have their own parameters, except BatchNorm, which does
+    its own casts."""
     for child in module.children():
         if not isinstance(child, FSDPModule):
             if any(True for _ in child.parameters(recurse=False)) and not isinstance(child, _BatchNorm):
@@ -163,14 +164,14 @@ def _layers_of_root(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _gather_in_order(chunk: nn.Module) -> None:
-    """Let each unit gather the one before it in the backward pass.
+    """Let each unit prefetch the previous one in the backward pass.
 
-    FSDP otherwise notes the order of the units in each forward pass, and forgets it in the next backward
-    pass, while more micro-batches of a pipeline wait for theirs.
+    FSDP otherwise records the order of the units in each forward pass, and forgets it in the next backward
+    pass, while more micro-batches of a pipeline still wait for their backward pass.
     """
     units = list(dict.fromkeys(_in_forward_order(chunk)))
-    for before, unit in pairwise([units[0], *units]):  # the first one is there when it names itself
-        unit.set_modules_to_backward_prefetch([before])
+    for previous, unit in pairwise([units[0], *units]):  # the first unit names itself: it is gathered already
+        unit.set_modules_to_backward_prefetch([previous])
 
 
 def _in_forward_order(module: nn.Module) -> Iterator[FSDPModule]:
@@ -181,12 +182,12 @@ def _in_forward_order(module: nn.Module) -> Iterator[FSDPModule]:
 
 
 def roots_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return what is called as a whole: the model, or the stages of a pipeline that this rank has."""
+    """Return the modules that are called as a whole: the model, or this rank's stages of a pipeline."""
     return chunks_of(model) or (model,)
 
 
 def fsdp_roots(model: nn.Module) -> list[FSDPModule]:
-    """Return those of `roots_of` that FSDP shards."""
+    """Return the modules of `roots_of` that FSDP shards."""
     return [root for root in roots_of(model) if isinstance(root, FSDPModule)]
 
 
@@ -233,9 +234,8 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 
 def check_shardable(model: nn.Module) -> None:
     """Raise SetupError for a parameter that FSDP cannot shard along its first dimension: one without
-    dimensions or elements, one with another order in memory, or one of which tensor parallelism leaves a
-    rank nothing. Also for an embedding with `max_norm`, whose forward changes gathered rows that FSDP throws
-    away."""
+    dimensions or elements, one with another order in memory, or one that tensor parallelism leaves empty on
+    a rank. Also for an embedding with `max_norm`, whose forward changes gathered rows that FSDP discards."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise SetupError(
@@ -261,8 +261,8 @@ def check_shardable(model: nn.Module) -> None:
         if isinstance(parameter, DTensor):
             ranks, [placement] = parameter.device_mesh.size(), parameter.placements
             size = parameter.shape[placement.dim] if isinstance(placement, Shard) else ranks
-            of_others = -(-size // ranks) * (ranks - 1)  # torch makes the last rank's part the smallest
-            if of_others >= size:
+            other_ranks = -(-size // ranks) * (ranks - 1)  # torch makes the last rank's part the smallest
+            if other_ranks >= size:
                 raise SetupError(
                     f"tensor: {ranks}: {name} is cut along a dimension of size {size}, which leaves a rank "
                     "nothing, and FSDP cannot shard that: leave the layer out of parallel_plan(), or use "
@@ -280,14 +280,14 @@ def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Pa
     names = {parameter: name for name, parameter in model.named_parameters()}
     shared = set()
     for parameter, owners in owners_of(model).items():
-        homes = {block_of.get(module) for module in owners}  # None: outside of all blocks
-        if len(homes) > 1 and None not in homes:
+        users = {block_of.get(module) for module in owners}  # None: outside of all blocks
+        if len(users) > 1 and None not in users:
             raise SetupError(
-                f"{names[parameter]} is shared by {len(homes)} of the units that the task's blocks() "
+                f"{names[parameter]} is shared by {len(users)} of the units that the task's blocks() "
                 "returns, but FSDP shards a parameter in only one unit. Return the modules that share it as "
                 "one block, leave them out of blocks(), or use sharding: ddp"
             )
-        if len(homes) > 1:
+        if len(users) > 1:
             shared.add(parameter)
     return shared
 
@@ -354,9 +354,9 @@ def price_of_last(model: nn.Module, recipe: Recipe) -> tuple[int, int]:
     micro-batch, a second copy.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    whole, mine = sum(p.nbytes for p in trained), sum(local(p).nbytes for p in trained)
-    mine = 0 if recipe.gradients_leave else mine
-    return (whole, mine) if recipe.sharding in SHARDED else (2 * whole, whole)
+    whole, shards = sum(p.nbytes for p in trained), sum(local(p).nbytes for p in trained)
+    shards = 0 if recipe.gradients_leave else shards
+    return (whole, shards) if recipe.sharding in SHARDED else (2 * whole, whole)
 
 
 def _report_gradient_bytes(model: nn.Module, rank: Rank) -> None:

@@ -21,19 +21,19 @@ from launcher.train.shards import local
 from launcher.train.task import Task, TaskError
 
 COMPARED = 3
-"""Number of steps in which the ranks compare the gradients of a parameter, without steps that overflow and
-those in which the gradient is only rounding. After such a step they wait for twice as many steps each time:
-a gradient that stays so small costs some 20 comparisons in a million steps."""
+"""Number of steps in which the ranks compare the gradients of a parameter. Steps that overflow, or in which
+the gradient is only rounding, do not count. After such a step the ranks wait before they compare again, each
+time twice as many steps: a gradient that stays that small costs some 20 comparisons in a million steps."""
 CURE = (
     "Cut it as well, name its module in the plan with ReplicatedInCutRegion() of "
     "launcher.train.tensor_parallel, or leave the cut layers around it out of the plan"
 )
 APART = 0.05
-"""Relative difference of two ranks' gradients that is no rounding: 16-bit kernels that add in another order
-each time differ by about 1e-2."""
+"""Relative difference of two ranks' gradients above which it is not rounding: 16-bit kernels that add in
+another order each time differ by about 1e-2."""
 
 SUMMED = 1e-6
-"Rounding of a loss per unit of weight, of a sum in fp32 of values around 1."
+"Rounding of a loss per unit of weight: of a sum in fp32 of values around 1."
 
 
 @dataclass
@@ -41,9 +41,9 @@ class _Checked:
     """How far the gradients of one parameter have been compared."""
 
     times: int = 0
-    "How often they have been compared, without those that were only rounding."
+    "How often they have been compared, without comparisons of mere rounding."
     differed: int = 0
-    "How often they differed, and were too small to tell that from rounding."
+    "How often they differed, but were too small to distinguish this from rounding."
     pause: int = 0
     "Steps before the next comparison."
     last_pause: int = 0
@@ -62,15 +62,16 @@ class Copies:
         task: Task,
         rank: Rank,
         model: nn.Module,
-        first_of: Callable[[str | None], str | None] | None,
+        first_problem: Callable[[str | None], str | None] | None,
     ) -> None:
-        """`first_of` returns the problem of the first stage of a pipeline that has one, on all its ranks."""
+        """`first_problem` returns the problem of the first stage of a pipeline that has one, on all its
+        ranks."""
         self._group = mesh.tensor.get_group() if mesh.tensor is not None else None
         self._shards = mesh.data.get_group(SHARD) if rank.recipe.sharding in SHARDED else None
-        self._first_of, self._speaks = first_of, rank.number == rank.stage_ranks.start
+        self._first_problem, self._reports = first_problem, rank.number == rank.stage_ranks.start
         self._rank, self._parameters = rank, [p for p in model.parameters() if p.is_floating_point()]
         self._plan = f"parallel_plan() of {type(task).__name__}"
-        # Where the true gradient is zero, as that of a bias of keys in attention, there is only rounding.
+        # Where the true gradient is zero, as for a bias of keys in attention, there is only rounding.
         self._rounding = max(torch.finfo(compute_type(rank.recipe)).eps / 10, 1e-5)
         # Ranks of a group compute the loss from the same bits.
         self._loss_apart = max(1e-3, 4 * torch.finfo(compute_type(rank.recipe)).eps)
@@ -90,8 +91,8 @@ class Copies:
         if self._group is None or self._losses == COMPARED or not math.isfinite(grad_norm):
             return
         self._losses += 1
-        # A loss whose summands cancel may be smaller than its rounding, which is at most that of its
-        # parameters times its gradient, and of the sum itself.
+        # If its summands cancel, a loss may be smaller than its rounding. That is at most the rounding of its
+        # parameters times its gradient, plus the rounding of the sum.
         rounding = self._rounding * grad_norm * self._norm() + SUMMED
         if abs(difference) > self._group.size() * (self._loss_apart * abs(loss) + rounding * weight):
             raise TaskError(
@@ -112,17 +113,16 @@ class Copies:
 
     @torch.no_grad()
     def average(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Average the gradients among `gradients` that are not cut. Each rank of a stage has the same ones,
-        by name.
+        """Average the gradients that are not cut. Each rank of a stage must pass the same names.
 
-        Raises TaskError, on all ranks, if those of a parameter differ by more than rounding.
+        Raises TaskError, on all ranks, if the gradients of a parameter differ by more than rounding.
         """
         if self._group is None:
             return
         due = [name for name in gradients if self._is_due(self._checked[name])]
         problem = self._compare({name: gradients[name] for name in due}) if due else None
-        if self._first_of is not None:
-            problem = self._first_of(problem)
+        if self._first_problem is not None:
+            problem = self._first_problem(problem)
         if problem is not None:
             raise TaskError(problem)
         for gradient in gradients.values():
@@ -140,14 +140,14 @@ class Copies:
         Return what is wrong, the same on all ranks of a stage; None if nothing is.
         """
         assert self._group is not None
-        found = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
+        own = torch.stack([_sums(local(gradient).flatten()) for gradient in gradients.values()])
         if self._shards is not None:
             # All ranks must judge alike, and not every rank may have a shard of a small gradient.
-            dist.all_reduce(found, group=self._shards)
-        found[:, 0].sqrt_()
-        everyones = [torch.empty_like(found) for _ in range(self._group.size())]
-        dist.all_gather(everyones, found, group=self._group)
-        sums = torch.stack(everyones)  # (ranks, gradients, sums)
+            dist.all_reduce(own, group=self._shards)
+        own[:, 0].sqrt_()
+        answers = [torch.empty_like(own) for _ in range(self._group.size())]
+        dist.all_gather(answers, own, group=self._group)
+        sums = torch.stack(answers)  # (ranks, gradients, sums)
         if not sums.isfinite().all():
             return None  # an overflow in fp16: the step is left out, and the next one is compared
         self._largest = max(self._largest, float(sums[..., 0].max()))
@@ -155,20 +155,20 @@ class Copies:
         differences = (sums.amax(dim=0) - sums.amin(dim=0)).amax(dim=1)
         noise = self._rounding * self._largest
         verdicts = torch.stack([scale > noise, differences > APART * scale], dim=1).tolist()
-        for (name, gradient), (tells, differs) in zip(gradients.items(), verdicts, strict=True):
+        for (name, gradient), (significant, differs) in zip(gradients.items(), verdicts, strict=True):
             checked, differs = self._checked[name], differs and not _is_cut(gradient)
-            if tells and differs:
+            if significant and differs:
                 return (
                     f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
                     f"on each of them: it is used where a rank has a part of the activations. {CURE}"
                 )
-            if tells:
+            if significant:
                 checked.times += 1
                 continue
-            # Later: it may grow, as behind an output that begins at zero.
+            # Compare it later: it may grow, as in a layer before one that starts at zero.
             checked.pause = checked.last_pause = max(1, 2 * checked.last_pause)
             checked.differed += differs
-            if differs and checked.differed == COMPARED and self._speaks:
+            if differs and checked.differed == COMPARED and self._reports:
                 print(
                     f"{self._plan}: the ranks of a group have different gradients of {name}, which is whole "
                     f"on each of them. They are below {self._rounding:.0e} of the largest gradient, so this "

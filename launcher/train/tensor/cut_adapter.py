@@ -44,8 +44,8 @@ Forward = Callable[..., torch.Tensor]
 
 
 def adapted(layer: nn.Module, style: ParallelStyle, name: str) -> ParallelStyle:
-    """Return `style` for a layer that may be packed in 4 bits, may have an adapter, or both. `name`: of the
-    layer, for messages."""
+    """Return `style` for a layer that may be packed in 4 bits, may have an adapter, or both. `name`: the
+    layer's, for messages."""
     if isinstance(style, OF_ANY_MODULE):
         return style
     if isinstance(linear_of(layer), NF4Linear):
@@ -88,8 +88,8 @@ class Packed(ParallelStyle):
 
 
 class WithAdapter(ParallelStyle):
-    """Cuts peft's layer around a linear layer, as `style` cuts the linear layer. What the style does to
-    inputs and outputs, such as gathering or adding them up, is done once for both."""
+    """Cuts peft's layer around a linear layer, as `style` cuts the linear layer. The style's operations on
+    inputs and outputs, such as gathering or adding up, run once for both."""
 
     def __init__(self, style: ParallelStyle, name: str) -> None:
         super().__init__()
@@ -99,10 +99,10 @@ class WithAdapter(ParallelStyle):
         """Raises SetupError if the style does not cut the layer's weight."""
         base = linear_of(layer)
         assert isinstance(base, nn.Linear)
-        before = {key for kind in _HOOKS for key in getattr(base, kind)}
+        before = {key for hooks_name in _HOOKS for key in getattr(base, hooks_name)}
         self.style.src_data_rank = self.src_data_rank
         self.style._apply(base, mesh)
-        _move_hooks(base, layer, but=before)
+        _move_hooks(base, layer, keep=before)
         placement = base.placement if isinstance(base, NF4Linear) else Replicate()
         weight: torch.Tensor | None = base._parameters.get("weight")
         if isinstance(weight, DTensor):
@@ -117,11 +117,11 @@ class WithAdapter(ParallelStyle):
         _cut(a, mesh, Replicate() if by_rows else placement)
         _cut(b, mesh, placement if by_rows else Replicate())
         if "forward" in vars(base):  # of VocabularyParallel, whose input is a plain tensor
-            a.forward = partial(_of_whole, a)  # type: ignore[method-assign]
+            a.forward = partial(_apply_a, a)  # type: ignore[method-assign]
         if not by_rows:
-            b.forward = partial(_of_sums, b)  # type: ignore[method-assign]
+            b.forward = partial(_apply_b, b)  # type: ignore[method-assign]
         for dropout in dropouts_of(layer):
-            dropout.forward = partial(_of_parts, dropout.forward)  # type: ignore[method-assign]
+            dropout.forward = partial(_drop_parts, dropout.forward)  # type: ignore[method-assign]
         return layer
 
 
@@ -131,22 +131,22 @@ def has_adapter(layer: nn.Module) -> bool:
 
 
 def dropouts_of(layer: nn.Module) -> Iterator[nn.Dropout]:
-    """Yield what drops inputs of an adapter."""
+    """Yield the dropouts of an adapter's inputs."""
     if has_adapter(layer):
-        yield from (one for one in layer.lora_dropout.values() if isinstance(one, nn.Dropout))  # type: ignore[operator]
+        yield from (module for module in layer.lora_dropout.values() if isinstance(module, nn.Dropout))  # type: ignore[operator]
 
 
 def drops_parts(layer: nn.Module) -> bool:
-    """Return whether each rank has other inputs of the adapter than the others."""
+    """Return whether each rank has a different part of the adapter's inputs."""
     a, _ = _matrices(layer)
     return isinstance(a.weight, DTensor) and not a.weight.placements[0].is_replicate()
 
 
-def _move_hooks(layer: nn.Module, to: nn.Module, but: Collection[int] = ()) -> None:
-    for kind in _HOOKS:
-        hooks = getattr(layer, kind)
-        for key in [key for key in hooks if key not in but]:
-            getattr(to, kind)[key] = hooks.pop(key)
+def _move_hooks(layer: nn.Module, to: nn.Module, keep: Collection[int] = ()) -> None:
+    for hooks_name in _HOOKS:
+        hooks = getattr(layer, hooks_name)
+        for key in [key for key in hooks if key not in keep]:
+            getattr(to, hooks_name)[key] = hooks.pop(key)
 
 
 def _matrices(layer: Any) -> tuple[nn.Linear, nn.Linear]:
@@ -158,22 +158,22 @@ def _cut(matrix: nn.Linear, mesh: DeviceMesh, placement: Placement) -> None:
     matrix.weight = nn.Parameter(weight)
 
 
-def _of_whole(a: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """A of a plain tensor, whole on each rank."""
+def _apply_a(a: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Apply A to a plain tensor that is whole on each rank."""
     assert isinstance(a.weight, DTensor)
     x = DTensor.from_local(x, a.weight.device_mesh, [Replicate()])
     return functional.linear(x, a.weight)
 
 
-def _of_sums(b: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """B of sums of which each rank has a part: the result is such sums again, and nothing is exchanged."""
+def _apply_b(b: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Apply B to partial sums. The result is partial sums again, so nothing is exchanged."""
     assert isinstance(x, DTensor) and isinstance(b.weight, DTensor)
     part = x.to_local(grad_placements=[Replicate()])
     result = functional.linear(part, b.weight.to_local(grad_placements=[Partial()]))
     return DTensor.from_local(result, x.device_mesh, [Partial()])
 
 
-def _of_parts(drop: Forward, x: torch.Tensor) -> torch.Tensor:
+def _drop_parts(drop: Forward, x: torch.Tensor) -> torch.Tensor:
     """Drop inputs with torch's random numbers of this rank instead of DTensor's."""
     if not isinstance(x, DTensor):
         return drop(x)

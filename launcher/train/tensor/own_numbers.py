@@ -25,13 +25,13 @@ LAST = (Shard(-1),)
 
 
 class OwnNumbers:
-    """Gives each rank random numbers of its own between a layer that cuts activations and the next one that
-    adds them up: a dropout of attention weights must differ between heads, on whichever rank they are.
+    """Gives each rank its own random numbers between a layer that cuts activations and the next layer that
+    adds them up: the dropout of attention weights must differ between heads, whichever rank has them.
 
-    The seed of a rank's own numbers comes from the common ones. A recomputation starts with the numbers, and
-    the state here, with which its forward pass started. In compiled code, whose random numbers come from
-    seeds that it draws at once, a mark says where own numbers begin and end, and `give_own_numbers` replaces
-    it.
+    The seed of a rank's own numbers is drawn from the common ones. A recomputation starts with the same
+    random state, and the same state of this object, as its forward pass. In compiled code, whose random
+    numbers come from seeds that it draws at once, a mark says where own numbers begin and end, and
+    `give_own_numbers` replaces it.
     """
 
     def __init__(self, mesh: DeviceMesh, *, traced: bool) -> None:
@@ -44,7 +44,7 @@ class OwnNumbers:
         self._traced = traced
         "Tensors have no values, and nothing is drawn."
         self.adapter_drops = False
-        "An adapter has a dropout, whose input is a DTensor, which no mark takes."
+        "An adapter has a dropout. Its input is a DTensor, which marks do not support."
         self._seed = torch.zeros((), dtype=torch.int64)
         "The seed of the compiled block that runs."
 
@@ -87,8 +87,8 @@ class OwnNumbers:
             self._common = None
 
     def recomputable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a block's forward, about to be called, whose second call is the recomputation: own numbers
-        may have begun in a block before it, and may end in one behind it."""
+        """Return a forward that is called twice, the second time for the recomputation. A rank's own numbers
+        may start in an earlier block, and end in a later one."""
         began, recomputes = (self._common, self._began_with), False
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -106,8 +106,8 @@ class OwnNumbers:
         return run
 
     def leave_model(self, *_: object) -> None:
-        """Call it behind the model, or a stage. Raises SetupError if own numbers were drawn where activations
-        may be whole again."""
+        """Call this after the model, or a stage. Raises SetupError if own numbers were drawn where
+        activations may be whole again."""
         if self._common is not None and self._drew():
             raise SetupError(
                 "tensor above 1 with dropout: after a layer that cuts activations, no RowwiseParallel layer "
@@ -126,12 +126,12 @@ class OwnNumbers:
         return False
 
     def pause(self, *_: object) -> None:
-        """Draw common numbers until `go_on`."""
+        """Draw common numbers until `resume`."""
         if self._common is not None:
             self._own = self._state()
             self._set(self._common)
 
-    def go_on(self, *_: object) -> None:
+    def resume(self, *_: object) -> None:
         if self._own is not None:
             self._common = self._state()
             self._set(self._own)
@@ -151,7 +151,7 @@ class NumbersOfParts:
     """The random numbers of an operator on a DTensor, on CPU ranks. torch has such a tracker for GPUs only,
     and on a CPU would draw the same numbers for each part.
 
-    A divided tensor gets numbers of a seed that comes from the common numbers and the part. All ranks draw
+    A divided tensor gets numbers from a seed that depends on the common numbers and the part. All ranks draw
     equally many common numbers, even if their parts differ in size.
     """
 
@@ -200,7 +200,7 @@ def draw_own_numbers(
             numbers.adapter_drops = True
             # Several layers have the same input, and an adapter may follow a layer that has cut activations.
             first, then = (
-                (numbers.begin, numbers.end) if drops_parts(module) else (numbers.pause, numbers.go_on)
+                (numbers.begin, numbers.end) if drops_parts(module) else (numbers.pause, numbers.resume)
             )
             dropout.register_forward_pre_hook(first)
             dropout.register_forward_hook(then)
@@ -210,7 +210,7 @@ def draw_own_numbers(
 
 @torch.library.custom_op("launcher::own_numbers", mutates_args=())
 def mark(x: torch.Tensor, seed: torch.Tensor | None) -> torch.Tensor:
-    """Return x. In a graph, own numbers begin here, or with no seed end."""
+    """Return x. In a graph, this marks where own numbers begin, or end if `seed` is None."""
     return x.clone()
 
 
@@ -242,11 +242,11 @@ UNBALANCED = (
 
 
 def give_own_numbers(graph: fx.Graph) -> None:
-    """Let operators between marks draw from states of their own, and remove the marks.
+    """Let operators between marks draw from their own random states, and remove the marks.
 
     A pass over the graph that AOTAutograd makes of a block, in the order of its forward pass. The states are
-    functions of the block's seed. Whatever the compiler does to the order of operators, and whether it
-    recomputes them, the numbers are the same, and the common ones are those of all ranks.
+    functions of the block's seed. The numbers do not depend on the order of operators that the compiler
+    chooses, nor on recomputation, and the common numbers are the same on all ranks.
     """
     seed: fx.Node | None = None
     drawn = 0

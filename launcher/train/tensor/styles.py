@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.train.rank import SetupError
-from launcher.train.shards import of_part
+from launcher.train.shards import from_part
 
 
 class HeadsParallel(ColwiseParallel):
@@ -39,7 +39,7 @@ class HeadsParallel(ColwiseParallel):
 
 
 class VocabularyParallel(ParallelStyle):
-    """For an embedding, whose result is whole, and for an output layer, whose logits stay cut.
+    """For an embedding (its result is whole) and for an output layer (its logits stay cut).
 
     The logits are a DTensor, from which launcher.train.loss computes the loss without gathering them. This
     style replaces `forward` and adds no hook: a hook would see a loss in parts instead of the logits.
@@ -59,9 +59,9 @@ class VocabularyParallel(ParallelStyle):
 def _rows(embedding: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
     assert isinstance(embedding.weight, DTensor)
     everywhere = DTensor.from_local(input, embedding.weight.device_mesh, [Replicate()])
-    # A copy: FSDP warns about the view that a DTensor's values are.
-    found: Any = functional.embedding(everywhere, embedding.weight)
-    rows: torch.Tensor = found.full_tensor().clone()
+    # A copy, because FSDP warns about views, and a DTensor's values are one.
+    result: Any = functional.embedding(everywhere, embedding.weight)
+    rows: torch.Tensor = result.full_tensor().clone()
     if embedding.padding_idx is None:
         return rows
     return torch.where((input == embedding.padding_idx)[..., None], rows.detach(), rows)  # no gradient
@@ -75,14 +75,14 @@ def _logits(mesh: DeviceMesh, forward: Callable[..., Any], input: torch.Tensor) 
 
 class ReplicatedInCutRegion(ParallelStyle):
     """For a module with whole parameters whose input is cut, such as a norm of each rank's heads: its
-    gradient is the sum over the ranks. A frozen parameter stays as it is."""
+    gradient is the sum over the ranks. A frozen parameter is not changed."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for one in module.modules():
-            for name, parameter in one._parameters.items():
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
                 if parameter is not None and parameter.requires_grad:
                     whole = DTensor.from_local(parameter.detach(), device_mesh, [Replicate()])
-                    one._parameters[name] = nn.Parameter(whole)
+                    part._parameters[name] = nn.Parameter(whole)
         return _compute_with_own_values(module)
 
 
@@ -97,34 +97,35 @@ class RowsOfHeads(ParallelStyle):
 
 def _cut_rows(module: nn.Module, mesh: DeviceMesh, source: int | None) -> None:
     """Cut each parameter of the module by rows. `source`: see torch's distribute_tensor."""
-    for one in module.modules():
-        for name, parameter in one._parameters.items():
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
             if parameter is not None:
                 cut = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=source)
-                one._parameters[name] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
+                part._parameters[name] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
 
 
 def _compute_with_own_values(module: nn.Module) -> nn.Module:
     """Let the module, and each module in it, compute with this rank's values as plain tensors.
 
-    Each by itself: FSDP may gather, and a recomputation may call, one of them alone.
+    Each module is changed separately, because FSDP may gather a single one, and a recomputation may call a
+    single one.
     """
-    for one in module.modules():
-        one.forward = partial(_with_own_values, one, one.forward)
+    for part in module.modules():
+        part.forward = partial(_with_own_values, part, part.forward)
     return module
 
 
 def _with_own_values(module: nn.Module, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     cut: list[tuple[dict[str, Any], str, Any]] = [
-        (one._parameters, name, parameter)
-        for one in module.modules()
-        for name, parameter in one._parameters.items()
+        (part._parameters, name, parameter)
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
         if isinstance(parameter, DTensor)
     ]
     for parameters, name, parameter in cut:
-        gradient = [Partial() if one.is_replicate() else one for one in parameter.placements]
+        gradient = [Partial() if each.is_replicate() else each for each in parameter.placements]
         parameters[name] = parameter.to_local(grad_placements=gradient)
-    given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
     try:
         args, kwargs = tree_map_only(DTensor, partial(_own_part, module), (args, kwargs))
         result = forward(*args, **kwargs)
@@ -145,12 +146,12 @@ def _own_part(module: nn.Module, x: DTensor) -> torch.Tensor:
 
 def _cut_as(given: DTensor, module: nn.Module, result: torch.Tensor) -> DTensor:
     """Return what the module computed from this rank's part of `given`, cut in the same dimensions."""
-    dims, part = {one.dim for one in given.placements if isinstance(one, Shard)}, given.to_local()
+    dims, part = {each.dim for each in given.placements if isinstance(each, Shard)}, given.to_local()
     if result.ndim != part.ndim or any(result.shape[dim] != part.shape[dim] for dim in dims):
         raise SetupError(
             f"parallel_plan() cuts a {type(module).__name__}, which returns {tuple(result.shape)} for "
             f"{tuple(part.shape)}, the rank's part of its input: the size of the whole is not known. Give "
-            "the layer before it use_local_output=True"
+            "the previous layer use_local_output=True"
         )
     shape = [given.shape[dim] if dim in dims else size for dim, size in enumerate(result.shape)]
-    return of_part(result, given.device_mesh, given.placements, shape)
+    return from_part(result, given.device_mesh, given.placements, shape)

@@ -43,22 +43,22 @@ class _CrossEntropy(torch.autograd.Function):
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         values = values - largest
         own = targets - first
-        here = (own >= 0) & (own < logits.shape[1]) & (targets != ignore_index)
+        is_here = (own >= 0) & (own < logits.shape[1]) & (targets != ignore_index)
         own = own.clamp(0, values.shape[1] - 1)
-        picked = values.gather(1, own[:, None]).squeeze(1).masked_fill(~here, 0.0)
+        picked = values.gather(1, own[:, None]).squeeze(1).masked_fill(~is_here, 0.0)
         values.exp_()
         sums = torch.stack((values.sum(dim=1), picked))
         dist.all_reduce(sums, group=group)
         losses = (sums[0].log() - sums[1]).masked_fill(targets == ignore_index, 0.0)
         probabilities = values.div_(sums[0][:, None])[:, : logits.shape[1]]
-        ctx.save_for_backward(probabilities, own, here, targets == ignore_index)
+        ctx.save_for_backward(probabilities, own, is_here, targets == ignore_index)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        probabilities, own, here, ignored = ctx.saved_tensors
-        found = probabilities.clone()
-        if found.shape[1]:
-            found.scatter_add_(1, own[:, None], -here[:, None].to(found.dtype))
-        found.mul_(gradient).masked_fill_(ignored[:, None], 0.0)
-        return found.to(ctx.dtype), None, None, None, None
+        probabilities, own, is_here, ignored = ctx.saved_tensors
+        gradients = probabilities.clone()
+        if gradients.shape[1]:
+            gradients.scatter_add_(1, own[:, None], -is_here[:, None].to(gradients.dtype))
+        gradients.mul_(gradient).masked_fill_(ignored[:, None], 0.0)
+        return gradients.to(ctx.dtype), None, None, None, None

@@ -1,4 +1,4 @@
-"""Replacement for the function that takes another kernel for fake tensors than for those of the CPU."""
+"""Replacement for a function that uses another kernel for fake tensors than for CPU tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LSTM = 2
 
 @contextmanager
 def as_cpu() -> Iterator[None]:
-    """Let an LSTM call oneDNN's kernel as on the CPU; torch composes it of operators for fake tensors."""
+    """Let an LSTM call oneDNN's kernel as on the CPU. For fake tensors torch composes it of operators."""
     composed = torch._VF.lstm
     with patch.object(torch._VF, "lstm", _lstm(composed), create=True):
         yield
@@ -51,18 +51,18 @@ def _layers(
     x = input.transpose(0, 1) if batch_first else input
     x = x.contiguous()
     hidden, cells = (state.contiguous() for state in states)
-    size, directions, each = hidden.shape[2], 2 if bidirectional else 1, 4 if biases else 2
+    size, directions, per_layer = hidden.shape[2], 2 if bidirectional else 1, 4 if biases else 2
     last_hidden, last_cells = [], []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
             number = layer * directions + direction
-            own = list(weights[number * each : (number + 1) * each])
+            layer_weights = list(weights[number * per_layer : (number + 1) * per_layer])
             if not biases:
-                own += [torch.zeros_like(weight) for weight in own]
+                layer_weights += [torch.zeros_like(weight) for weight in layer_weights]
             shape = (size, layers, biases, bidirectional, batch_first, train)
             y, h, c, _ = aten.mkldnn_rnn_layer(
-                x, *own, hidden[number], cells[number], direction == 1, [], LSTM, *shape
+                x, *layer_weights, hidden[number], cells[number], direction == 1, [], LSTM, *shape
             )
             outputs.append(y)
             last_hidden.append(h)

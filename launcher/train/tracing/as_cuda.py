@@ -114,4 +114,4 @@ _REPLACED: dict[str, Any] = {
     "dropout": _dropout(functional.dropout),
     "scaled_dot_product_attention": _attention(functional.scaled_dot_product_attention),
 }
-"Made once: torch.compile takes another function for another graph."
+"Made once: torch.compile compiles another graph for another function object."

@@ -1,7 +1,7 @@
 """Blocks under torch.compile in a trace: captured as in a run, and run as a sequence of allocations.
 
 Dynamo, AOTAutograd, the partitioner and inductor's scheduler are those of a run. Only the generated code is
-missing: launcher.train.tracing.inductor says what it would allocate. Equal blocks share one graph, because
+missing: launcher.train.tracing.inductor returns what it would allocate. Equal blocks share one graph, because
 Dynamo decides it, as in a run.
 """
 
@@ -43,8 +43,8 @@ class NotCapturedError(Exception):
     """torch.compile cannot capture a block as one graph."""
 
 
-class _Place:
-    """The trace that is under way."""
+class _CurrentTrace:
+    """The current trace."""
 
     fake: FakeTensorMode
     recorder: StorageRecorder
@@ -53,12 +53,12 @@ class _Place:
 @contextmanager
 def compiling(fake: FakeTensorMode, recorder: StorageRecorder) -> Iterator[None]:
     """Let blocks of `compiled` run in this trace."""
-    with patch.multiple(_Place, create=True, fake=fake, recorder=recorder):
+    with patch.multiple(_CurrentTrace, create=True, fake=fake, recorder=recorder):
         yield
 
 
 def compiled(forward: Callable[..., Any], like: Like) -> Callable[..., Any]:
-    """Return a forward that allocates what the compiled one does. It runs within `compiling`."""
+    """Return a forward that allocates like the compiled one. It runs within `compiling`."""
     from torch._dynamo.exc import TorchDynamoException
 
     @functools.wraps(forward)
@@ -76,7 +76,7 @@ def compiled(forward: Callable[..., Any], like: Like) -> Callable[..., Any]:
 
 @contextmanager
 def _as_in_a_run() -> Iterator[None]:
-    """Without the modes, hooks and replacements of a trace, which a graph would capture."""
+    """Disable the modes, hooks and replacements of a trace, which a graph would capture."""
     from torch._dynamo import config as dynamo_config
 
     from launcher.train.compiling.compiled_dtensors import compiled_dtensors  # imports inductor
@@ -87,11 +87,11 @@ def _as_in_a_run() -> Iterator[None]:
             stack.callback(hooks.update, dict(hooks))
             hooks.clear()
         stack.enter_context(_disable_current_modes())
-        stack.enter_context(_Place.fake)
+        stack.enter_context(_CurrentTrace.fake)
         stack.enter_context(as_compiled())
         stack.enter_context(compiled_dtensors())
         stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)  # torch's words about compiling are for a run
+        logging.disable(logging.WARNING)  # torch's warnings about compiling matter only in a run
         stack.enter_context(dynamo_config.patch(recompile_limit=MANY, accumulated_recompile_limit=MANY))
         stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
         yield
@@ -134,32 +134,32 @@ class _Player:
         "AOTAutograd passes a list of arguments, which is emptied so that they can be freed."
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        schedule, recorder = self.schedule, _Place.recorder
-        there: dict[str, Any] = dict(zip(schedule.inputs, args, strict=True))
+        schedule, recorder = self.schedule, _CurrentTrace.recorder
+        tensors: dict[str, Any] = dict(zip(schedule.inputs, args, strict=True))
         args.clear()
         recorder.recorded.segments[-1].flops += schedule.flops
         followed = recorder in _get_current_dispatch_mode_stack()
         with nullcontext() if followed else recorder:
             for kernel in schedule.kernels:
                 for name, base in kernel.same:
-                    if base in there:
-                        there[name] = there[base]
-                for name, one in kernel.new:
-                    there[name] = torch.empty_strided(one.size, one.stride, dtype=one.dtype)
+                    if base in tensors:
+                        tensors[name] = tensors[base]
+                for name, new in kernel.new:
+                    tensors[name] = torch.empty_strided(new.size, new.stride, dtype=new.dtype)
                 if kernel.multiplies:
                     recorder.multiply()
                 for name in kernel.freed:
-                    there.pop(name, None)
-            return [_made(output, there) for output in schedule.outputs]
+                    tensors.pop(name, None)
+            return [_output_tensor(output, tensors) for output in schedule.outputs]
 
 
-def _made(output: Output, there: dict[str, Any]) -> Any:
+def _output_tensor(output: Output, tensors: dict[str, Any]) -> Any:
     if output.name is None:
         return output.value
-    tensor, wanted = there[output.name], output.tensor
+    tensor, wanted = tensors[output.name], output.tensor
     if wanted is None or not isinstance(tensor, torch.Tensor) or tensor.dtype != wanted.dtype:
         return tensor
     if (tuple(tensor.shape), tensor.stride(), tensor.storage_offset()) == wanted[:3]:
         return tensor
-    with torch._C._AutoDispatchBelowADInplaceOrView():  # autograd shall not take it for a view
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # so that autograd does not treat it as a view
         return tensor.as_strided(wanted.size, wanted.stride, wanted.offset)

@@ -24,20 +24,22 @@ _OWN = (
     (DeviceMesh, "_concatenate"),
     (_utils, "_compute_local_shape_and_global_offset"),
 )
-"Private functions of torch 2.13. Without them a trace of some layouts fails, which the plan then says."
+"Private functions of torch 2.13. Without them a trace of some layouts fails, and the plan reports that."
 
 
 @contextmanager
 def dtensors_of_real_values() -> Iterator[None]:
-    """Run without a trace's modes what DTensor computes for itself: the shapes of whole tensors, and numbers
-    of ranks, whose values it needs."""
+    """Run DTensor's own computations without a trace's modes: the shapes of whole tensors, and rank numbers,
+    whose values it needs."""
     shapes = FakeTensorMode()  # torch makes one for each shape, and each reads the source of its callers
     with ExitStack() as stack:
         for owner, name in _OWN:
-            if (own := inspect.getattr_static(owner, name, None)) is not None:
-                apart = _apart(getattr(owner, name), shapes if name == _SHAPES else nullcontext())
-                kept = staticmethod(apart) if isinstance(own, staticmethod) else apart
-                stack.enter_context(patch.object(owner, name, kept))
+            if (original := inspect.getattr_static(owner, name, None)) is not None:
+                replacement = _without_modes(
+                    getattr(owner, name), shapes if name == _SHAPES else nullcontext()
+                )
+                patched = staticmethod(replacement) if isinstance(original, staticmethod) else replacement
+                stack.enter_context(patch.object(owner, name, patched))
         yield
     _clear_caches()
 
@@ -52,7 +54,7 @@ def _clear_caches() -> None:
         getattr(owner, name, lambda: None)()
 
 
-def _apart(function: Callable[..., Any], mode: AbstractContextManager[Any]) -> Callable[..., Any]:
+def _without_modes(function: Callable[..., Any], mode: AbstractContextManager[Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes(), mode:

@@ -1,11 +1,11 @@
-"""torch's mode for fake tensors, with a shorter way to the results that it keeps, and known integers.
+"""torch's mode for fake tensors, with a faster lookup of cached results and with known integers.
 
-FakeTensorMode keeps what an operator returns, by the metadata of its arguments. Its keys also cover symbolic
-shapes, sparse tensors and graphs, and took a third of the time of a trace.
+FakeTensorMode caches the results of an operator by the metadata of its arguments. Its keys also cover
+symbolic shapes, sparse tensors and graphs, and took a third of the time of a trace.
 
-It also computes with the values of small constants. With `knows_integers` these are all integers and booleans
-of the batch and what is computed from them alone, so that code may read lengths, masks and targets. It takes
-longer, so a trace tries without them first.
+FakeTensorMode also computes with the values of small constants. With `knows_integers`, these are all integers
+and booleans of the batch and what is computed from them alone, so that code may read lengths, masks and
+targets. This takes longer, so a trace first tries without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _CONSTANTS = frozenset(
 )
 
 _torch: Any = torch._subclasses.fake_tensor
-_KNOWN = hasattr(FakeTensorMode, "_output_from_cache_entry") and hasattr(_torch, "_DispatchCacheValidEntry")
+_HAS_PRIVATE_PARTS = hasattr(FakeTensorMode, "_output_from_cache_entry") and hasattr(
+    _torch, "_DispatchCacheValidEntry"
+)
 "Whether this torch has the private parts of torch 2.13 that TraceMode uses."
 
 LARGEST_KNOWN = 2**20
@@ -41,14 +43,14 @@ _NO_SYMBOLS: Any = None
 
 
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """FakeTensorMode that looks the results of ordinary arguments up by a key of its own."""
+    """FakeTensorMode that looks up the results for ordinary arguments by its own key."""
 
     def __init__(self, *, knows_integers: bool = False) -> None:
         super().__init__()
         self.knows_integers = knows_integers
 
     _entries: dict[tuple[Any, ...], Any] = {}
-    "(operator, arguments) -> torch's entry, for all instances. Only results that torch keeps have one."
+    "(operator, arguments) -> torch's entry, for all instances. Only results that torch caches have one."
 
     def new(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a fake tensor with the form of this real one, and its values if they are known here."""
@@ -82,7 +84,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return self._known(func(*args, **kwargs))
         parts = [func, torch.get_default_dtype(), torch._C._get_default_device()]
         parts.append(torch.is_inference_mode_enabled())
-        ordinary = _KNOWN and self.shape_env is None
+        ordinary = _HAS_PRIVATE_PARTS and self.shape_env is None
         if not (ordinary and self._add(parts, args) and self._add(parts, kwargs.items())):
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         key, state = tuple(parts), _torch._CacheKeyState(None)
@@ -96,19 +98,19 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, parts: list[Any], args: Iterable[Any]) -> bool:
-        """Add to a key what decides about a result. Return whether these are all arguments."""
+        """Add the properties that determine a result to a key. Return False if an argument is not covered."""
         for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor:
+            cls = type(arg)
+            if cls is FakeTensor:
                 if arg.fake_mode is not self or arg.constant is not None or arg.layout != torch.strided:
                     return False
                 parts += (arg.shape, arg.stride(), arg.dtype, arg.fake_device, arg.storage_offset())
                 parts += (arg.untyped_storage().nbytes(), arg.requires_grad, arg.is_conj(), arg.is_neg())
                 parts.append(arg.is_inference())
-            elif kind in _CONSTANTS:
-                parts += (kind, arg)  # 1 and 1.0 are equal
-            elif kind in (list, tuple):
-                parts += (kind, len(arg))
+            elif cls in _CONSTANTS:
+                parts += (cls, arg)  # 1 and 1.0 are equal
+            elif cls in (list, tuple):
+                parts += (cls, len(arg))
                 if not self._add(parts, arg):
                     return False
             else:

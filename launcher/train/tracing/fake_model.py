@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from launcher.train.undo.state_finder import INTERNAL
 
 DEPTH = 4
-"Containers inside each other that are searched for tensors."
+"Maximum depth of nested containers that are searched for tensors."
 
 
 def make_fake(model: nn.Module, fake: FakeTensorMode) -> None:
@@ -25,28 +25,28 @@ def make_fake(model: nn.Module, fake: FakeTensorMode) -> None:
     Tied tensors stay tied. `to_empty()` and `to()` do not work for fake tensors: they swap tensors, which
     fails for those with weak references.
     """
-    made: dict[torch.Tensor, torch.Tensor] = {}
+    fakes: dict[torch.Tensor, torch.Tensor] = {}
 
-    def exchanged(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor not in made:
+    def fake_of(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in fakes:
             if tensor.is_meta:
                 with fake:
                     new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             else:
                 new = fake.from_tensor(tensor.data)
             parameter = isinstance(tensor, nn.Parameter)
-            made[tensor] = nn.Parameter(new, tensor.requires_grad) if parameter else new
-        return made[tensor]
+            fakes[tensor] = nn.Parameter(new, tensor.requires_grad) if parameter else new
+        return fakes[tensor]
 
     def converted(value: Any, depth: int = 0) -> Any:
         if isinstance(value, torch.Tensor):
-            return exchanged(value)
+            return fake_of(value)
         if depth < DEPTH and type(value) is tuple:
-            return tuple(converted(one, depth + 1) for one in value)
+            return tuple(converted(item, depth + 1) for item in value)
         if depth < DEPTH and isinstance(value, (list, dict)):
-            for key, one in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                if isinstance(one, (torch.Tensor, tuple, list, dict)):
-                    value[key] = converted(one, depth + 1)
+            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                if isinstance(item, (torch.Tensor, tuple, list, dict)):
+                    value[key] = converted(item, depth + 1)
         return value
 
     for module in model.modules():

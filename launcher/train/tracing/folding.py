@@ -13,8 +13,8 @@ from launcher.spec.recipe import Recipe
 from launcher.train.task import outermost
 
 KEPT, REPEATED = 5, 2
-"""Most blocks kept per run, and the index of the one that represents the removed blocks. The first two and
-the last two are kept because their neighbours differ."""
+"""Maximum number of blocks kept per run, and the index of the one that represents the removed blocks. The
+first two and the last two are kept because their neighbours differ."""
 
 
 def blocks_to_keep(recipe: Recipe, *, complete: bool) -> tuple[int, ...]:
@@ -39,26 +39,26 @@ def fold(
     for prefix, module in list(model.named_modules()):
         if not isinstance(module, nn.ModuleList):
             continue
-        leave: list[int] = []
+        removed: list[int] = []
         for _, group in itertools.groupby(enumerate(module), key=lambda item: _shape(item[1], units)):
             row = list(group)
             if row[0][1] not in units or len(row) <= most:
                 continue
             run = Run(prefix, row[0][0], len(row), most, REPEATED)
-            stay = row[: REPEATED + 1] + row[len(row) - (most - REPEATED - 1) :]
-            kept.update({block: (len(runs), number) for number, (_, block) in enumerate(stay)})
-            leave += [position for position, block in row if block not in kept]
+            remaining = row[: REPEATED + 1] + row[len(row) - (most - REPEATED - 1) :]
+            kept.update({block: (len(runs), number) for number, (_, block) in enumerate(remaining)})
+            removed += [position for position, block in row if block not in kept]
             runs.append(run)
-        for position in reversed(leave):
+        for position in reversed(removed):
             del module[position]
     return tuple(runs), kept
 
 
 def fewer_stages(blocks: Sequence[int], stage: int) -> tuple[tuple[int, ...], int]:
-    """Return the smallest pipeline in which a stage does what `stage` does here, and which one that is: the
-    first or the last of two, or the second of three.
+    """Return the smallest pipeline in which a stage does what `stage` does here, and the index of that
+    stage: the first or the last of two, or the second of three.
 
-    `blocks`: of each stage. The stage keeps at most KEPT of its blocks, the others one.
+    `blocks`: the number of blocks of each stage. The stage keeps at most KEPT of its blocks, the others one.
     """
     kept = min(blocks[stage], KEPT)
     if stage == 0:
@@ -69,8 +69,8 @@ def fewer_stages(blocks: Sequence[int], stage: int) -> tuple[tuple[int, ...], in
 def fold_stage(
     model: nn.Module, blocks: Sequence[nn.Module], stages: Sequence[int], stage: int
 ) -> tuple[tuple[Run, ...], dict[nn.Module, Any]]:
-    """Like `fold` for one stage of a pipeline: only the blocks of `stages` are left, of which the last stage
-    has the model's last ones.
+    """Like `fold` for one stage of a pipeline: only the blocks of `stages` are left. The last stage keeps the
+    model's last blocks.
 
     Raises NotUniformError if the blocks are not the equal blocks of one ModuleList.
     """
@@ -80,9 +80,9 @@ def fold_stage(
         raise NotUniformError("the blocks of the pipeline are not the equal blocks of one list")
     del module[sum(stages[:-1]) : len(blocks) - stages[-1]]
     first, kept = sum(stages[:stage]), stages[stage]
-    mine = list(module)[first : first + kept]
+    stage_blocks = list(module)[first : first + kept]
     run = Run(prefix, first, kept, kept, REPEATED)
-    return (run,), {block: (0, number) for number, block in enumerate(mine)}
+    return (run,), {block: (0, number) for number, block in enumerate(stage_blocks)}
 
 
 def _shape(block: nn.Module, units: set[nn.Module]) -> Any:

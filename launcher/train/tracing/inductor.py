@@ -1,4 +1,4 @@
-"""What a graph that torch.compile compiles allocates and frees, from inductor's own scheduler.
+"""The allocations and frees of a graph that torch.compile compiles, from inductor's own scheduler.
 
 Inductor fuses operators into kernels, orders the kernels and decides which buffers exist. All of that happens
 before it writes code, so it needs neither a compiler nor values. Names of inductor that are used here are
@@ -38,7 +38,7 @@ _PRODUCTS = {packet.__name__ for packet in PRODUCTS} | {"bias_addmm"}
 
 
 class Tensor(NamedTuple):
-    """How a tensor lies in its storage."""
+    """The layout of a tensor in its storage."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -101,15 +101,15 @@ def schedule_of(
                 V.set_debug_handler(DebugContext()),
             ):
                 lowered.run(*inputs)
-                _tell_strides(lowered)
+                _report_strides(lowered)
                 lowered.init_wrapper_code()
                 lowered._update_scheduler()
-                kernels = list(_Reading(lowered, like).kernels())
-                outputs = [_output(one, lowered.graph_inputs) for one in lowered.graph_outputs]
+                kernels = list(_KernelReader(lowered, like).kernels())
+                outputs = [_output(output, lowered.graph_inputs) for output in lowered.graph_outputs]
     return Schedule(tuple(lowered.graph_inputs), kernels, outputs, _flops(graph))
 
 
-def _tell_strides(lowered: GraphLowering) -> None:
+def _report_strides(lowered: GraphLowering) -> None:
     """Tell AOTAutograd the strides of the outputs, which the backward graph then expects."""
     context = TracingContext.try_get()
     if context is None or context.output_strides is None or context.output_strides:
@@ -143,7 +143,7 @@ def _multiplies(node: BaseSchedulerNode) -> bool:
     return node.is_extern() and not _PRODUCTS.isdisjoint(name.split("."))
 
 
-class _Reading:
+class _KernelReader:
     """Reads the kernels of a graph's scheduler, as code generation would call them."""
 
     def __init__(self, lowered: GraphLowering, like: Like) -> None:
@@ -187,7 +187,9 @@ class _Reading:
         self.made.add(name)
         if isinstance(layout, ir.MultiOutputLayout):
             # An operator with several results allocates all of them.
-            results = (one for user in buffer.users for one in getattr(user.node, "get_outputs", list)())
+            results = (
+                result for user in buffer.users for result in getattr(user.node, "get_outputs", list)()
+            )
             for result in results:
                 if isinstance(result.node, ir.MultiOutput):
                     self._make(result, part, names, kernel)
@@ -213,37 +215,37 @@ class _Reading:
         """Return the input whose memory the result takes: SchedulerNode.decide_inplace_update."""
         done = part.ancestors | self.run
         for read in part.read_writes.reads:
-            given = self.scheduler.name_to_donated_buffer.get(read.name) or self.scheduler.name_to_buf.get(
+            source = self.scheduler.name_to_donated_buffer.get(read.name) or self.scheduler.name_to_buf.get(
                 read.name
             )
-            if given is None or given.node is None or read.name in self.lowered.never_reuse_buffers:
+            if source is None or source.node is None or read.name in self.lowered.never_reuse_buffers:
                 continue
-            if isinstance(given.defining_op, NopKernelSchedulerNode) or isinstance(
-                given.node.layout, ir.NoneLayout | ir.MultiOutputLayout | ir.MutationLayoutSHOULDREMOVE
+            if isinstance(source.defining_op, NopKernelSchedulerNode) or isinstance(
+                source.node.layout, ir.NoneLayout | ir.MultiOutputLayout | ir.MutationLayoutSHOULDREMOVE
             ):
                 continue
-            if isinstance(given, SchedulerBuffer) and read.name not in self.made:
+            if isinstance(source, SchedulerBuffer) and read.name not in self.made:
                 continue
-            left = [user for user in given.users if user.node.get_name() not in done]
+            remaining_users = [user for user in source.users if user.node.get_name() not in done]
             if (
-                len(left) == 1
-                and left[0].node is part
-                and left[0].can_inplace
-                and can_match_buffer_size(given.node, buffer.node)
-                and self._read_at_one_index(given, part)
+                len(remaining_users) == 1
+                and remaining_users[0].node is part
+                and remaining_users[0].can_inplace
+                and can_match_buffer_size(source.node, buffer.node)
+                and self._read_at_one_index(source, part)
             ):
                 return [read.name]
         return []
 
-    def _read_at_one_index(self, given: Any, part: SchedulerNode) -> bool:
-        """Return whether all parts of the kernel read and write `given` in the same order."""
+    def _read_at_one_index(self, source: Any, part: SchedulerNode) -> bool:
+        """Return whether all parts of the kernel read and write `source` in the same order."""
         kernel = self.scheduler.get_fused_node(part)
-        parts = (user.node for user in given.users if isinstance(user.node, BaseSchedulerNode))
+        parts = (user.node for user in source.users if isinstance(user.node, BaseSchedulerNode))
         inside = (
-            one for one in parts if self.scheduler.name_to_fused_node.get(one.get_first_name()) is kernel
+            part for part in parts if self.scheduler.name_to_fused_node.get(part.get_first_name()) is kernel
         )
-        found = {dep for one in inside for dep in one.read_writes.reads_and_writes()}
-        return len({dep for dep in found if dep.name == given.get_name()}) <= 1
+        dependencies = {dep for node in inside for dep in node.read_writes.reads_and_writes()}
+        return len({dep for dep in dependencies if dep.name == source.get_name()}) <= 1
 
     def _can_be_freed(self, name: str) -> bool:
         buffer = self.scheduler.name_to_buf.get(name)
@@ -268,7 +270,7 @@ def _flops(graph: fx.GraphModule) -> float:
             operator, args = args[skipped], args[skipped + 1 :]
             out = out[1] if isinstance(out, tuple) and not skipped else out
         if (formula := flop_registry.get(getattr(operator, "overloadpacket", None))) is not None:
-            args, kwargs = tree_map_only(fx.Node, lambda one: one.meta["val"], (args, node.kwargs))
+            args, kwargs = tree_map_only(fx.Node, lambda node: node.meta["val"], (args, node.kwargs))
             total += formula(*args, **kwargs, out_val=out)
     return total
 

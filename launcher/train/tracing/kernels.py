@@ -51,28 +51,28 @@ def _mkldnn_rnn_layer(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """Return oneDNN's results with a workspace of the real size; in torch's fake kernel it is empty."""
     output, hidden, cell, _ = aten.mkldnn_rnn_layer.default(*args)
     steps = args[0].shape[0]
-    form = tuple(tuple(one.shape) for one in args[:7])
-    options = tuple(tuple(one) if isinstance(one, list) else one for one in args[7:])
-    size = functools.partial(_workspace, form, args[0].dtype, options, torch.is_grad_enabled())
+    shapes = tuple(tuple(tensor.shape) for tensor in args[:7])
+    options = tuple(tuple(option) if isinstance(option, list) else option for option in args[7:])
+    bytes_for = functools.partial(_workspace, shapes, args[0].dtype, options, torch.is_grad_enabled())
     first = steps if steps <= 2 * PERIOD else PERIOD + steps % PERIOD
-    found = size(first)
-    if found is None:
+    size = bytes_for(first)
+    if size is None:
         return output, hidden, cell, None
     if steps > first:
-        found += (steps - first) // PERIOD * ((size(first + PERIOD) or 0) - found)
-    return output, hidden, cell, torch.empty(found, dtype=torch.uint8)
+        size += (steps - first) // PERIOD * ((bytes_for(first + PERIOD) or 0) - size)
+    return output, hidden, cell, torch.empty(size, dtype=torch.uint8)
 
 
 @functools.cache
 def _workspace(
-    form: tuple[tuple[int, ...], ...], dtype: torch.dtype, options: tuple[Any, ...], grad: bool, steps: int
+    shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, options: tuple[Any, ...], grad: bool, steps: int
 ) -> int | None:
     """Return the bytes of the workspace that this CPU's kernel keeps for `steps` time steps; None without.
 
-    No formula: the layout depends on the instruction set.
+    There is no formula: the layout depends on the instruction set.
     """
     with _disable_current_modes(), torch.set_grad_enabled(grad):
-        tensors = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *form[0][1:]), *form[1:])]
+        tensors = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *shapes[0][1:]), *shapes[1:])]
         workspace = aten.mkldnn_rnn_layer.default(*tensors, *options)[3]
     return None if workspace is None else workspace.nbytes
 

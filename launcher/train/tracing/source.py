@@ -116,14 +116,14 @@ class TaskSource:
         """Return the files that the traces depend on: all loaded code outside libraries, the files that
         arguments name, and the JSON files of directories that they name."""
         modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        found = {Path(file) for file in modules if file is not None and _is_users(Path(file))}
+        files = {Path(file) for file in modules if file is not None and _is_users(Path(file))}
         for value in tree_leaves(dict(self.job.args)):
             if isinstance(value, str):
                 with suppress(OSError, ValueError):
                     path = self.workdir / value
                     named = path.glob("*.json") if path.is_dir() else [path]
-                    found |= {one for one in named if one.is_file() and one.stat().st_size < LARGEST}
-        return sorted(found)
+                    files |= {file for file in named if file.is_file() and file.stat().st_size < LARGEST}
+        return sorted(files)
 
     def _task(self, args: Mapping[str, Any] | None) -> Task:
         return self._tracer(args).task
@@ -154,10 +154,10 @@ def _stages(task: Task, model: nn.Module) -> int:
 
 
 def _is_linear(model: nn.Module) -> bool:
-    """Return whether the formulas know the model: no matrices but those of linear layers and embeddings, no
+    """Return whether the formulas cover the model: no matrices but those of linear layers and embeddings, no
     convolutions and no recurrent layers."""
-    known = (nn.Linear, nn.Embedding)
-    others = (m for m in model.modules() if not isinstance(m, known) and type(m).__name__ != CONV1D)
+    linear = (nn.Linear, nn.Embedding)
+    others = (m for m in model.modules() if not isinstance(m, linear) and type(m).__name__ != CONV1D)
     return all(p.dim() < 2 for module in others for p in module.parameters(recurse=False))
 
 
@@ -173,9 +173,9 @@ def _reason(error: Exception) -> str:
 
 
 def _is_users(file: Path) -> bool:
-    """Return whether the file is the user's: not of the standard library, an installed package or launcher.
-    For these the version counts."""
-    places = (*(Path(path) for path in _LIBRARIES), PACKAGE)
+    """Return whether the file is the user's: not of the standard library, an installed package or launcher,
+    which count by their version."""
+    folders = (*(Path(path) for path in _LIBRARIES), PACKAGE)
     # Some modules of torch are generated, and their files do not exist.
     real = file.suffix == ".py" and file.is_absolute() and file.is_file()
-    return real and not any(file.is_relative_to(place) for place in places)
+    return real and not any(file.is_relative_to(folder) for folder in folders)

@@ -82,9 +82,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `names` has the names of the modules in the whole model, and `units` its blocks. `blocks` has (index of
     the run, index of the kept block) for blocks whose passes are separate segments.
 
-    `sums_in_place`: record the sum of a tensor's gradients as autograd computes it where no mode is on: into
-    the first of them, if nothing else refers to it, it is no DTensor, and the sum is not recorded
-    (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). With a mode on, each sum is new.
+    With `sums_in_place`, the sum of a tensor's gradients is recorded as autograd computes it without a mode:
+    into the first of them, if nothing else refers to it, it is not a DTensor, and the sum has no graph
+    (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). With a mode, each sum is a new tensor.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase.startswith("forward"):
             for number in self._born_in_forward:
                 if number in self._alive and self.recorded.storages[number].category == TEMPORARIES:
-                    self._is(ACTIVATIONS, number)
+                    self._set_category(ACTIVATIONS, number)
         self.phase, self._in_backward, self._modules = phase, LOSS, []
         self._born_in_forward = []
         self.recorded.segments.append(Segment(phase))
@@ -138,16 +138,16 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._numbers[local(tensor).untyped_storage()._cdata] = None
 
-    def streams_of(self, model: nn.Module) -> None:
-        """Learn the streams of a sharded model."""
+    def learn_streams(self, model: nn.Module) -> None:
+        """Read the streams of a sharded model."""
         for root in fsdp_roots(model):
             self._communication = root._get_fsdp_state()._comm_ctx
 
     def arrive(self, batch: Any) -> None:
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         for tensor in tensors:
-            self._see(tensor)  # no operator of the trace has made those of known values
-        self._are(BATCH, tensors)
+            self._record(tensor)  # no operator of the trace made the tensors with known values
+        self._categorize(BATCH, tensors)
 
     def follow_gradients(self, model: nn.Module) -> None:
         """Free each gradient when it is complete, which launcher.memory.trace describes."""
@@ -156,7 +156,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def complete(name: str, p: torch.Tensor) -> None:
             if p not in completed:  # later ones are added to the first
                 completed.add(p)
-                self._are(GRADIENTS, [p.grad] if p.grad is not None else [])
+                self._categorize(GRADIENTS, [p.grad] if p.grad is not None else [])
             self._mark_moment(COMPLETE, name)
             p.grad = None
 
@@ -178,13 +178,13 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._with_product = self.recorded.segments[-1]
             self._mark_moment(PRODUCT, self.module)
 
-    def _are(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
+    def _categorize(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             number = self._numbers.get(local(tensor).untyped_storage()._cdata)
             if number is not None:
-                self._is(category, number)
+                self._set_category(category, number)
 
-    def _is(self, category: str, number: int) -> None:
+    def _set_category(self, category: str, number: int) -> None:
         self.recorded.storages[number] = self.recorded.storages[number]._replace(category=category)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -195,7 +195,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # as FakeTensorMode answers; half of all calls ask this
         kwargs = kwargs or {}
         if func.namespace == "profiler":
-            self._follow(func, args)
+            self._follow_labels(func, args)
             return func(*args, **kwargs)
         out = KERNELS.get(func, func)(*args, **kwargs)
         if func.namespace == "_c10d_functional":
@@ -203,7 +203,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = False
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
-                new |= self._see(leaf)
+                new |= self._record(leaf)
         if self._sums_in_place and func is _ADD:
             self._sum = self._sum_of_gradients(args[0], args[1], out)
         if new or func._schema.is_mutable:
@@ -226,7 +226,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         of_dtensors, self._adds_dtensors = self._adds_dtensors, False
         if of_dtensors or torch.is_grad_enabled() or first._is_view() or not _called_by_autograd():
             return None
-        addresses = [one.untyped_storage()._cdata for one in (first, second, total)]
+        addresses = [tensor.untyped_storage()._cdata for tensor in (first, second, total)]
         return None if addresses[0] == addresses[1] else (addresses[0], addresses[2])
 
     def send(self, tensor: torch.Tensor | None) -> None:
@@ -240,14 +240,14 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = max((args[0], out), key=lambda tensor: tensor.numel())
         self.recorded.segments[-1].exchanged += times * whole.numel() * whole.itemsize
 
-    def _follow(self, func: Any, args: Any) -> None:
+    def _follow_labels(self, func: Any, args: Any) -> None:
         if func._schema.name == _ENTER:
             self._labels.append(str(args[0]))
         elif func._schema.name == _EXIT and self._labels:
             self._labels.pop()
 
-    def _see(self, tensor: torch.Tensor) -> bool:
-        """Record the tensor's storage. Return whether it is new, and takes memory."""
+    def _record(self, tensor: torch.Tensor) -> bool:
+        """Record the tensor's storage. Return whether it is new and takes memory."""
         if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
             return False  # a model asks for a shape or a stride with it
         storage = tensor.untyped_storage()
@@ -255,10 +255,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if address in self._numbers:
             return False
         self._finalizers[address] = weakref.ref(storage, self._releaser(address))
-        self._bear(address, storage.nbytes())
+        self._allocate(address, storage.nbytes())
         return True
 
-    def _bear(self, address: int, size: int) -> None:
+    def _allocate(self, address: int, size: int) -> None:
         if self._labels and self._labels[-1] == ON_HOST:
             self._numbers[address] = None
             return
@@ -294,19 +294,19 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return category
         return TEMPORARIES
 
-    def _die(self, address: int) -> None:
+    def _free(self, address: int) -> None:
         number = self._numbers.pop(address)
         if self._sum is not None:
             (first, total), self._sum = self._sum, None
-            if address == first and number is not None and self._forget(total):
+            if address == first and number is not None and self._undo_allocation(total):
                 self._numbers[total] = number
                 return
         if number is not None and number in self._alive:
             self._alive.remove(number)
             self.recorded.segments[-1].events.append(~number)
 
-    def _forget(self, address: int) -> bool:
-        """Take back the last event, if it is the allocation of this storage. Return whether it is."""
+    def _undo_allocation(self, address: int) -> bool:
+        """Remove the last event if it is the allocation of this storage. Return whether it was."""
         recorded, number = self.recorded, self._numbers.get(address)
         events = recorded.segments[-1].events
         if number is None or not events or events[-1] != number:
@@ -319,7 +319,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _releaser(self, address: int) -> Callable[[Any], None]:
         def release(_: Any) -> None:
             del self._finalizers[address]
-            self._die(address)
+            self._free(address)
 
         return release
 
@@ -332,9 +332,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             address = storage._cdata
             if self._numbers.get(address) is not None:
-                self._die(address)
+                self._free(address)
                 if size:
-                    self._bear(address, size)
+                    self._allocate(address, size)
                 else:
                     # The storage stays known, so it does not count as new when it is resized again.
                     self._numbers[address] = -1
@@ -372,8 +372,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return hook
 
-    def weights_of(self, module: nn.Module) -> None:
-        """Begin the gradients of weights of a module, which the backward pass has left."""
+    def begin_weights(self, module: nn.Module) -> None:
+        """Begin to compute the weight gradients of a module that the backward pass has postponed."""
         self._in_backward = self._names.get(module, "")
         if module in self._blocks:
             self._mark(module, backward=True)

@@ -77,7 +77,7 @@ class _Built(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    """The events of a pass, and the form of what it returns: the loss, or what a stage sends to the next."""
+    """The events of a pass, and the form of its output: the loss, or what a stage sends to the next one."""
 
     events: Recorded
     output: Form
@@ -99,7 +99,7 @@ class Tracer:
         self._reads_integers = False
         "The task's code reads values, which may be integers of the batch."
         self._too_few = 0
-        "A run of so many equal blocks did not stand for the model in an earlier trace."
+        "Number of equal blocks per run that did not represent the model in an earlier trace."
 
     def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
         """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
@@ -153,12 +153,12 @@ class Tracer:
         return placed(events, sum(blocks[: ranks.stage]), blocks[ranks.stage])
 
     def _stage(self, recipe: Recipe, ranks: Ranks, most: int | None, *, complete: bool) -> _Recording:
-        """Record a stage of a pipeline. Unless `most` is None, stages share a recording if they get the same
-        from the stage before, and are alike but for their place and their number of blocks."""
+        """Record a stage of a pipeline. Unless `most` is None, stages share a recording if they receive the
+        same and differ only in their place and their number of blocks."""
         received = None
         if ranks.stage > 0:
-            before = replace(ranks, stage=ranks.stage - 1)
-            received = self._stage(recipe, before, most, complete=complete).output
+            previous = replace(ranks, stage=ranks.stage - 1)
+            received = self._stage(recipe, previous, most, complete=complete).output
         if most is not None:
             blocks, stage = fewer_stages(self._blocks_of_stages(recipe, ranks), ranks.stage)
             world = ranks.world // recipe.pipeline * len(blocks)
@@ -184,7 +184,7 @@ class Tracer:
     def _record(
         self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
     ) -> _Recording:
-        """`form`: of what the stage before sends; None without one."""
+        """`form`: of the previous stage's output; None in the first stage."""
         try:
             return self._run(recipe, ranks, form, most, complete=complete)
         except UntraceableError:
@@ -223,7 +223,7 @@ class Tracer:
                 raise NotUniformError(f"the model cannot have fewer blocks: {error}") from error
             empty = partial(Form.empty, device=rank.device, mesh=mesh.tensor)
             recorder = StorageRecorder(names, units, blocks, runs, sums_in_place=self.like == "cuda")
-            recorder.streams_of(model)
+            recorder.learn_streams(model)
             recorder.follow_gradients(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
             stack.enter_context(compiling(fake, recorder))
@@ -269,9 +269,9 @@ class Tracer:
         *,
         complete: bool,
     ) -> Form:
-        """Run the passes with the tensors that the training loop holds on the device meanwhile. Return the
-        form of the forward pass's output: the loss, or what a stage sends to the next one. `form`: of what it
-        receives from the one before; `empty` makes a tensor of a form.
+        """Run the passes, with the tensors that the training loop holds on the device during them. Return the
+        form of the forward pass's output: the loss, or what a stage sends to the next one. `form`: of its
+        input from the previous stage. `empty` makes a tensor of a form.
 
         As in launcher.train.pipeline.channel, what is sent stays until the next message or the step's end.
         """
@@ -279,7 +279,7 @@ class Tracer:
         if rank.recipe.schedule == "zero-bubble" and rank.recipe.pipeline > 1:
             [chunk] = chunks_of(model)
             later = LaterWeights(chunk, "pipeline()")
-            later.begins = recorder.weights_of
+            later.begins = recorder.begin_weights
         last_stage, sent = rank.coordinates.pipeline == rank.mesh.pipeline - 1, None
         passes = PASSES if complete and rank.recipe.grad_accum > 1 else PASSES[:1]
         sums: list[torch.Tensor] = []
@@ -296,7 +296,7 @@ class Tracer:
                 recorder.send(None if last_stage else output)
                 recorder.begin(backward)
                 if later is not None:
-                    stack.enter_context(later.left())
+                    stack.enter_context(later.postponing())
                 gradient = None if last_stage else torch.empty_like(output)
                 torch.autograd.backward(output, gradient)
                 sent = None
@@ -406,12 +406,15 @@ def _with_first_products(recorded: Recorded) -> Recorded:
             if event >= 0 and recorded.storages[event].category == PRODUCT:
                 first.setdefault(segment.phase, event)
     marks = set(first.values())
-    kept = [i for i, one in enumerate(recorded.storages) if one.category != PRODUCT or i in marks]
+    kept = [i for i, each in enumerate(recorded.storages) if each.category != PRODUCT or i in marks]
     numbers = {old: new for new, old in enumerate(kept)}
     numbers |= {~old: ~new for old, new in numbers.items()}
     return Recorded(
         [recorded.storages[i] for i in kept],
-        [replace(one, events=[numbers[i] for i in one.events if i in numbers]) for one in recorded.segments],
+        [
+            replace(each, events=[numbers[i] for i in each.events if i in numbers])
+            for each in recorded.segments
+        ],
     )
 
 
@@ -419,7 +422,7 @@ def _ordered(events: Iterable[int]) -> list[int]:
     """Sort consecutive frees: storages freed at one time, such as autocast's copies of weights, have no fixed
     order."""
     ordered: list[int] = []
-    for dying, group in itertools.groupby(events, key=lambda event: event < 0):
-        some = list(group)
-        ordered += sorted(some, reverse=True) if dying else some
+    for frees, group in itertools.groupby(events, key=lambda event: event < 0):
+        consecutive = list(group)
+        ordered += sorted(consecutive, reverse=True) if frees else consecutive
     return ordered

@@ -1,5 +1,5 @@
-"""To undo a failed step: `state_finder` finds the state besides trained parameters, `undo` copies
-and restores it.
+"""Undo of a failed step: `state_finder` finds the state besides trained parameters, `undo` copies and
+restores it.
 
-`containers` and `fingerprint` tell cheaply whether anything has changed.
+`containers` and `fingerprint` are cheap checks for changes.
 """

@@ -1,4 +1,4 @@
-"""Whether lists, dictionaries and the attributes of objects still hold what they held before."""
+"""Check whether lists, dictionaries and the attributes of objects still hold the same objects."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-_FOLLOWED = {kind.values for kind in (dict, OrderedDict, MappingProxyType, Mapping)}
+_FOLLOWED = {cls.values for cls in (dict, OrderedDict, MappingProxyType, Mapping)}
 "Methods that return a view, which follows the changes of its dictionary."
 
 
 class _Values(Collection[Any]):
-    """The values of a dictionary whose class has a `values` of its own, which may return a list or a
+    """The values of a dictionary whose class overrides `values`, which may then return a list or a
     generator."""
 
-    def __init__(self, home: Any) -> None:
-        self._home = home
+    def __init__(self, container: Any) -> None:
+        self._container = container
 
     def __len__(self) -> int:
-        return len(self._home)
+        return len(self._container)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._home.values())
+        return iter(self._container.values())
 
     def __contains__(self, value: object) -> bool:
-        return value in self._home.values()
+        return value in self._container.values()
 
 
 class Containers:
@@ -38,17 +38,17 @@ class Containers:
 
     def __init__(self) -> None:
         self._views: list[Collection[Any]] = []
-        "The containers, and of a dictionary also its values, which follow its changes."
+        "The containers, and for a dictionary also a view of its values."
         self._sizes: list[int] = []
         self._held: list[Any] = []
-        "Keeps the objects alive, so that a new object is never taken for one of them."
+        "Keeps the objects alive, so that a new object is never mistaken for one of them."
 
     def add(self, container: Any) -> None:
         """Add a dictionary, a list, a set or a deque."""
         views: list[Any] = [container]
         if isinstance(container, Mapping):
-            own = type(container).values not in _FOLLOWED
-            views.append(_Values(container) if own else container.values())
+            has_own_values = type(container).values not in _FOLLOWED
+            views.append(_Values(container) if has_own_values else container.values())
         elif hasattr(container, "values"):  # of a TorchScript module, whose names never change
             views = [_Values(container)]
         self._views += views

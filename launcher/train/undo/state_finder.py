@@ -1,4 +1,4 @@
-"""Finds the state of a task and its model besides trained parameters, through their attributes.
+"""Find the state of a task and its model besides trained parameters, through their attributes.
 
 A model may keep state in buffers, in attributes (a tensor, a counter), in its own random number generator, or
 in a list of the task. `StateFinder` finds the state that can be copied and restored.
@@ -60,8 +60,8 @@ _NONE = object()
 
 
 class Detached:
-    """A tensor with an autograd graph, or a container of such tensors, detached: the graph would keep the
-    memory of its pass. Tensors too large to be state are left out."""
+    """A tensor with an autograd graph, or a container of such tensors, detached, because the graph would keep
+    the memory of its pass alive. Tensors too large to be state are left out."""
 
     def __init__(self, value: Any) -> None:
         self.value = tree_map_only(torch.Tensor, _detached, value)
@@ -77,52 +77,52 @@ class Entries:
     """The entries of a dictionary, or the attributes of an object."""
 
     def __init__(
-        self, name: str, home: MutableMapping[Any, Any], ignored: frozenset[str] = frozenset()
+        self, name: str, container: MutableMapping[Any, Any], ignored: frozenset[str] = frozenset()
     ) -> None:
-        self.name, self.home, self.ignored = name, home, ignored
+        self.name, self.container, self.ignored = name, container, ignored
         self.kept: dict[Any, Any] = {
             key: Detached(value) if _is_activation(value) else value
-            for key, value in home.items()
+            for key, value in container.items()
             if key not in ignored
         }
 
     def _changed(self) -> list[Any]:
-        now = [key for key in self.home if key not in self.ignored]
-        keys = [key for key in now if not _same(self.kept.get(key, _NONE), self.home[key])]
-        return keys + [key for key in self.kept if key not in self.home]
+        now = [key for key in self.container if key not in self.ignored]
+        keys = [key for key in now if not _same(self.kept.get(key, _NONE), self.container[key])]
+        return keys + [key for key in self.kept if key not in self.container]
 
     def changed(self, *, numbers: bool = False) -> list[str]:
         """Return the names of tensors, arrays and generators that have changed; with `numbers` also of
         numbers."""
-        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.home.get(key), numbers)]
+        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.container.get(key), numbers)]
 
     def restore(self) -> None:
         """Restore the content."""
         if not self._changed():
             return
-        for key in [key for key in self.home if key not in self.ignored and key not in self.kept]:
-            del self.home[key]
+        for key in [key for key in self.container if key not in self.ignored and key not in self.kept]:
+            del self.container[key]
         for key, value in self.kept.items():
             value = value.value if isinstance(value, Detached) else value
-            if self.home.get(key, _NONE) is not value:
-                self.home[key] = value
-        if isinstance(self.home, dict) and self.name.endswith(".") and not self.ignored:
+            if self.container.get(key, _NONE) is not value:
+                self.container[key] = value
+        if isinstance(self.container, dict) and self.name.endswith(".") and not self.ignored:
             for key in self.kept:  # restores their order
-                if key in self.home:
-                    self.home[key] = self.home.pop(key)
+                if key in self.container:
+                    self.container[key] = self.container.pop(key)
 
     def restore_state(self) -> None:
-        """Restore only what held tensors or arrays, itself or in a tuple, list or dictionary: numbers keep
-        their new values."""
+        """Restore only entries that held tensors or arrays, directly or in a tuple, list or dictionary.
+        Numbers keep their new values."""
         for key, value in self.kept.items():
             value = value.value if isinstance(value, Detached) else value
-            if self.home.get(key, _NONE) is not value and _is_state(value):
-                self.home[key] = value
+            if self.container.get(key, _NONE) is not value and _is_state(value):
+                self.container[key] = value
 
 
 class Slotted(MutableMapping[str, Any]):
     """The attributes of an object with `__slots__`, the class attributes of a user's class, or the buffers of
-    a TorchScript module, which torch keeps in an object that is no mapping."""
+    a TorchScript module, which torch keeps in an object that is not a mapping."""
 
     def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
         self.owner, self._names = owner, names
@@ -139,7 +139,7 @@ class Slotted(MutableMapping[str, Any]):
         except AttributeError:
             raise KeyError(name) from None
 
-    # An instance may be frozen, as that of a dataclass.
+    # An instance may be frozen, such as a frozen dataclass.
     def __setitem__(self, name: str, value: Any) -> None:
         own = isinstance(self.owner, type | nn.Module)
         (setattr if own else object.__setattr__)(self.owner, name, value)
@@ -151,21 +151,21 @@ class Slotted(MutableMapping[str, Any]):
 class Items:
     """The elements of a list, a set or a deque."""
 
-    def __init__(self, name: str, home: Any) -> None:
-        self.name, self.home, self._kept = name, home, list(home)
+    def __init__(self, name: str, container: Any) -> None:
+        self.name, self.container, self._kept = name, container, list(container)
 
     def _has_changed(self) -> bool:
-        now = list(self.home)
+        now = list(self.container)
         return len(now) != len(self._kept) or not all(map(_same, self._kept, now))
 
     def changed(self, *, numbers: bool = False) -> list[str]:
-        counts = any(_is_state(one, numbers) for one in self.home)
+        counts = any(_is_state(one, numbers) for one in self.container)
         return [self.name] if counts and self._has_changed() else []
 
     def restore(self) -> None:
         if self._has_changed():
-            self.home.clear()
-            (self.home.update if isinstance(self.home, set) else self.home.extend)(self._kept)
+            self.container.clear()
+            (self.container.update if isinstance(self.container, set) else self.container.extend)(self._kept)
 
     def restore_state(self) -> None:
         if any(map(_is_state, self._kept)):
@@ -179,23 +179,23 @@ class State:
         self,
         name: str,
         get: Callable[[], Any],
-        put: Callable[[Any], object],
+        set_state: Callable[[Any], object],
         equal: Callable[[Any, Any], bool] | None = None,
     ) -> None:
         """`equal`: compares two results of `get`."""
-        self.name, self._get, self._put, self._equal = name, get, put, equal or _equal
+        self.name, self._get, self._set_state, self._equal = name, get, set_state, equal or _equal
         self._kept = get()
 
-    def again(self) -> State:
+    def refreshed(self) -> State:
         """Return a new copy of the content."""
-        return State(self.name, self._get, self._put, self._equal)
+        return State(self.name, self._get, self._set_state, self._equal)
 
     def changed(self, *, numbers: bool = False) -> list[str]:
         return [] if self._equal(self._get(), self._kept) else [self.name]
 
     def restore(self) -> None:
         if self.changed():
-            self._put(self._kept)
+            self._set_state(self._kept)
 
     restore_state = restore
 
@@ -238,17 +238,17 @@ class Search:
             self._objects.append(value)
             self._kinds.append(type(value))
 
-    def reads(self, home: Any) -> None:
+    def reads(self, container: Any) -> None:
         if not self._activations:
-            self._containers.add(home)
+            self._containers.add(container)
 
     def skips(self, large: Any) -> None:
-        """Note a container that is too large to be searched."""
+        """Record a container that is too large to be searched."""
         self._large.append(large)
 
     def meets_activation(self) -> None:
-        """Note a tensor with a graph, or a container of such tensors. They differ from pass to pass, and
-        nothing may keep them alive."""
+        """Record that there is a tensor with a graph, or a container of such tensors. These differ from pass
+        to pass, and nothing may keep them alive."""
         self._activations = True
         for kept in (self._objects, self._kinds, self._large):
             kept.clear()
@@ -259,7 +259,7 @@ class Search:
         return (
             not self._activations
             and [*map(type, self._objects)] == self._kinds
-            and all(len(one) > MOST_ITEMS for one in self._large)
+            and all(len(large) > MOST_ITEMS for large in self._large)
             and self._containers.hold_the_same()
         )
 
@@ -276,7 +276,7 @@ class Switches:
         self.owners.append(owner)
         self.on.append(getattr(owner, self.name))
 
-    def again(self) -> Switches:
+    def refreshed(self) -> Switches:
         """Return the switches as they are now."""
         return Switches(self.name, self.owners, [*map(operator.attrgetter(self.name), self.owners)])
 
@@ -293,9 +293,9 @@ class FoundState:
     buffers: dict[str, Entries] = field(default_factory=dict)
     "The buffers of each module of the model, keyed by the prefix of their names."
     places: list[Entries | Items | State] = field(default_factory=list)
-    "Everything other than tensors and generators, that of the model first."
+    "Everything other than tensors and generators; the model's come first."
     places_of_model: int = 0
-    "How many of `places` are the model's."
+    "Number of `places` that are the model's."
     generators: list[State] = field(default_factory=list)
     tensors: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     "Name and tensor, keyed by id."
@@ -308,22 +308,22 @@ class FoundState:
     requires_grad: Switches = field(default_factory=partial(Switches, "requires_grad"))
     "Whether each parameter gets a gradient."
     of_model: set[int] = field(default_factory=set)
-    "Ids of the tensors in `in_checkpoints` and of those in attributes of the model's modules."
+    "Ids of the tensors in `in_checkpoints` and in attributes of the model's modules."
     search: Search = field(default_factory=Search)
     "What the search read."
 
-    def again(self) -> FoundState | None:
+    def refreshed(self) -> FoundState | None:
         """Return what a search would find now, at a fraction of its cost, or None if it may find something
         else."""
         tensors = (tensor for _, tensor in self.tensors.values())
-        if not self.search.is_current() or not all(one.is_leaf for one in tensors):
+        if not self.search.is_current() or not all(tensor.is_leaf for tensor in tensors):
             return None
         return replace(
             self,
-            places=[place.again() if isinstance(place, State) else place for place in self.places],
-            generators=[generator.again() for generator in self.generators],
-            training=self.training.again(),
-            requires_grad=self.requires_grad.again(),
+            places=[place.refreshed() if isinstance(place, State) else place for place in self.places],
+            generators=[generator.refreshed() for generator in self.generators],
+            training=self.training.refreshed(),
+            requires_grad=self.requires_grad.refreshed(),
         )
 
 
@@ -351,7 +351,7 @@ class StateFinder:
         self._last: FoundState | None = None
 
     def __call__(self) -> FoundState:
-        self._last = (self._last and self._last.again()) or self._search_all()
+        self._last = (self._last and self._last.refreshed()) or self._search_all()
         return self._last
 
     def _search_all(self) -> FoundState:
@@ -433,19 +433,20 @@ class StateFinder:
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
     ) -> None:
-        for kind in classes:
-            if id(kind) not in seen:
-                seen.add(id(kind))
-                values = Slotted(kind, partial(values_of, kind))
-                entries = Entries(f"{kind.__name__}.", values, _SET_BY_THE_LOOP)
-                self._search(entries, found, waiting, home=vars(kind))
+        for cls in classes:
+            if id(cls) not in seen:
+                seen.add(id(cls))
+                values = Slotted(cls, partial(values_of, cls))
+                entries = Entries(f"{cls.__name__}.", values, _SET_BY_THE_LOOP)
+                self._search(entries, found, waiting, container=vars(cls))
 
     def _search(
-        self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]], home: Any = None
+        self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]], container: Any = None
     ) -> None:
-        """`home` is what to read later to see a change of `entries`, if reading `entries.home` is slow."""
+        """`container` is what to read later to see a change of `entries`, if reading `entries.container` is
+        slow."""
         found.places.append(entries)
-        found.search.reads(entries.home if home is None else home)
+        found.search.reads(entries.container if container is None else container)
         if any(isinstance(value, Detached) for value in entries.kept.values()):
             found.search.meets_activation()
         waiting += [
@@ -474,62 +475,62 @@ Sort = Literal[
 def sort_of(value: Any, *, passed_on: bool = False) -> Sort:
     """Return how a search treats a value. `passed_on`: the model passes it on to its blocks, so that its
     attributes count whatever library its class is from."""
-    kind: Any = type(value)
-    sort = _sort(kind)
-    return "object" if sort == "plain" and passed_on and _has_attributes(kind) else sort
+    cls: Any = type(value)
+    sort = _sort(cls)
+    return "object" if sort == "plain" and passed_on and _has_attributes(cls) else sort
 
 
 @cache
-def _sort(kind: Any) -> Sort:
+def _sort(cls: Any) -> Sort:
     """Return how a search treats objects of this type. "plain": they hold nothing that could change."""
-    if issubclass(kind, (MethodType, partial)):
+    if issubclass(cls, (MethodType, partial)):
         return "method"
-    if issubclass(kind, type):
+    if issubclass(cls, type):
         return "class"
-    if issubclass(kind, (FunctionType, BuiltinFunctionType, ModuleType)):
+    if issubclass(cls, (FunctionType, BuiltinFunctionType, ModuleType)):
         return "plain"
-    if issubclass(kind, torch.Tensor):
-        return "plain" if kind is Replaced else "tensor"
-    if issubclass(kind, (bytearray, array.array)):
+    if issubclass(cls, torch.Tensor):
+        return "plain" if cls is Replaced else "tensor"
+    if issubclass(cls, (bytearray, array.array)):
         return "bytes"
-    if issubclass(kind, (torch.Generator, random.Random)):
+    if issubclass(cls, (torch.Generator, random.Random)):
         return "generator"
-    if numpy is not None and issubclass(kind, numpy.ndarray):
+    if numpy is not None and issubclass(cls, numpy.ndarray):
         return "array"
-    if numpy is not None and issubclass(kind, (numpy.random.Generator, numpy.random.RandomState)):
+    if numpy is not None and issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
         return "generator"
-    if issubclass(kind, nn.Module):
+    if issubclass(cls, nn.Module):
         return "module"
-    if issubclass(kind, dict):
+    if issubclass(cls, dict):
         return "dict"
-    if issubclass(kind, (list, set, deque)):
+    if issubclass(cls, (list, set, deque)):
         return "items"
-    if issubclass(kind, (tuple, frozenset)):
+    if issubclass(cls, (tuple, frozenset)):
         return "tuple"
-    return "object" if _is_users(kind) else "plain"
+    return "object" if _is_users(cls) else "plain"
 
 
 def classes_of(value: Any) -> tuple[Any, ...]:
     """Return the user's classes that `value` is an instance of. FSDP and parametrizations derive a new class
     from each of them."""
-    kind: Any = type(value)
-    return _users_classes(kind)
+    cls: Any = type(value)
+    return _users_classes(cls)
 
 
 @cache
-def _users_classes(kind: Any) -> tuple[Any, ...]:
-    """Return the user's classes among the bases. For modules this includes those of libraries such as
-    transformers, but not torch's own, which do not change."""
-    if issubclass(kind, nn.Module):
-        return tuple(one for one in kind.__mro__ if one.__module__.partition(".")[0] not in _BASES)
-    return tuple(one for one in kind.__mro__ if _is_users(one))
+def _users_classes(cls: Any) -> tuple[Any, ...]:
+    """Return the user's classes among the bases. For modules this includes classes of libraries such as
+    transformers, but not torch's, which do not change."""
+    if issubclass(cls, nn.Module):
+        return tuple(one for one in cls.__mro__ if one.__module__.partition(".")[0] not in _BASES)
+    return tuple(one for one in cls.__mro__ if _is_users(one))
 
 
 @cache
-def _has_attributes(kind: Any) -> bool:
+def _has_attributes(cls: Any) -> bool:
     """Return whether instances of a library's class have attributes, as torch_geometric's Data has."""
     code = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial, type, nn.Module)
-    return not issubclass(kind, (*code, torch.Tensor)) and kind.__module__.partition(".")[0] not in (
+    return not issubclass(cls, (*code, torch.Tensor)) and cls.__module__.partition(".")[0] not in (
         "builtins",
         "torch",
     )
@@ -538,16 +539,16 @@ def _has_attributes(kind: Any) -> bool:
 def attributes_of(value: Any, *, passed_on: bool = False) -> Iterator[MutableMapping[str, Any]]:
     """Yield the attributes of an instance of a user's class; nothing for other objects. `passed_on`: see
     `sort_of`."""
-    kind: Any = type(value)
-    classes = classes_of(value) or (kind.__mro__ if passed_on and _has_attributes(kind) else ())
+    cls: Any = type(value)
+    classes = classes_of(value) or (cls.__mro__ if passed_on and _has_attributes(cls) else ())
     if not classes:
         return
     if isinstance(getattr(value, "__dict__", None), dict):
         yield vars(value)
     slots = [
         name
-        for kind in classes
-        for name, one in vars(kind).items()
+        for cls in classes
+        for name, one in vars(cls).items()
         if isinstance(one, MemberDescriptorType) and name != "__dict__"
     ]
     if slots:
@@ -565,11 +566,11 @@ def _set_in(value: Any, names: Iterable[str]) -> list[str]:
     return [name for name in names if hasattr(value, name)]
 
 
-def values_of(kind: type) -> list[str]:
+def values_of(cls: type) -> list[str]:
     """Return the names of class attributes that are plain values or containers."""
     return [
         name
-        for name, one in vars(kind).items()
+        for name, one in vars(cls).items()
         if not name.startswith("_") and (type(one) in _NUMBERS or sort_of(one) in _CONTENT)
     ]
 
@@ -580,9 +581,9 @@ _own_packages: set[str] = set()
 "Packages of this process's tasks and data sets. Their classes are the user's even if installed."
 
 
-def count_as_own(kind: type) -> None:
+def count_as_own(cls: type) -> None:
     """Let the classes of this one's package count as the user's, even if it is installed."""
-    package = kind.__module__.partition(".")[0]
+    package = cls.__module__.partition(".")[0]
     if package not in (*_BASES, "launcher", "numpy", "datasets") and package not in _own_packages:
         _own_packages.add(package)
         for cached in (_sort, _is_users, _users_classes):
@@ -590,15 +591,15 @@ def count_as_own(kind: type) -> None:
 
 
 @cache
-def _is_users(kind: Any) -> bool:
+def _is_users(cls: Any) -> bool:
     """Return whether a class is the user's: neither Python's nor an installed library's. Classes of
     torch.utils.data also count, because they wrap the user's data sets."""
-    if kind.__module__.startswith(("torch.utils.data", "launcher.")):
-        return not kind.__module__.startswith("launcher.train.")
-    if kind.__module__.partition(".")[0] in _own_packages or kind in _OF_VALUES:
+    if cls.__module__.startswith(("torch.utils.data", "launcher.")):
+        return not cls.__module__.startswith("launcher.train.")
+    if cls.__module__.partition(".")[0] in _own_packages or cls in _OF_VALUES:
         return True
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return (file is not None and not file.startswith(_LIBRARIES)) or kind.__module__ == "__main__"
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return (file is not None and not file.startswith(_LIBRARIES)) or cls.__module__ == "__main__"
 
 
 def _is_activation(value: Any, depth: int = 2) -> bool:
@@ -607,7 +608,7 @@ def _is_activation(value: Any, depth: int = 2) -> bool:
     sort = sort_of(value)
     if sort in ("tuple", "items", "dict") and depth and len(value) <= MOST_ITEMS:
         inside = value.values() if sort == "dict" else value
-        if all(_sort(kind) == "plain" for kind in set(map(type, inside))):
+        if all(_sort(cls) == "plain" for cls in set(map(type, inside))):
             return False
         return any(_is_activation(one, depth - 1) for one in inside)
     return bool(sort == "tensor" and not value.is_leaf)
@@ -634,8 +635,8 @@ def _fill(array: Any, values: Any) -> None:
     array[...] = values
 
 
-def _fill_bytes(home: Any, kept: Any) -> None:
-    home[:] = kept
+def _fill_bytes(container: Any, kept: Any) -> None:
+    container[:] = kept
 
 
 def state_of(name: str, value: Any) -> State | None:

@@ -36,7 +36,7 @@ class Restored(NamedTuple):
     """The result of `Undo.restore`."""
 
     followed: bool
-    "A large tensor changed for the first time. From the next `take` on it is copied on its device."
+    "A large tensor changed for the first time. From the next `take` on, it is copied on its device."
     lost: tuple[str, ...]
     "Large tensors that changed for the first time and had no copy: they keep the changed content."
 
@@ -46,7 +46,7 @@ class Undo:
 
     Create it when the model is complete and restored. `take` copies tensors of up to 1 MiB at each step.
     Larger tensors are mostly constants (a mask, a frozen weight): `take` compares their fingerprints, and
-    copies such a tensor at each step from its first change on. `secure` covers the step of that change.
+    once such a tensor has changed, copies it at each step. `secure` covers the step of the first change.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Undo:
         self._saves_frozen = task is None or task.adapter is None
         self._slots: dict[int, Slot] = {}
         self._secured: list[Slot] = []
-        "Those of which `secure` made a copy."
+        "The slots of which `secure` made a copy."
         self._lock = threading.Lock()
         self._taken = FoundState()
         self.rng: dict[str, Any] = {}
@@ -66,33 +66,33 @@ class Undo:
         self.task_state: Any = None
         "The result of `Task.state` at the last `take`; None if the task does not define it."
         self._watched = 0
-        "Number of steps in which `see_written` compared trained parameters."
+        "Number of steps in which `find_written` compared trained parameters."
         self.take()
 
     @torch.no_grad()
-    def take(self, *, anew: bool = False) -> None:
-        """Copy the current state, without gradients. Waits for the device if there are large tensors. `anew`:
-        the state was just loaded, so a difference from before does not count as a change."""
+    def take(self, *, loaded: bool = False) -> None:
+        """Copy the current state, without gradients. Waits for the device if there are large tensors.
+        `loaded`: the state was just loaded, so differences from before do not count as changes."""
         with self._lock:
             found = self._finder()
-            known, slots = {} if anew else self._slots, {}
+            earlier, slots = {} if loaded else self._slots, {}
             by_version = self._watched == WATCHED
             contents: list[tuple[Slot, torch.Tensor]] = []
             for key, (name, tensor) in found.tensors.items():
                 if (now := content(tensor)) is not None:
-                    slot = known.get(key)
+                    slot = earlier.get(key)
                     if slot is None:
                         by_content, trained = key in found.of_model, key in found.trained
                         slot = Slot(name, tensor, now.nbytes, by_content=by_content, trained=trained)
-                        if slot.follows and self._is_unsaved(key, slot, found):
-                            slot.first = fingerprint(now)
+                        if slot.is_copied and self._is_unsaved(key, slot, found):
+                            slot.first_fingerprint = fingerprint(now)
                     if by_version and slot.trained:
                         slot.by_content = False
                     slots[key] = slot
                     contents.append((slot, now))
             _find_changes(contents)
             # Allocate all before copying any: after an OOM here the old copies are still valid.
-            copies = [slot.due(now) for slot, now in contents if slot.follows]
+            copies = [slot.planned_copy(now) for slot, now in contents if slot.is_copied]
             state = self._state_of_task()
             self._slots, self._taken = slots, found
             _copy(copies)
@@ -124,7 +124,7 @@ class Undo:
             return None
 
     @torch.no_grad()
-    def see_written(self) -> None:
+    def find_written(self) -> None:
         """Find trained parameters that the passes have written; they are copied at each step from now on.
 
         Call this between the passes and the update. After two steps only torch's version counter is compared.
@@ -133,8 +133,8 @@ class Undo:
             if self._watched < WATCHED:
                 self._watched += 1
                 for slot in self._slots.values():
-                    if slot.trained and not slot.follows and slot.has_changed():
-                        slot.follows, slot.values, slot.print = True, None, None
+                    if slot.trained and not slot.is_copied and slot.has_changed():
+                        slot.is_copied, slot.values, slot.last_mark = True, None, None
 
     def release(self) -> None:
         """Drop the copies made by `secure`."""
@@ -158,9 +158,9 @@ class Undo:
                     place.restore()
             self._taken.training.restore()
             self._taken.requires_grad.restore()
-            before = [slot.follows for slot in self._slots.values()]
+            before = [slot.is_copied for slot in self._slots.values()]
             lost = tuple(slot.name for slot in self._slots.values() if not slot.restore())
-            followed = before != [slot.follows for slot in self._slots.values()]
+            followed = before != [slot.is_copied for slot in self._slots.values()]
             if not skipped:
                 for generator in self._taken.generators:
                     generator.restore()
@@ -266,18 +266,18 @@ class Slot:
         self.name, self.holder, self.by_content, self.trained = name, holder, by_content, trained
         self.values: torch.Tensor | None = None
         "Copy of the content: on the tensor's device if made by `take`, on the host if made by `secure`."
-        self.print: Mark | None = None
+        self.last_mark: Mark | None = None
         "`mark` of the content if `take` makes no copy."
-        self.follows = size <= SMALL and not trained
+        self.is_copied = size <= SMALL and not trained
         "Each `take` makes a copy."
-        self.first: torch.Tensor | None = None
+        self.first_fingerprint: torch.Tensor | None = None
         "Fingerprint of the first content, if the tensor is small and no checkpoint will hold it."
 
     @property
     def tensor(self) -> torch.Tensor:
-        found = content(self.holder)
-        assert found is not None
-        return found
+        tensor = content(self.holder)
+        assert tensor is not None
+        return tensor
 
     def mark(self, now: torch.Tensor) -> Mark:
         """Return a value that changes with the content `now`."""
@@ -290,16 +290,16 @@ class Slot:
         small = self.by_content or self.tensor.nbytes <= MOST_DATA
         return self.values is None and small and not self.trained
 
-    def due(self, now: torch.Tensor) -> Copy:
+    def planned_copy(self, now: torch.Tensor) -> Copy:
         """Return the copy of the content `now` to make in this `take`."""
-        fits = self.values is not None and _alike(self.values, now)
+        fits = self.values is not None and _same_form(self.values, now)
         return Copy(self, now, self.values if fits else torch.empty_like(now, requires_grad=False))  # type: ignore[arg-type]
 
     def secure(self) -> None:
         self.values = self.tensor.detach().to("cpu", copy=True)
 
     def release(self) -> None:
-        if not self.follows:
+        if not self.is_copied:
             self.values = None
 
     def is_lost(self) -> bool:
@@ -308,15 +308,17 @@ class Slot:
     def is_rewritten(self) -> bool:
         """Return whether the content has changed since the first `take`: `take` copies a large tensor from
         its first change on."""
-        if self.first is None:
-            return self.follows
-        return (now := content(self.holder)) is None or not torch.equal(self.first, fingerprint(now))
+        if self.first_fingerprint is None:
+            return self.is_copied
+        return (now := content(self.holder)) is None or not torch.equal(
+            self.first_fingerprint, fingerprint(now)
+        )
 
     def has_changed(self) -> bool:
         if (now := content(self.holder)) is None:
             return False
         if self.values is None:
-            return self.print is None or not _same(self.print, self.mark(now))
+            return self.last_mark is None or not _same(self.last_mark, self.mark(now))
         same = now.shape == self.values.shape and now.dtype == self.values.dtype
         return not same or not torch.equal(bits(now.to(self.values.device)), bits(self.values))
 
@@ -326,7 +328,7 @@ class Slot:
             return True
         if self.values is None:
             return False
-        self.follows = True
+        self.is_copied = True
         now = self.tensor
         if now.shape == self.values.shape and now.dtype == self.values.dtype:
             now.copy_(self.values)
@@ -340,19 +342,19 @@ def _find_changes(contents: Iterable[tuple[Slot, torch.Tensor]]) -> None:
 
     `contents`: each slot with its content.
     """
-    unfollowed = [(slot, now) for slot, now in contents if not slot.follows]
+    unfollowed = [(slot, now) for slot, now in contents if not slot.is_copied]
     hashed = [(slot, now) for slot, now in unfollowed if slot.by_content and now.device.type == "cpu"]
     marks: dict[int, Mark] = {}
     if hashed:
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
-            found = pool.map(Slot.mark, *zip(*hashed, strict=True))
-            marks = {id(slot): mark for (slot, _), mark in zip(hashed, found, strict=True)}
+            results = pool.map(Slot.mark, *zip(*hashed, strict=True))
+            marks = {id(slot): mark for (slot, _), mark in zip(hashed, results, strict=True)}
     for slot, now in unfollowed:
         new = marks[id(slot)] if id(slot) in marks else slot.mark(now)
-        if slot.trained or slot.print is None or _same(slot.print, new):
-            slot.print = new
+        if slot.trained or slot.last_mark is None or _same(slot.last_mark, new):
+            slot.last_mark = new
         else:
-            slot.follows, slot.values, slot.print = True, None, None
+            slot.is_copied, slot.values, slot.last_mark = True, None, None
 
 
 def _same(one: Mark, other: Mark) -> bool:
@@ -361,7 +363,7 @@ def _same(one: Mark, other: Mark) -> bool:
     return one is other or (isinstance(one, tuple) and one == other)
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 

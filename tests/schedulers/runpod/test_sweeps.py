@@ -63,7 +63,7 @@ def test_a_pod_is_rented_when_another_has_ended_and_cancelled_runs_get_none(lab:
     assert [lab.bill(run) for run in runs] == [1, 0, 0]
     board = Board()
     board.look()
-    assert [(run.id, known.status.state) for run, known in board.known.items()] == [
+    assert [(run.id, entry.status.state) for run, entry in board.entries.items()] == [
         (run.id, "submitted") for run in runs[:0:-1]
     ] + [(runs[0].id, "running")]
     lab.go(runs[0])
