@@ -14,7 +14,7 @@ from launcher.api.listing import Filter, listed
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
 from launcher.schedulers.base import Prepared, Scheduler
-from launcher.schedulers.missing import check_there
+from launcher.schedulers.missing import check_workdir
 from launcher.spec.errors import UsageError
 
 Sweep = Mapping[str, Sequence[Any] | str]
@@ -88,8 +88,8 @@ def submit(
 
 
 def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
-    """Look for what would fail. Return warnings, the plan's first. Raises SpecError, SchedulerError."""
-    check_there(ready.request)
+    """Check for what would fail. Return warnings, the plan's first. Raises SpecError, SchedulerError."""
+    check_workdir(ready.request)
     return (*ready.warnings, *scheduler.check(ready))
 
 

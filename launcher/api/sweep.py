@@ -13,7 +13,7 @@ from launcher.api.job_source import JobLike, given
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import Field, combinations, field_of
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
-from launcher.schedulers.missing import check_there
+from launcher.schedulers.missing import check_workdir
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.command import environment_name, reads, seen_as, uses
@@ -126,5 +126,5 @@ def _unread(job: Job, field: str) -> str | None:
 def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:
     """Look for what would fail. Return warnings. Raises SpecError, SchedulerError."""
     for prepared_run in sweep.runs:
-        check_there(prepared_run.request)
+        check_workdir(prepared_run.request)
     return (*sweep.runs[0].warnings, *scheduler.check_sweep(sweep))

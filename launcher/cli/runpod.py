@@ -35,24 +35,24 @@ def leaks(
     from launcher.cli.output import fail, print_json
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.leaks import end as end_all
-    from launcher.schedulers.runpod.leaks import look
+    from launcher.schedulers.runpod.leaks import list_rented
 
     if pods and not end:
         fail("ids are given to end them: add --end")
     client, named = Client(), set(pods or ())
-    found = look(client)
-    if unknown := named - {one.id for one in found.rented}:
+    listing = list_rented(client)
+    if unknown := named - {pod.id for pod in listing.rented}:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
-    leaked = [one for one in found.rented if one.why or one.id in named]
-    chosen = [one for one in leaked if one.id in named or one.path not in found.doubts] if end else []
+    leaked = [pod for pod in listing.rented if pod.why or pod.id in named]
+    chosen = [pod for pod in leaked if pod.id in named or pod.path not in listing.doubts] if end else []
     problems = end_all(client, chosen)
     ended = {one.path for one in chosen} - problems.keys()
     if json:
-        print_json([{**one.__dict__, "ended": one.path in ended} for one in found.rented])
-    elif not found.rented:
+        print_json([{**pod.__dict__, "ended": pod.path in ended} for pod in listing.rented])
+    elif not listing.rented:
         print("nothing of launcher's is rented")
     else:
-        _show(found.rented, ended, {**found.doubts, **problems} if end else {})
+        _show(listing.rented, ended, {**listing.doubts, **problems} if end else {})
     raise SystemExit(1 if len(ended) < len(leaked) else 0)
 
 

@@ -30,7 +30,7 @@ def top(
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         fail("`launcher top` needs a terminal; `launcher list` prints the same once")
     from launcher.api.listing import Filter
-    from launcher.schedulers.over_ssh.ssh import Over
+    from launcher.schedulers.over_ssh.ssh import SshLogin
     from launcher.spec.long_work import be_silent, working
     from launcher.top.board import Board
 
@@ -38,7 +38,7 @@ def top(
     with working("asking about the runs"):
         board.look()
     be_silent()
-    Over.may_ask = False  # a question for a password would go across the screen
+    SshLogin.may_ask = False  # a question for a password would disturb the screen
     from launcher.top.screen import Top
 
     screen = Top(board)

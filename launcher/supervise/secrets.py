@@ -44,7 +44,7 @@ def read_secrets(secrets: Sequence[Secret], given: Mapping[str, str] | None = No
     return values
 
 
-def found(secrets: Sequence[Secret]) -> dict[str, str]:
+def secrets_with_values(secrets: Sequence[Secret]) -> dict[str, str]:
     """Return the secrets that have a value on this machine. Raises SecretError for an unusable value."""
     values = {}
     for secret in secrets:
