@@ -61,8 +61,8 @@ def main() -> int:
         about = read_json(run.run)
         if about is None:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
-        given, token = _on_stdin() if options.secrets_on_stdin else ({}, "")
-        secrets = read_secrets(Job.model_validate(about["job"]).secrets, given)
+        given_secrets, token = _read_stdin() if options.secrets_on_stdin else ({}, "")
+        secrets = read_secrets(Job.model_validate(about["job"]).secrets, given_secrets)
         link = None
         if about.get("apart") and place.count > 1:
             place = replace(place, no_shared_folder=True)
@@ -88,13 +88,13 @@ def main() -> int:
 
 def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: Exception) -> int:
     """Record that the run failed and why. No other record would exist. The ranks end with this process."""
-    known = {**secrets, variables.SECRETS: ",".join(secrets)}
-    sys.stderr.write(masked_text(traceback.format_exc(), known))
+    masked_values = {**secrets, variables.SECRETS: ",".join(secrets)}
+    sys.stderr.write(masked_text(traceback.format_exc(), masked_values))
     if place.rank == 0:
-        what = masked_text(f"{type(error).__name__}: {error}", known).partition("\n")[0]
+        error_text = masked_text(f"{type(error).__name__}: {error}", masked_values).partition("\n")[0]
         verdict = Verdict(
             failure="unknown",
-            reason=f"the supervisor crashed ({what}): a defect of launcher, or damaged records",
+            reason=f"the supervisor crashed ({error_text}): a defect of launcher, or damaged records",
             node=0,
             evidence=(run.supervisor_log.name,),
         )
@@ -108,7 +108,7 @@ def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: E
     return EXIT_CODES["unknown"]
 
 
-def _on_stdin() -> tuple[dict[str, str], str]:
+def _read_stdin() -> tuple[dict[str, str], str]:
     return json.loads(sys.stdin.readline()), sys.stdin.readline().strip()
 
 
