@@ -16,7 +16,7 @@ from launcher.doctor.examine import worst
 from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.options import Options
-from launcher.doctor.profile_change import changed, difference, own_file
+from launcher.doctor.profile_change import difference, own_file, with_facts
 from launcher.doctor.results import Results, results_of
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.files import read_record, replace_text
@@ -161,7 +161,7 @@ def changed_profile(results: Results, cluster: str) -> Change | None:
         facts = replace(facts, gpu_type="")
     if not facts:
         return None
-    if (after := changed(before, facts)) == before:
+    if (after := with_facts(before, facts)) == before:
         return None
     target = own_file(file, shipped)
     return Change(target, after, difference(before, after, str(target)))
