@@ -94,7 +94,7 @@ def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
 
 
 def _warn(lines: Iterable[str]) -> None:
-    """Warn at the line outside of launcher that called it."""
+    """Attribute the warnings to the line outside of launcher that called it."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("launcher."):
         level, frame = level + 1, frame.f_back
@@ -124,9 +124,9 @@ def _swept(
         else Field(name, tuple(as_text(name, value) for value in values))
         for name, values in sweep.items()
     ]
-    scheduler, found = prepared_sweep(job, cluster, sets, fields, at_once, samples, seed, limits)
-    _warn(checked_sweep(found, scheduler))
-    return Runs(map(Run, scheduler.submit_sweep(found)))
+    scheduler, sweep_ = prepared_sweep(job, cluster, sets, fields, at_once, samples, seed, limits)
+    _warn(checked_sweep(sweep_, scheduler))
+    return Runs(map(Run, scheduler.submit_sweep(sweep_)))
 
 
 def run(
@@ -154,11 +154,13 @@ def runs(
     since: str | None = None,
     root: str | Path | None = None,
 ) -> Runs:
-    """The runs that this machine knows, newest first.
+    """Return the runs that this machine knows, newest first.
 
     `state` is a state of `launcher list`, such as `running`. `name` and `tag` are the job's, `cluster` is the
     profile's name. `since` is the earliest submission: `7d` ago, or a UTC time. `root` limits the search to
     one folder. Raises UsageError.
     """
-    wanted = Filter(state, name, cluster, tag, since)
-    return Runs(Run(found) for found in listed(wanted, root=Path(root) if root is not None else None).found)
+    filter_ = Filter(state, name, cluster, tag, since)
+    return Runs(
+        Run(run_dir) for run_dir in listed(filter_, root=Path(root) if root is not None else None).statuses
+    )

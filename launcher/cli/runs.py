@@ -32,9 +32,9 @@ def list_runs(
 
     chosen = listed(Filter(state, name, cluster, tag, since), limit)
     if json:
-        print_json([as_json(status, run) for run, status in chosen.found.items()])
+        print_json([as_json(status, run) for run, status in chosen.statuses.items()])
         return
-    show_list(console(), [row_of(status, run) for run, status in chosen.found.items()])
+    show_list(console(), [row_of(status, run) for run, status in chosen.statuses.items()])
     if chosen.older:
         print(f"({chosen.older} older: --limit 0)")
 
