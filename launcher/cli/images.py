@@ -104,10 +104,10 @@ def render(
     from launcher.cli.output import fail
     from launcher.cli.rendered_files import show_files
     from launcher.images.build import write_context
-    from launcher.images.context import Built, build_files
+    from launcher.images.context import BuildOptions, build_files
 
     image, lock = _named(name)
-    files = build_files(image, lock, Built(base or image.base.reference), Path.cwd())
+    files = build_files(image, lock, BuildOptions(base or image.base.reference), Path.cwd())
     if out is None:
         show_files([file for file in files if file.path != "requirements.txt"])
         return
@@ -149,15 +149,15 @@ def build(
     from launcher.images.build import base_of, local_tag
     from launcher.images.build import build as build_image
     from launcher.images.builders import choose
-    from launcher.images.context import Built, build_files
+    from launcher.images.context import BuildOptions, build_files
 
     image, lock = _named(name)
-    built = Built(base_of(image, base, unpinned_base), offline=wheels is not None)
+    options = BuildOptions(base_of(image, base, unpinned_base), offline=wheels is not None)
     builder = choose(image.target, tool)
-    files = build_files(image, lock, built, Path.cwd())
-    called = tag or local_tag(image)
-    build_image(builder, files, called, launcher_wheel, wheels)
-    print(f"built {called} with {builder.name}; `launcher images verify {name}` looks inside")
+    files = build_files(image, lock, options, Path.cwd())
+    image_name = tag or local_tag(image)
+    build_image(builder, files, image_name, launcher_wheel, wheels)
+    print(f"built {image_name} with {builder.name}; check it with `launcher images verify {name}`")
 
 
 @app.command()
