@@ -100,7 +100,8 @@ def render(
         typer.Option("--out", "-o", metavar="DIR", help="write the build files into this directory"),
     ] = None,
 ) -> None:
-    """Show the Dockerfile or Apptainer definition and the files it copies, exactly as they are built."""
+    """Show the Dockerfile or Apptainer definition and the files that it copies, exactly as `build` uses
+    them."""
     from launcher.cli.output import fail
     from launcher.cli.rendered_files import show_files
     from launcher.images.build import write_context
@@ -170,13 +171,13 @@ def verify(name: Name, tool: With = None, tag: Tag = None) -> None:
     from launcher.images.verify import verify as verify_image
 
     image, lock = _named(name)
-    called, locked = tag or local_tag(image), pins(lock)
-    wrong = verify_image(choose(image.target, tool), image, locked, called)
-    for line in wrong:
-        print(f"{called}: {line}")
-    if wrong:
+    image_name, locked = tag or local_tag(image), pins(lock)
+    differences = verify_image(choose(image.target, tool), image, locked, image_name)
+    for line in differences:
+        print(f"{image_name}: {line}")
+    if differences:
         raise SystemExit(1)
-    print(f"{called}: ok, {len(locked)} packages as locked, torch {image.torch}, Python {image.python}")
+    print(f"{image_name}: ok, {len(locked)} packages as locked, torch {image.torch}, Python {image.python}")
 
 
 @app.command()
@@ -201,11 +202,11 @@ def push(
     image, _ = _named(name)
     builder = choose(image.target, tool)
     reference, file = push_image(builder, image, tag or local_tag(image), to, __version__, Path.cwd())
-    print(f"{reference}\n`image: catalog:{name}` means it from now on ({file})")
+    print(f"{reference}\n`image: catalog:{name}` now refers to it ({file})")
 
 
 def _named(name: str) -> tuple[Image, Path]:
-    """The image of this name, and its lock file. Raises SpecError."""
+    """Return the image of this name, and its lock file. Raises SpecError."""
     from launcher.images.catalogue import FILE, catalogue_folder, find_image, load_catalogue
 
     folder = catalogue_folder(Path.cwd())

@@ -59,7 +59,7 @@ def plan(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show which recipe fits, how much memory it needs, and how fast it is. Nothing is started."""
+    """Show which recipe fits, how much memory it needs, and how fast it is. Start nothing."""
     from launcher.api.plans import Questions, answer
     from launcher.cli.output import fail, page_file, print_json
     from launcher.spec.long_work import working

@@ -13,7 +13,8 @@ _Text = Optional[str]  # noqa: UP045
 
 def list_runs(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="show at most so many, the newest first; 0 shows all")
+        int,
+        typer.Option("--limit", "-n", min=0, help="maximum number of runs, newest first; 0 shows all"),
     ] = 20,
     state: Annotated[_Text, typer.Option(help="show only runs in this state, e.g. running")] = None,
     name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,
@@ -52,38 +53,38 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.lookup import scheduler_of
 
-    found = find(run, by_job=True)
-    if isinstance(found, SweepRuns):
+    target = find(run, by_job=True)
+    if isinstance(target, SweepRuns):
         from launcher.cli.sweep_runs import status_of_all
 
-        status_of_all(found, json)
-    scheduler = scheduler_of(found)
-    now = scheduler.status(found)
+        status_of_all(target, json)
+    scheduler = scheduler_of(target)
+    current = scheduler.status(target)
     if json:
-        print_json({**as_json(now, found), "why": why(found, now.state, now.reason)})
+        print_json({**as_json(current, target), "why": why(target, current.state, current.reason)})
     else:
-        lines = why(found, now.state, now.reason)[1:4] if now.resumable else unsaved(found)
-        show_status(console(), replace(now, path=scheduler.where(found)), row_of(now, found), lines)
-    raise SystemExit(now.exit_code)
+        lines = why(target, current.state, current.reason)[1:4] if current.resumable else unsaved(target)
+        show_status(console(), replace(current, path=scheduler.where(target)), row_of(current, target), lines)
+    raise SystemExit(current.exit_code)
 
 
 def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
     """Ask a run, or all of a sweep, to write a checkpoint and stop. A second call ends the ranks at once."""
-    from launcher.api.cancel import cancel as cancel_one
+    from launcher.api.cancel import cancel as cancel_run
     from launcher.cli.output import print_json
     from launcher.rundir.find import SweepRuns, find
 
-    found = find(run)
-    if isinstance(found, SweepRuns):
+    target = find(run)
+    if isinstance(target, SweepRuns):
         from launcher.cli.sweep_runs import cancel_all
 
-        cancel_all(found, json)
+        cancel_all(target, json)
         return
-    done = cancel_one(found)
+    message = cancel_run(target)
     if json:
-        print_json({"run_id": found.id, "cancelled": True})
+        print_json({"run_id": target.id, "cancelled": True})
     else:
-        print(done)
+        print(message)
 
 
 def clean(

@@ -15,7 +15,7 @@ def top(
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", "-n", min=1, help="show at most so many runs, those that have not ended first"
+            "--limit", "-n", min=1, help="maximum number of runs to show, those that have not ended first"
         ),
     ] = 50,
     name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,
@@ -35,7 +35,7 @@ def top(
     from launcher.top.board import Board
 
     board = Board(Filter(name=name, cluster=cluster, tag=tag), limit)
-    with working("asking about the runs"):
+    with working("querying the runs"):
         board.look()
     be_silent()
     SshLogin.may_ask = False  # a question for a password would disturb the screen
