@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from memory_tables import between, budget, filled, markdown  # noqa: E402
 
-from launcher.api.job_source import given  # noqa: E402
-from launcher.api.plan_questions import Asker  # noqa: E402
+from launcher.api.job_source import as_given_job  # noqa: E402
+from launcher.api.plan_questions import Comparer  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
 from launcher.api.sources import traces_dir  # noqa: E402
 from launcher.planning.choice import Candidate, Capacity  # noqa: E402
@@ -97,8 +97,8 @@ def main() -> int:
 
 def row(case: Case) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the row of a case, and the terms of the fastest recipe's estimate in GiB."""
-    asker = asker_of(case)
-    decider = asker.decider()
+    comparer = comparer_of(case)
+    decider = comparer.decider()
     room = decider.capacity
     try:
         chosen = decider.decide().chosen
@@ -109,19 +109,19 @@ def row(case: Case) -> tuple[dict[str, Any], dict[str, str]]:
         "work": case.title,
         "the fastest that fits": fastest,
         "samples/s": speed,
-        "least without offload": _told(least(asker, offloads=False), room),
-        "least of all": _told(least(asker, offloads=True), room),
+        "least without offload": _told(least(comparer, offloads=False), room),
+        "least of all": _told(least(comparer, offloads=True), room),
     }
     return found, terms
 
 
-def least(asker: Asker, *, offloads: bool) -> Candidate | None:
+def least(comparer: Comparer, *, offloads: bool) -> Candidate | None:
     """Return the recipe that needs least GPU memory, confirmed by a complete trace.
 
     Each recipe has up to three figures: a bound, an estimate from traces of others, and that of its own
     trace. The recipe with the smallest figure is examined next, until that is one of its own trace.
     """
-    decider = asker.decider()
+    decider = comparer.decider()
     evaluate = decider.evaluate
     smallest = dict.fromkeys(decider.space().sizes(rest)[0] for rest in decider.space().combinations)
     kinds = [evaluate.roughly, evaluate, evaluate.confirm]
@@ -137,18 +137,18 @@ def least(asker: Asker, *, offloads: bool) -> Candidate | None:
     return None
 
 
-def asker_of(case: Case) -> Asker:
-    source = given(ROOT / "examples" / case.example)
+def comparer_of(case: Case) -> Comparer:
+    source = as_given_job(ROOT / "examples" / case.example)
     wanted: Job = source.job(case.sets)
-    asker = Asker(
+    comparer = Comparer(
         source,
         case.sets,
         with_hardware(named_cluster(case.cluster, case.sets), wanted),
         traces_dir(),
     )
     if case.gpu is not None:
-        [asker.cluster] = asker.with_gpus([case.gpu]).values()
-    return asker
+        [comparer.cluster] = comparer.with_gpus([case.gpu]).values()
+    return comparer
 
 
 def _told(candidate: Candidate | None, room: Capacity) -> str:

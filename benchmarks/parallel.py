@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))
 
 from memory_tables import between, markdown  # noqa: E402
 
-from launcher.api.job_source import given  # noqa: E402
-from launcher.api.plan_questions import Asker  # noqa: E402
+from launcher.api.job_source import as_given_job  # noqa: E402
+from launcher.api.plan_questions import Comparer  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
 from launcher.api.sources import traces_dir  # noqa: E402
 from launcher.planning.choice import Candidate  # noqa: E402
@@ -91,9 +91,9 @@ def main() -> int:
 
 def row(case: Case) -> dict[str, Any]:
     """Return the figures of the recipe that fits, or of the nearest one, in bytes and seconds."""
-    source, sets = given(ROOT / "examples" / case.example), (f"recipe={{{case.recipe}}}", *case.sets)
+    source, sets = as_given_job(ROOT / "examples" / case.example), (f"recipe={{{case.recipe}}}", *case.sets)
     place = with_hardware(named_cluster(case.cluster, sets), source.job(sets))
-    decider = Asker(source, sets, place, traces_dir()).decider()
+    decider = Comparer(source, sets, place, traces_dir()).decider()
     if case.beyond:
         found = decider.evaluate.confirm(decider.plan.recipe.model_copy(update=case.beyond))
         fits = decider.capacity.misfit(found.estimate) is None

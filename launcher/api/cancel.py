@@ -1,4 +1,4 @@
-"""Cancel one run, and say what that means for it, or all runs of a sweep."""
+"""Cancel one run and describe what happens to it, or cancel all runs of a sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.spec.events import Finished
 
 
 def cancel(run: RunDir) -> str:
-    """Ask a run to stop, or end its ranks if it was asked before. Return a sentence that says which.
+    """Ask a run to stop, or end its ranks if it was asked before. Return a sentence that describes this.
 
     Raises SchedulerError.
     """
@@ -26,12 +26,12 @@ def cancel(run: RunDir) -> str:
         return f"{run.id}: taken out of the queue"
     if again:
         return f"{run.id}: its ranks are being ended; `launcher status {run.id}` shows when they have"
-    asked = "asked to write a checkpoint and stop" if task else "its script is asked to stop by SIGTERM"
-    return f"{run.id}: {asked}; `launcher status {run.id}` shows when it has"
+    request = "asked to write a checkpoint and stop" if task else "its script is asked to stop by SIGTERM"
+    return f"{run.id}: {request}; `launcher status {run.id}` shows when it has"
 
 
 def cancel_sweep(sweep: SweepRuns) -> Cancelled:
-    """Cancel the runs of a sweep that have not ended. A submission of it that goes on stops.
+    """Cancel the runs of a sweep that have not ended, and stop a submission that is still in progress.
 
     Raises SchedulerError, also if all of them have ended.
     """
@@ -41,6 +41,6 @@ def cancel_sweep(sweep: SweepRuns) -> Cancelled:
 
 
 def submitted_one_by_one(sweep: SweepRuns) -> int | None:
-    """How many runs the sweep has if they are submitted one by one."""
+    """Return the number of runs of the sweep, or None if its runs are submitted together."""
     sweeps = (run.read_about().sweep for run in sweep.runs)  # None if the record is damaged
-    return next((one.runs for one in sweeps if one is not None), None)
+    return next((sweep_.runs for sweep_ in sweeps if sweep_ is not None), None)

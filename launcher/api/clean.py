@@ -1,4 +1,4 @@
-"""Find the runs that a user wants deleted, and check that they may be."""
+"""Find the runs that a user wants to delete, and check that they may be deleted."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDi
     """
     chosen: list[RunDir] = []
     for name in names:
-        named = find(name)
-        chosen += named.runs if isinstance(named, SweepRuns) else [named]
+        match = find(name)
+        chosen += match.runs if isinstance(match, SweepRuns) else [match]
     for run in chosen:
         _check_form(run)
-    for now in statuses(chosen):
-        if not now.ended:
-            raise SchedulerError(f"{now.run_id} is still running; cancel it first")
+    for status in statuses(chosen):
+        if not status.ended:
+            raise SchedulerError(f"{status.run_id} is still running; cancel it first")
     chosen += _older_than(older_than) if older_than is not None else []
     return [RunDir(path) for path in dict.fromkeys(run.path for run in chosen)]
 
@@ -49,4 +49,8 @@ def _older_than(text: str) -> Iterable[RunDir]:
     except ValueError as error:
         raise UsageError(f"--older-than: {error}") from None
     old = [run for run in runs_in() if run.state.exists() and run.state.stat().st_mtime < limit]
-    return [RunDir(Path(now.path)) for now in statuses(old) if now.resumable or now.state == "succeeded"]
+    return [
+        RunDir(Path(status.path))
+        for status in statuses(old)
+        if status.resumable or status.state == "succeeded"
+    ]

@@ -1,4 +1,4 @@
-"""Compare runs: find them by id, job, tag, sweep or pattern, and read what they were told and achieved."""
+"""Compare runs: find them by id, job, tag, sweep or pattern, and read their settings and results."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ def chosen(names: Sequence[str]) -> list[RunDir]:
     A name is that of a job, a tag, the id of a run or sweep or its beginning, a path, or a pattern such as
     `gpt-*` for ids, jobs and tags. Raises RunNotFoundError.
     """
-    found: dict[RunDir, None] = {}
+    runs: dict[RunDir, None] = {}
     for name in names:
-        found |= dict.fromkeys(_of_name(name))
-    return list(found)
+        runs |= dict.fromkeys(_of_name(name))
+    return list(runs)
 
 
 def _of_name(name: str) -> list[RunDir]:
-    known = list(reversed(runs_in()))
-    if named := [run for run in known if name in _names(run)]:
+    all_runs = list(reversed(runs_in()))
+    if named := [run for run in all_runs if name in _names(run)]:
         return named
     if any(char in name for char in "*?["):
-        if matching := [run for run in known if fnmatch.filter((run.id, *_names(run)), name)]:
+        if matching := [run for run in all_runs if fnmatch.filter((run.id, *_names(run)), name)]:
             return matching
         raise RunNotFoundError(f"no run, job or tag matches {name!r}")
-    one = find(name)
-    return list(one.runs) if isinstance(one, SweepRuns) else [one]
+    match = find(name)
+    return list(match.runs) if isinstance(match, SweepRuns) else [match]
 
 
 def _names(run: RunDir) -> list[str]:
-    """The name and the tags of the run's job."""
+    """Return the name and the tags of the run's job."""
     job = run.read_about().job
     return [str(name) for name in (job.name, *(job.tags if isinstance(job.tags, list) else ()))]
 
@@ -44,8 +44,8 @@ def _names(run: RunDir) -> list[str]:
 def compared(runs: Iterable[RunDir], by: str | None = None) -> Comparison:
     """Compare runs, the best first if they are sorted `by` a result or a setting.
 
-    Raises SchedulerError if the place of a run does not answer, RunNotFoundError if there is no run, and
-    UsageError if no run has what they are to be sorted by.
+    Raises SchedulerError if the cluster of a run does not answer, RunNotFoundError if there is no run, and
+    UsageError if no run has a value for `by`.
     """
     states = states_of(runs)
     if not states:

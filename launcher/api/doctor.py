@@ -1,4 +1,4 @@
-"""Examine a cluster: submit the doctor's run as a run like any other, and collect its results."""
+"""Examine a cluster: submit the doctor's run like any other run, and collect its results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.api.command_job import job_of_command
-from launcher.api.job_source import Given, JobLike, given
+from launcher.api.job_source import GivenJob, JobLike, as_given_job
 from launcher.api.prepare import named_cluster, prepared, with_hardware
 from launcher.doctor.examine import worst
 from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.options import Options
-from launcher.doctor.profile_change import changed, difference, own_file
+from launcher.doctor.profile_change import difference, own_file, with_facts
 from launcher.doctor.results import Results, results_of
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.files import read_record, replace_text
@@ -50,52 +50,52 @@ def submit_doctor(
     PlanRefusedError, SchedulerError, UnclearError.
     """
     options = options or Options()
-    of_plan: tuple[str, ...] = ()
-    own = [
+    plan_warnings: tuple[str, ...] = ()
+    doctor_sets = [
         f"resources.time={TIME[options.level]}",
         "retries={lower: 0, same: 0, preemptions: 0, time_limits: 0}",
         "requeue=false",
         "cluster.checks=doctor",
     ]
     if job is not None:
-        wanted = [*([f"resources.nodes={nodes}"] if nodes is not None else []), *sets]
-        scheduler, ready = prepared(job, cluster, wanted)
+        job_sets = [*([f"resources.nodes={nodes}"] if nodes is not None else []), *sets]
+        scheduler, ready = prepared(job, cluster, job_sets)
         options = replace(
             options, job=JobNeeds.of(ready.request.job, ready.request.plan, ready.request.cluster)
         )
-        of_plan = ready.request.plan.warnings
-        own += [text for text in wanted if text.startswith("cluster.")]
-        scheduler, ready = prepared(_in_place_of(ready.request, options), cluster, own)
+        plan_warnings = ready.request.plan.warnings
+        doctor_sets += [text for text in job_sets if text.startswith("cluster.")]
+        scheduler, ready = prepared(_doctor_job(ready.request, options), cluster, doctor_sets)
     else:
-        own += [f"resources.nodes={nodes or 1}"]
-        own += [] if _has_gpus(cluster, sets) else [f"resources.ranks_per_node={CPU_RANKS}"]
-        chosen = [*own, *sets]
+        doctor_sets += [f"resources.nodes={nodes or 1}"]
+        doctor_sets += [] if _has_gpus(cluster, sets) else [f"resources.ranks_per_node={CPU_RANKS}"]
+        chosen = [*doctor_sets, *sets]
         fields = {**job_of_command(options.command, cluster, chosen), "name": TAG, "tags": [TAG]}
         scheduler, ready = prepared(fields, cluster, chosen)
-    warnings = (*of_plan, *scheduler.notes(ready.target), *scheduler.check(ready))
+    warnings = (*plan_warnings, *scheduler.notes(ready.target), *scheduler.check(ready))
     return scheduler.submit(ready), warnings
 
 
-def _in_place_of(request: Request, options: Options) -> Given:
-    """The doctor's job with the nodes, image, environment and secrets of another job."""
+def _doctor_job(request: Request, options: Options) -> GivenJob:
+    """Return the doctor's job with the nodes, image, environment and secrets of another job."""
     layout = request.plan.layout
     fields = request.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kept: dict[str, Any] = {
         name: fields[name] for name in ("env", "secrets", "send", "image", "workdir") if name in fields
     }
-    places = {"nodes": layout.nodes, "ranks_per_node": layout.ranks_per_node}
-    own = {
+    node_counts = {"nodes": layout.nodes, "ranks_per_node": layout.ranks_per_node}
+    doctor_fields = {
         "name": TAG,
         "tags": [TAG],
         "command": options.command,
         "batch": {"global": layout.ranks},
-        "resources": {**fields.get("resources", {}), **places, "gpus_per_node": layout.gpus_per_node},
+        "resources": {**fields.get("resources", {}), **node_counts, "gpus_per_node": layout.gpus_per_node},
     }
-    return Given(request.job_file, {**kept, **own})  # paths begin in the folder of the job file
+    return GivenJob(request.job_file, {**kept, **doctor_fields})  # paths begin in the folder of the job file
 
 
 def _has_gpus(cluster: str, sets: Sequence[str]) -> bool:
-    job = given({"name": TAG, "command": ["true"], "batch": {"global": 1}}).job()
+    job = as_given_job({"name": TAG, "command": ["true"], "batch": {"global": 1}}).job()
     return with_hardware(named_cluster(cluster, sets), job).gpus_per_node > 0
 
 
@@ -109,14 +109,14 @@ def wait_for_start(run: RunDir) -> None:
 def wait_for_results(run: RunDir) -> Results:
     """Wait until the run has ended, and return its results. Raises SchedulerError as wait_for_start.
 
-    If a node has died, the run is cancelled, and its end is not waited for: it first waits for that node.
+    If a node has died, cancel the run and do not wait for its end, because the run itself waits for the node.
     """
     scheduler = scheduler_of(run)
     while not scheduler.status(run).ended:
-        if (found := collected(run, ended=False)).node_died:
+        if (results := collected(run, ended=False)).node_died:
             with suppress(SchedulerError):  # it has just ended
                 scheduler.cancel(run)
-            return found
+            return results
         time.sleep(POLL_SECONDS)
     scheduler.fetch(run)
     return collected(run)
@@ -127,9 +127,9 @@ def collected(run: RunDir, *, ended: bool = True) -> Results:
 
     Raises UsageError if it is another run.
     """
-    if (found := results_of(run, ended=ended)) is None:
+    if (results := results_of(run, ended=ended)) is None:
         raise UsageError(f"{run.id} is not a run of `launcher doctor`")
-    return found
+    return results
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,14 @@ class Change:
     "The file to write: a shipped profile goes into the user's folder."
     text: str
     difference: str
-    "As a patch of the profile that is in force."
+    "A patch of the profile that is in force."
 
 
 def changed_profile(results: Results, cluster: str) -> Change | None:
-    """Return the profile with the setting that was chosen, and the GPUs that were found instead of others.
+    """Return the profile with the chosen setting, and with the GPUs that were found if it names others.
 
-    None if nothing is to be changed.
-
-    `cluster` is the profile's name or file. Raises SpecError if it does not exist, UsageError if it is of
-    another cluster.
+    Return None if nothing changes. `cluster` is the profile's name or file. Raises SpecError if it does not
+    exist, UsageError if it describes another cluster.
     """
     facts = facts_of(results)
     shipped = clusters_dir()
@@ -161,27 +159,30 @@ def changed_profile(results: Results, cluster: str) -> Change | None:
         facts = replace(facts, gpu_type="")
     if not facts:
         return None
-    if (after := changed(before, facts)) == before:
+    if (after := with_facts(before, facts)) == before:
         return None
     target = own_file(file, shipped)
     return Change(target, after, difference(before, after, str(target)))
 
 
 def _corrects_gpu(results: Results) -> bool:
-    """Whether the GPUs are not those of the profile."""
-    return any(one.check in ("gpu-name", "gpu-memory") and one.verdict != "good" for one in results.findings)
+    """Return whether the GPUs differ from those of the profile."""
+    return any(
+        finding.check in ("gpu-name", "gpu-memory") and finding.verdict != "good"
+        for finding in results.findings
+    )
 
 
-def found_earlier(here: Callable[[Mapping[str, Any]], bool]) -> Facts:
-    """Return what runs of the doctor on this machine found out about a cluster, the newest first.
+def found_earlier(describes: Callable[[Mapping[str, Any]], bool]) -> Facts:
+    """Return the facts that runs of the doctor on this machine have found about a cluster, newest run first.
 
-    `here` tells whether a profile, as run.json has it, is of that cluster.
+    `describes` returns whether a profile, as in run.json, describes that cluster.
     """
-    found = Facts()
+    facts = Facts()
     for run in runs_in():
-        if here(read_record(run.run).get("cluster") or {}) and (results := results_of(run)) is not None:
-            found = found.or_else(facts_of(results))
-    return found
+        if describes(read_record(run.run).get("cluster") or {}) and (results := results_of(run)) is not None:
+            facts = facts.or_else(facts_of(results))
+    return facts
 
 
 def write_profile(change: Change) -> None:
@@ -197,14 +198,16 @@ def write_profile(change: Change) -> None:
 
 
 def last_healthy(results: Results) -> Results | None:
-    """Return the newest earlier results of the same cluster in which nothing was broken; None if there are
-    none. Levels may differ, and what a job lacked does not count."""
+    """Return the newest earlier results of the same cluster in which nothing was broken, or None.
+
+    Their level may differ. Findings about a job do not count.
+    """
     for run in runs_in():
         if run.id == results.run.id or run.read_about().created > results.run.read_about().created:
             continue
-        found = results_of(run)
-        if found is None or found.unfinished or found.cluster != results.cluster:
+        earlier = results_of(run)
+        if earlier is None or earlier.unfinished or earlier.cluster != results.cluster:
             continue
-        if worst(one for one in found.findings if one.part != "job") != "broken":
-            return found
+        if worst(finding for finding in earlier.findings if finding.part != "job") != "broken":
+            return earlier
     return None

@@ -1,4 +1,4 @@
-"""A job as the caller gives it: a file, a mapping with the fields of one, or a Job."""
+"""A job as the caller passes it: a file, a mapping of its fields, or a Job."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 JobLike: TypeAlias = Path | str | Mapping[str, Any] | Job
 NO_FILE = "(no file)"
-"Stands for the name of a job file if there is none."
+"Replaces the name of the job file if there is none."
 Values: TypeAlias = Mapping[str, Any]
 "Values by dotted field path, such as `{'train.lr': 1e-4}`."
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenJob:
     """A job from `file`, or from `data`.
 
     Relative paths start in the folder of `file`, which then need not exist.
@@ -37,39 +37,39 @@ class Given:
     data: Mapping[str, Any] | None = None
 
     def document(self, overrides: Sequence[str] = ()) -> Document:
-        """The job's data, not validated yet. Raises SpecError, OSError."""
+        """Return the job's data, not validated yet. Raises SpecError, OSError."""
         if self.data is None:
             with _readable():
                 return read(self.file, overrides)
         try:
             data = copy.deepcopy(dict(self.data))
         except (TypeError, RecursionError) as error:
-            raise UsageError(f"the job: {error}: give plain dicts, lists, texts and numbers") from None
+            raise UsageError(f"the job: {error}: give plain dicts, lists, strings and numbers") from None
         return with_overrides(Document(data, "the job"), overrides)
 
     def job(self, overrides: Sequence[str] = ()) -> Job:
-        """The validated job. Raises SpecError, OSError."""
+        """Return the validated job. Raises SpecError, OSError."""
         if self.data is None:
             with _readable():
                 return load_job(self.file, overrides)
         return validate(Job, self.document(overrides))
 
 
-def given(job: JobLike | Given) -> Given:
+def as_given_job(job: JobLike | GivenJob) -> GivenJob:
     """Wrap a job, unless it is wrapped already.
 
     Relative paths of a mapping or a Job start in the current directory. Raises UsageError.
     """
-    if isinstance(job, Given):
+    if isinstance(job, GivenJob):
         return job
-    nowhere = Path.cwd() / NO_FILE
+    no_file = Path.cwd() / NO_FILE
     if isinstance(job, Job):
-        return Given(nowhere, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        return GivenJob(no_file, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
     if isinstance(job, Mapping):
-        return Given(nowhere, job)
+        return GivenJob(no_file, job)
     if not isinstance(job, str | Path):
         raise UsageError(f"{job!r} is not a job: give the path of a file, a mapping or a Job")
-    return Given(Path(job))
+    return GivenJob(Path(job))
 
 
 @contextmanager
@@ -81,9 +81,9 @@ def _readable() -> Iterator[None]:
 
 
 def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
-    """The values as texts of `--set`.
+    """Return the values as texts for `--set`.
 
-    Raises SpecError for a value that no file could hold, and UsageError.
+    Raises UsageError, and SpecError for a value that a file cannot hold.
     """
     if values is None:
         return []
@@ -99,7 +99,7 @@ def overrides_of(values: Values | Sequence[str] | None) -> list[str]:
 
 
 def as_text(name: str, value: Any) -> str:
-    """The text after the `=`. Text fields take it literally; an argument of the task is parsed as YAML."""
+    """Return the text after the `=`. Text fields take it literally; task arguments are parsed as YAML."""
     if not isinstance(name, str):
         raise SpecError([Problem("set", repr(name), "the name of a field is text")])
     if "=" in name:

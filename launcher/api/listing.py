@@ -26,7 +26,7 @@ class Filter:
     "The earliest submission: `7d` ago, or a UTC time."
 
     def allows(self, about: RunRecord) -> bool:
-        """Compare every field but the state with run.json. Raises UsageError."""
+        """Return whether run.json matches every field except the state. Raises UsageError."""
         tags = about.job.tags
         return (
             self.name in (None, about.job.name)
@@ -38,9 +38,9 @@ class Filter:
 
 @dataclass(frozen=True)
 class Listed:
-    """The runs that were found."""
+    """The runs that match a filter."""
 
-    found: dict[RunDir, Status]
+    statuses: dict[RunDir, Status]
     older: int
     "The number of runs beyond the limit."
 
@@ -48,8 +48,8 @@ class Listed:
 def listed(wanted: Filter, limit: int = 0, root: Path | None = None) -> Listed:
     """Find the newest `limit` runs, 0 for all, newest first. Raises UsageError."""
     if wanted.state not in (None, *STATES, "damaged"):
-        known = ", ".join(sorted({*STATES, "damaged"}))
-        raise UsageError(f"{wanted.state!r} is not a state of a run; the states are {known}")
+        states_text = ", ".join(sorted({*STATES, "damaged"}))
+        raise UsageError(f"{wanted.state!r} is not a state of a run; the states are {states_text}")
     runs = runs_in(root)
     if wanted != Filter(state=wanted.state):
         runs = [run for run in runs if wanted.allows(run.read_about())]

@@ -1,11 +1,11 @@
-"""Export of a whole model, with the adapter that a run trained merged into its weights."""
+"""Export a whole model, with the adapter that a run has trained merged into its weights."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.api.sources import inside, users_code
+from launcher.api.sources import inside, running_user_code
 from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Job
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | None) -> list[Path]:
     """Write the merged model of a run's checkpoint into the new or empty directory `to`.
 
-    The task's code runs in this process, in the run's working directory: it makes the frozen weights again.
-    Returns the weight files. Raises ExportError, TaskError, UserCodeError, UsageError, OSError.
+    The task's code runs in this process, in the run's working directory, to create the frozen weights again.
+    Return the weight files. Raises ExportError, TaskError, UserCodeError, UsageError, OSError.
     """
     about, to = run.read_about(), to.absolute()
     if read_marker(checkpoint).get("adapter") is None:
@@ -32,7 +32,7 @@ def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | 
     if not workdir.is_dir():
         raise UsageError(f"workdir: {workdir} is not a directory here; the task is imported from it")
     job = Job.model_validate(about["job"])
-    with users_code(f"task {job.task}", workdir):
+    with running_user_code(f"task {job.task}", workdir):
         frozen = FrozenWeights(job, recipe, str(workdir))
     with inside(workdir):
         return export(checkpoint, to, dtype, frozen=frozen)

@@ -1,4 +1,4 @@
-"""Write the page of a run, wherever it runs."""
+"""Write the page of a run on any cluster."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from launcher.schedulers.wanted import Wanted
 def write_report(run: RunDir, page: Path, refresh: int | None = None) -> Status:
     """Fetch the run's records and write its page. Return the status that the page shows.
 
-    `refresh`: seconds after which a browser loads the page again while the run goes on.
-
-    Raises SchedulerError if the run's place does not answer, and OSError.
+    `refresh`: seconds after which a browser reloads the page, until the run has ended. Raises OSError, and
+    SchedulerError if the run's cluster does not answer.
     """
     scheduler = scheduler_of(run)
     scheduler.fetch(run, Wanted(logs=True))

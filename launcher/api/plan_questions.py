@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.api.job_source import Given
+from launcher.api.job_source import GivenJob
 from launcher.api.prepare import runs_root
-from launcher.api.sources import UsersCode, source_of
+from launcher.api.sources import UserCode, source_of
 from launcher.memory.ledger import default_folder
 from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice
@@ -31,15 +31,15 @@ from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks
 from launcher.spec.typed import Override
 
-LARGEST_ASKED = 2**16
-"The largest micro-batch that is tried. No training uses more samples per GPU."
+MAX_MICRO_BATCH = 2**16
+"The largest micro-batch to try. No training uses more samples per GPU."
 
 
 @dataclass
-class Asker:
+class Comparer:
     """Plans one job on one cluster, and variations of both."""
 
-    given: Given
+    given: GivenJob
     sets: Sequence[str]
     cluster: Cluster
     store: Path
@@ -58,12 +58,12 @@ class Asker:
         if key not in self._sources:
             like: Like = "cuda" if on_gpu else "cpu"
             self._sources[key] = source_of(
-                job, workdir, self.store, like, lambda: UsersCode(job, workdir, like)
+                job, workdir, self.store, like, lambda: UserCode(job, workdir, like)
             )
         return Decider(job, cluster, self._sources[key], default_folder(runs_root(cluster)))
 
     def choice(self, job: Job | None = None, cluster: Cluster | None = None) -> Choice:
-        """The best recipe there. `chosen` is None if nothing fits or the job cannot run."""
+        """Return the best recipe. `chosen` is None if nothing fits or the job cannot run there."""
         try:
             decider = self.decider(job, cluster)
             choice = decider.best()
@@ -75,21 +75,21 @@ class Asker:
     def changed(self, changes: Sequence[str]) -> Mapping[str, Job]:
         """Apply each change to the job. Raises SpecError.
 
-        A change is `field=value`, or several with commas between them. A field without a dot is one of the
+        A change is `field=value`, or several separated by commas. A field without a dot is a field of the
         recipe.
         """
-        found = {}
+        jobs = {}
         for change in changes:
             sets = [_changed_field(text) for text in change.split(",")]
-            found[change] = self.given.job([*self.sets, *sets])
-        return found
+            jobs[change] = self.given.job([*self.sets, *sets])
+        return jobs
 
     def what_if(self, jobs: Mapping[str, Job]) -> Comparison:
         answers = (Answer(label, self.choice(job)) for label, job in jobs.items())
         return Comparison("what if", tuple(answers), "")
 
     def family(self, text: str) -> Mapping[str, Job]:
-        """The jobs of `ARG=V1,V2,V3`. Raises SpecError."""
+        """Return the jobs of `ARG=V1,V2,V3`. Raises SpecError."""
         name, _, values = text.partition("=")
         if not name or not values:
             raise UsageError(
@@ -97,10 +97,10 @@ class Asker:
             )
         labels = [f"{name}={value}" for value in values.split(",")]
         sets = {label: Override(f"args.{label}", f"--largest {label}") for label in labels}
-        return {label: self.given.job([*self.sets, one]) for label, one in sets.items()}
+        return {label: self.given.job([*self.sets, override]) for label, override in sets.items()}
 
     def largest(self, family: Mapping[str, Job]) -> Comparison:
-        """Plan each job by rising number of parameters, until one does not fit. Ties keep their order."""
+        """Plan the jobs by increasing number of parameters until one does not fit. Ties keep their order."""
         order = sorted(family, key=lambda label: self._parameters(family[label]))
         answers: list[Answer] = []
         for label in order:
@@ -110,9 +110,9 @@ class Asker:
         fitting = [answer.label for answer in answers if answer.choice.chosen is not None]
         summary = f"the largest that fits: {fitting[-1]}" if fitting else f"not even {answers[0].label} fits"
         if len(fitting) == len(family):
-            summary = f"all of them fit, {fitting[-1]} too"
-        if rest := order[len(answers) :]:
-            summary += f"; not asked about: {', '.join(rest)}"
+            summary = f"all of them fit, including {fitting[-1]}"
+        if not_tried := order[len(answers) :]:
+            summary += f"; not tried: {', '.join(not_tried)}"
         return Comparison("the largest that fits", tuple(answers), summary)
 
     def _parameters(self, job: Job) -> int:
@@ -123,25 +123,25 @@ class Asker:
         return decider.evaluate.traces.model(decider.plan.recipe).numel
 
     def with_gpus(self, names: Sequence[str]) -> Mapping[str, Cluster]:
-        """The cluster with each of these GPUs in place of its own.
+        """Return the cluster with each of these GPUs in place of its own.
 
-        Memory and speed are from the data sheet.
+        Memory and speed are those of the data sheet.
         """
         if names and self.job.resources.gpus_per_node == 0:
             raise UsageError("--gpu: the job asks for no GPUs (resources.gpus_per_node: 0)")
-        found = {}
+        clusters = {}
         for name in names:
-            wanted = gpu_type_of(name)
-            if wanted is None:
-                several = gpu_types_of(name)
-                labels = ", ".join(known.label for known in several or GPU_TYPES)
-                raise UsageError(f"--gpu {name!r}: {'name one of' if several else 'known are'} {labels}")
+            gpu_type = gpu_type_of(name)
+            if gpu_type is None:
+                matches = gpu_types_of(name)
+                labels = ", ".join(known.label for known in matches or GPU_TYPES)
+                raise UsageError(f"--gpu {name!r}: {'name one of' if matches else 'known are'} {labels}")
             count = self.cluster.gpus_per_node or 1
-            gpu = Gpu(type=wanted.label, count=count, memory=memory_of(wanted))
+            gpu = Gpu(type=gpu_type.label, count=count, memory=memory_of(gpu_type))
             node = self.cluster.node.model_copy(update={"gpu": gpu})
-            label = f"{count} x {wanted.label} ({wanted.memory:g} GiB)"
-            found[label] = self.cluster.model_copy(update={"node": node})
-        return found
+            label = f"{count} x {gpu_type.label} ({gpu_type.memory:g} GiB)"
+            clusters[label] = self.cluster.model_copy(update={"node": node})
+        return clusters
 
     def gpus(self, clusters: Mapping[str, Cluster]) -> Comparison:
         answers = compare_gpus(clusters, lambda label: self.choice(cluster=clusters[label]))
@@ -154,20 +154,20 @@ class Asker:
         layouts = {nodes * gpus: (nodes, gpus) for nodes, gpus in self._layouts()}
         tried: list[Answer] = []
 
-        def on(count: int) -> Choice:
+        def choice_on(count: int) -> Choice:
             nodes, gpus = layouts[count]
-            where = {"nodes": nodes, "gpus_per_node": gpus, "ranks_per_node": None}
-            resources = self.job.resources.model_copy(update=where)
+            changes = {"nodes": nodes, "gpus_per_node": gpus, "ranks_per_node": None}
+            resources = self.job.resources.model_copy(update=changes)
             choice = self.choice(self.job.model_copy(update={"resources": resources}))
             tried.append(Answer(f"{nodes} node(s) x {gpus}", choice))
             return choice
 
-        least = least_gpus(layouts, on)
+        least = least_gpus(layouts, choice_on)
         summary = "nothing fits on any number of them" if least is None else f"the fewest: {least[0]}"
         return Comparison("the fewest GPUs", tuple(tried), summary)
 
     def _layouts(self) -> Iterator[tuple[int, int]]:
-        """(nodes, GPUs per node)."""
+        """Yield (nodes, GPUs per node)."""
         per_node, batch = self.cluster.gpus_per_node, self.job.batch.global_
         powers = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
         layouts = [(1, gpus) for gpus in (*powers, per_node)]
@@ -175,21 +175,21 @@ class Asker:
         return ((nodes, gpus) for nodes, gpus in layouts if batch % (nodes * gpus) == 0)
 
     def max_micro_batch(self, decider: Decider, decision: Decision) -> Comparison:
-        """The largest micro-batch of the chosen recipe. Accumulation stays, so the global batch grows."""
+        """Find the largest micro-batch of the chosen recipe. Accumulation is kept: the global batch grows."""
         capacity, evaluate, recipe = decider.capacity, decider.evaluate, decision.plan.recipe
-        found = largest_micro_batch(recipe, evaluate, capacity, LARGEST_ASKED)
-        while found is not None and capacity.misfit(evaluate.confirm(found.recipe).estimate):
-            # Confirmed answers are kept, so this micro-batch counts as too large from now on.
-            found = largest_micro_batch(recipe, evaluate, capacity, found.recipe.micro_batch_size)
-        if found is None:
-            raise UsageError("--max-micro-batch: with its own accumulation not even a micro-batch of 1 fits")
-        found = evaluate(found.recipe)
-        micro = found.recipe.micro_batch_size
+        largest = largest_micro_batch(recipe, evaluate, capacity, MAX_MICRO_BATCH)
+        while largest is not None and capacity.misfit(evaluate.confirm(largest.recipe).estimate):
+            # Confirmed estimates are kept, so that this micro-batch counts as too large from now on.
+            largest = largest_micro_batch(recipe, evaluate, capacity, largest.recipe.micro_batch_size)
+        if largest is None:
+            raise UsageError("--max-micro-batch: with this accumulation not even a micro-batch of 1 fits")
+        largest = evaluate(largest.recipe)
+        micro = largest.recipe.micro_batch_size
         ranks = data_ranks(recipe, decision.plan.layout.ranks)
         summary = f"batch.global {micro * recipe.grad_accum * ranks}"
-        if micro == LARGEST_ASKED:
-            summary += "; larger ones were not asked about"
-        answer = Answer(f"micro-batch {micro}", Choice(chosen=found, reason=summary, losers=()))
+        if micro == MAX_MICRO_BATCH:
+            summary += "; larger ones were not tried"
+        answer = Answer(f"micro-batch {micro}", Choice(chosen=largest, reason=summary, losers=()))
         return Comparison("the largest micro-batch of this recipe", (answer,), summary)
 
 
@@ -198,20 +198,20 @@ def _changed_field(text: str) -> str:
     return Override(field, f"--what-if {text}")
 
 
-def tokens_on(askers: Sequence[Asker], tokens: float) -> Comparison:
-    """What the tokens cost on each cluster, cheapest first."""
+def tokens_on(comparers: Sequence[Comparer], tokens: float) -> Comparison:
+    """Return what training on the tokens costs on each cluster, cheapest first."""
     answers = []
-    for asker in askers:
-        answer = Answer(asker.cluster.name, asker.choice())
+    for comparer in comparers:
+        answer = Answer(comparer.cluster.name, comparer.choice())
         if answer.choice.chosen is not None:
-            decider = asker.decider()
+            decider = comparer.decider()
             per_sample = decider.about.tokens_per_sample
             if per_sample is None:
                 raise UsageError(
-                    "--tokens: a sample of this task has no tokens, which is to say no row of whole numbers"
+                    "--tokens: a sample of this task has no tokens, which would be a row of whole numbers"
                 )
             gpus = decider.layout.nodes * decider.layout.gpus_per_node
-            answer = for_tokens(answer, tokens, per_sample, gpus, asker.cluster.usd_per_gpu_hour)
+            answer = for_tokens(answer, tokens, per_sample, gpus, comparer.cluster.usd_per_gpu_hour)
         answers.append(answer)
     answers = cheapest_first(answers)
     priced = [answer for answer in answers if answer.usd is not None]

@@ -1,4 +1,4 @@
-"""The plan of a submission. It is the decision of `launcher plan` if that has stored its traces."""
+"""Plan a submission. It is the decision of `launcher plan` if this command has stored its traces."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class NotPlannedError(Exception):
 def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan:
     """Plan the job from stored traces, without importing torch or the user's code.
 
-    A login node has neither the time nor the memory for that. What the stored traces do not show is left to
-    the run, which uses its ladder if memory runs out. On a CPU the recipe is the job's in any case, and the
-    traces only give the estimate. Raises PlanRefusedError.
+    A login node has neither the time nor the memory for that. If the traces are incomplete, the run decides:
+    it uses its ladder if memory runs out. On a CPU the recipe is always the job's, and the traces only give
+    the estimate. Raises PlanRefusedError.
     """
     ledger = default_folder(runs_root)
     plan = make_plan(job, cluster)
     on_gpu = plan.layout.gpus_per_node > 0
-    earlier = earlier_runs(job, cluster, ledger, on_gpu=on_gpu)
-    plan = started_where_it_fitted(plan, job, cluster, earlier)
+    measured = earlier_runs(job, cluster, ledger, on_gpu=on_gpu)
+    plan = started_where_it_fitted(plan, job, cluster, measured)
     declared = job.plan.model is not None or job.plan.params is not None
     if not (job.task is not None or declared):
         return plan
@@ -36,7 +36,7 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     from launcher.planning.decide import Decider
 
     workdir = (job_file.parent / job.workdir).resolve()
-    source = source_of(job, workdir, traces_dir(), "cuda" if on_gpu else "cpu", _nothing_more)
+    source = source_of(job, workdir, traces_dir(), "cuda" if on_gpu else "cpu", _no_traces)
     try:
         with working("choosing the recipe by memory" if on_gpu else "estimating the memory"):
             return Decider(job, cluster, source, ledger).decide(job.plan.vary).plan
@@ -51,10 +51,11 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
         if cluster.rents:  # renting a GPU that is too small costs money
             raise
         warning = (
-            f"by its plan the job does not fit: {'; '.join(problem.message for problem in error.problems)}"
+            f"according to its plan the job does not fit: "
+            f"{'; '.join(problem.message for problem in error.problems)}"
         )
     return plan.model_copy(update={"warnings": (*plan.warnings, warning)})
 
 
-def _nothing_more() -> NoReturn:
+def _no_traces() -> NoReturn:
     raise NotPlannedError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.job_source import JobLike, Values, given, overrides_of
-from launcher.api.plan_questions import Asker, tokens_on
+from launcher.api.job_source import JobLike, Values, as_given_job, overrides_of
+from launcher.api.plan_questions import Comparer, tokens_on
 from launcher.api.prepare import named_cluster, with_hardware
 from launcher.api.sources import traces_dir
 from launcher.planning.cost import Cost, cost_of
@@ -35,8 +35,8 @@ class Questions:
     largest: str | None = None
     zero: bool = False
     rungs: bool = False
-    """Estimate each rung of the ladder from a complete trace, which takes about a second each. Without it,
-    only the ladder is right, not the memory of its rungs."""
+    """Whether to estimate each rung of the ladder from a complete trace, which takes about a second each.
+    Otherwise the ladder is right, but the memory of its rungs is not."""
 
 
 @dataclass(frozen=True)
@@ -48,65 +48,66 @@ class Answered:
     "Set if nothing fits. The page still answers the questions."
 
 
-def answer(job: JobLike, clusters: Sequence[str], sets: Sequence[str], asked: Questions) -> Answered:
+def answer(job: JobLike, clusters: Sequence[str], sets: Sequence[str], questions: Questions) -> Answered:
     """Plan one job on one cluster, or with `tokens` on several.
 
     Raises SpecError, UsageError, UserCodeError, SchedulerError, and PlanRefusedError if the job cannot run
     there at all.
     """
-    if len(clusters) > 1 and asked.tokens is None:
+    if len(clusters) > 1 and questions.tokens is None:
         raise UsageError(
-            "several clusters are compared by what tokens cost there: add --tokens N, or name one cluster"
+            "several clusters are compared by the cost of tokens: add --tokens N, or name one cluster"
         )
-    source = given(job)
+    source = as_given_job(job)
     wanted = source.job(sets)
-    places = [with_hardware(named_cluster(name, sets), wanted) for name in clusters]
-    askers = [Asker(source, sets, place, traces_dir()) for place in places]
-    asker = askers[0]
+    profiles = [with_hardware(named_cluster(name, sets), wanted) for name in clusters]
+    comparers = [Comparer(source, sets, profile, traces_dir()) for profile in profiles]
+    comparer = comparers[0]
     # Report errors in the questions before anything takes time.
-    changed, other_gpus = asker.changed(asked.what_if), asker.with_gpus(asked.gpus)
-    family = asker.family(asked.largest) if asked.largest else {}
-    decider = asker.decider()
-    if asked.min_gpus and not decider.layout.gpus_per_node:
+    changed, other_gpus = comparer.changed(questions.what_if), comparer.with_gpus(questions.gpus)
+    family = comparer.family(questions.largest) if questions.largest else {}
+    decider = comparer.decider()
+    if questions.min_gpus and not decider.layout.gpus_per_node:
         raise UsageError("--min-gpus: the job runs without GPUs here")
-    if asked.max_micro_batch and decider.capacity.card is None and decider.capacity.host is None:
+    if questions.max_micro_batch and decider.capacity.card is None and decider.capacity.host is None:
         raise UsageError(
-            "--max-micro-batch: the profile says neither what a GPU nor what a node has (node.memory)"
+            "--max-micro-batch: the profile has neither the memory of a GPU (node.gpu) nor of a node "
+            "(node.memory)"
         )
-    if asked.zero and decider.layout.ranks == 1:
+    if questions.zero and decider.layout.ranks == 1:
         raise UsageError(
             "--zero: the job has one rank, so there is nothing to shard; ask for several, e.g. "
             "--set resources.gpus_per_node=8"
         )
     refused, decision = None, None
     try:
-        decision = decider.decide(asker.job.plan.vary, confirm_rungs=asked.rungs)
+        decision = decider.decide(comparer.job.plan.vary, confirm_rungs=questions.rungs)
     except PlanRefusedError as error:
         refused = error
     comparisons = []
     if changed:
-        comparisons.append(asker.what_if(changed))
+        comparisons.append(comparer.what_if(changed))
     if other_gpus:
-        comparisons.append(asker.gpus(other_gpus))
-    if asked.max_micro_batch and decision is not None:
-        comparisons.append(asker.max_micro_batch(decider, decision))
-    if asked.min_gpus:
-        comparisons.append(asker.min_gpus())
+        comparisons.append(comparer.gpus(other_gpus))
+    if questions.max_micro_batch and decision is not None:
+        comparisons.append(comparer.max_micro_batch(decider, decision))
+    if questions.min_gpus:
+        comparisons.append(comparer.min_gpus())
     if family:
-        comparisons.append(asker.largest(family))
-    if asked.tokens is not None:
-        comparisons.append(tokens_on(askers, asked.tokens))
+        comparisons.append(comparer.largest(family))
+    if questions.tokens is not None:
+        comparisons.append(tokens_on(comparers, questions.tokens))
     zero = None
-    if asked.zero:
+    if questions.zero:
         smallest = decider.space().sizes(decider.plan.recipe)[:1] or [decider.plan.recipe]
         zero = stages_of(decider, decision.chosen.recipe if decision is not None else smallest[0])
     page = Page(
-        job=asker.job,
-        cluster=asker.cluster,
+        job=comparer.job,
+        cluster=comparer.cluster,
         decision=decision,
         tokens_per_sample=decider.about.tokens_per_sample,
         comparisons=tuple(comparisons),
-        explain=asked.explain,
+        explain=questions.explain,
         refusal=str(refused or ""),
         zero=zero,
     )
@@ -130,7 +131,7 @@ class Plan:
 
     @property
     def ladder(self) -> tuple[Recipe, ...]:
-        """The recipes that the run falls back to, in order, if memory runs out nevertheless."""
+        """The recipes that the run falls back to, in order, if memory runs out anyway."""
         return self._decision.plan.ladder
 
     @property
@@ -173,11 +174,11 @@ class Plan:
 
     @property
     def decision(self) -> Decision:
-        """Everything that the plan was decided from."""
+        """All values from which the plan was decided."""
         return self._decision
 
     def as_dict(self) -> dict[str, Any]:
-        """What `launcher plan --json` prints."""
+        """Return what `launcher plan --json` prints."""
         from launcher.report.data import as_data
 
         return as_data(self._page)

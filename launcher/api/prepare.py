@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.api.job_source import Given, JobLike, given
+from launcher.api.job_source import GivenJob, JobLike, as_given_job
 from launcher.api.planned import planned
 from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir
@@ -42,12 +42,12 @@ def queue_sets(
     dependency: str | None,
     nodelist: str | None,
 ) -> list[str]:
-    """The options of one submission as overrides."""
-    given = {"partition": partition, "account": account, "qos": qos, "reservation": reservation}
-    given |= {"extra.dependency": dependency, "extra.nodelist": nodelist}
+    """Return the options of one submission as overrides."""
+    options = {"partition": partition, "account": account, "qos": qos, "reservation": reservation}
+    options |= {"extra.dependency": dependency, "extra.nodelist": nodelist}
     return [
         Override(f"cluster.slurm.{name}={value}", f"--{name.removeprefix('extra.')} {value}")
-        for name, value in given.items()
+        for name, value in options.items()
         if value is not None
     ]
 
@@ -58,12 +58,12 @@ def with_hardware(cluster: Cluster, job: Job) -> Cluster:
 
 
 def runs_root(cluster: Cluster) -> Path:
-    """The folder for the cluster's run directories."""
+    """Return the folder for the cluster's run directories."""
     return Path(cluster.paths.runs).expanduser() if cluster.paths.runs else default_root()
 
 
 def prepared(
-    job_like: JobLike | Given,
+    job_like: JobLike | GivenJob,
     cluster_name: str,
     sets: Sequence[str],
     run_dir: Path | None = None,
@@ -73,19 +73,19 @@ def prepared(
 
     Raises SpecError, PlanRefusedError, RenderError, SchedulerError.
     """
-    source = given(job_like)
+    source = as_given_job(job_like)
     job, job_file = source.job(sets), source.file
     cluster = within(limits or Limits(), with_hardware(named_cluster(cluster_name, sets), job))
     root = run_dir.parent if run_dir is not None else runs_root(cluster)
     run_id = run_dir.name if run_dir is not None else new_run_id(job.name)
     requests: list[Request] = []
-    refused: list[PlanRefusedError] = []
+    refusals: list[PlanRefusedError] = []
     section = cluster.section if job.resources.gpus_per_node != 0 else None
     for variant in (cluster, *(section.alternatives(cluster) if section is not None else ())):
         try:
             plan = planned(job, job_file, variant, root)
         except PlanRefusedError as error:
-            refused.append(error)
+            refusals.append(error)
             continue
         requests.append(
             Request(
@@ -99,7 +99,7 @@ def prepared(
             )
         )
     if not requests:
-        raise refused[0]
+        raise refusals[0]
     return prepare(replace(requests[0], others=tuple(requests[1:])))
 
 
@@ -116,15 +116,15 @@ class Limits:
 
 def within(limits: Limits, cluster: Cluster) -> Cluster:
     """Apply the limits to the profile. Raises SchedulerError if nothing is rented there."""
-    given = {name: value for name, value in asdict(limits).items() if value is not None}
-    if not given:
+    overrides = {name: value for name, value in asdict(limits).items() if value is not None}
+    if not overrides:
         return cluster
     from launcher.schedulers.runpod.profile import RunPod
 
     if (section := RunPod.of(cluster)) is None:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in overrides)
         raise SchedulerError(f"{options}: nothing is rented on {cluster.name}; give a runpod profile")
-    return cluster.model_copy(update={"runpod": section.model_copy(update=given)})
+    return cluster.model_copy(update={"runpod": section.model_copy(update=overrides)})
 
 
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:

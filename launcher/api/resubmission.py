@@ -22,7 +22,7 @@ from launcher.spec.load import from_record
 
 
 def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -> Prepared:
-    """Plan the run again, with `sets` applied to its job in force, on its own or another cluster.
+    """Plan the run again, with `sets` applied to its current job, on its own or another cluster.
 
     Write nothing.
 
@@ -30,9 +30,9 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
     RenderError, SchedulerError.
     """
     about, events = run.read_about(), run.read_events()
-    before = about["job"]
-    before = {**before, "model": {**before.get("model", {}), **found_in_model(events)}}
-    job = from_record(Job, before, f"{run.id}/run.json", sets)
+    job_before = about["job"]
+    job_before = {**job_before, "model": {**job_before.get("model", {}), **found_in_model(events)}}
+    job = from_record(Job, job_before, f"{run.id}/run.json", sets)
     if cluster_name is None:
         cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json", sets)
     else:
@@ -52,12 +52,12 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
         raise SchedulerError(reason)
     _, ready = prepare(request)
     changed = changes(
-        {**before, "cluster": about["cluster"]["name"]}, {**ready.about["job"], "cluster": cluster.name}
+        {**job_before, "cluster": about["cluster"]["name"]}, {**ready.about["job"], "cluster": cluster.name}
     )
-    more = {"created": about["created"], "changed": changed, "set": list(sets)}
+    record = {"created": about["created"], "changed": changed, "set": list(sets)}
     if about.get("sweep") is not None:
-        more["sweep"] = about["sweep"]
-    return replace(ready, about={**ready.about, **more})
+        record["sweep"] = about["sweep"]
+    return replace(ready, about={**ready.about, **record})
 
 
 def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> None:
@@ -68,5 +68,5 @@ def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> Non
         where = scheduler_of(run).where(run)
         raise SchedulerError(
             f"{run.id} and its checkpoints are in {where}; the profile {cluster.name} has another login, "
-            "other ssh.hosts or paths.runs: give one with the same, or submit the job there anew"
+            "other ssh.hosts or paths.runs: give a profile with the same ones, or submit the job again there"
         )

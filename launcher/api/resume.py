@@ -1,4 +1,4 @@
-"""Resume a run that has ended, as it was or with changes."""
+"""Resume a run that has ended, unchanged or with changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Resumed:
 
 
 def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) -> Resumed:
-    """Resume a run. `sets` overrides fields of its job, and `cluster` names another profile for what is left.
+    """Resume a run. `sets` overrides fields of its job, and `cluster` names another profile for the rest.
 
     Raises SchedulerError if it is still running, cannot be resumed or has a damaged run.json; with changes
     also SpecError, PlanRefusedError and RenderError.
@@ -39,7 +39,7 @@ def resume(run: RunDir, sets: Sequence[str] = (), cluster: str | None = None) ->
 
 @contextlib.contextmanager
 def _only_one(run: RunDir) -> Iterator[None]:
-    """Refuse a second resume before the first has started its supervisor: one would run the other's plan."""
+    """Refuse a second resume until the first has started its supervisor: one would run the other's plan."""
     folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

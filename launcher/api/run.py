@@ -1,4 +1,4 @@
-"""Runs, as a program or a notebook uses them."""
+"""Runs, for use in a program or a notebook."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Metrics(list[dict[str, Any]]):
 
 
 class Run:
-    """A run, wherever it is: on this machine, under Slurm, on hosts behind ssh, on RunPod.
+    """A run on this machine, under Slurm, on ssh hosts or on RunPod.
 
-    Each call queries the run afresh. Raises SchedulerError if the run's place does not answer.
+    Each call queries the run again. Raises SchedulerError if the run's cluster does not answer.
     """
 
     def __init__(self, run: str | Path | RunDir | Run | None = None) -> None:
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run directory on this machine. For a run elsewhere, a copy of its records."""
+        """The run directory on this machine. For a run on another machine, a copy of its records."""
         return self.directory.path
 
     @property
@@ -90,7 +90,7 @@ class Run:
         return job.model_copy(update={"workdir": str(folder / job.workdir)})
 
     def status(self) -> Status:
-        """State, step, reason: everything that `launcher status` shows."""
+        """Return state, step, reason: everything that `launcher status` shows."""
         return scheduler_of(self.directory).status(self.directory)
 
     @property
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict of the last attempt that has ended; None if none has."""
+        """The verdict of the last attempt that has ended, or None if none has."""
         from launcher.report.why import verdicts
 
         self._fetch()
@@ -116,19 +116,19 @@ class Run:
         return [verdict for _, verdict, _ in verdicts(self.directory)]
 
     def why(self) -> str:
-        """The text of `launcher why`: the cause first, then what was done and what to do."""
+        """Return the text of `launcher why`: the cause first, then what was done and what to do."""
         from launcher.report.why import why
 
         now = self.status()
         return "\n".join(why(self.directory, now.state, now.reason))
 
     def metrics(self) -> Metrics:
-        """One mapping per step of the built-in entrypoint, or per call of `launcher.log`."""
+        """Return one mapping per step of the built-in entrypoint, or per call of `launcher.log`."""
         self._fetch()
         return Metrics(self.directory.read_metrics())
 
     def events(self) -> list[dict[str, Any]]:
-        """The run's events, in order."""
+        """Return the run's events, in order."""
         self._fetch()
         return [dict(event) for event in self.directory.read_events()]
 
@@ -141,7 +141,7 @@ class Run:
         stream: Literal["both", "out", "err"] = "both",
         grep: str | None = None,
     ) -> str:
-        """The lines of all or the given ranks, merged by time, as `launcher logs` prints them.
+        """Return the lines of all or the given ranks, merged by time, as `launcher logs` prints them.
 
         Raises ValueError for a rank, node or attempt that does not exist or has not printed anything yet, and
         for a `grep` that is not a regular expression.
@@ -161,14 +161,14 @@ class Run:
         return out.getvalue().decode(errors="replace")
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The complete checkpoints, oldest first. For a run elsewhere, those that it has reported."""
+        """Return the complete checkpoints, oldest first. For a run elsewhere, those that it has reported."""
         self._fetch()
         folder = self.directory.checkpoints
         if folder.is_dir():
-            found = [(entry.name.partition("-")[2], str(entry)) for entry in folder.glob("step-*")]
-            return [Checkpoint(int(step), path) for step, path in sorted(found) if step.isdecimal()]
+            entries = [(entry.name.partition("-")[2], str(entry)) for entry in folder.glob("step-*")]
+            return [Checkpoint(int(step), path) for step, path in sorted(entries) if step.isdecimal()]
         events = self.directory.read_events()
-        saved = {one.step: str(one.path) for one in events if isinstance(one, CheckpointSaved)}
+        saved = {event.step: str(event.path) for event in events if isinstance(event, CheckpointSaved)}
         return [Checkpoint(step, path) for step, path in sorted(saved.items())]
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -214,9 +214,10 @@ class Run:
         return hash(self.path)
 
     def __repr__(self) -> str:
-        now = self.status()
-        step = "" if now.step is None else f", step {now.step}" + (f" of {now.steps}" if now.steps else "")
-        return f"<Run {self.id}: {now.state}{step}{f': {now.reason}' if now.reason else ''}>"
+        status = self.status()
+        of_steps = f" of {status.steps}" if status.steps else ""
+        step = "" if status.step is None else f", step {status.step}{of_steps}"
+        return f"<Run {self.id}: {status.state}{step}{f': {status.reason}' if status.reason else ''}>"
 
     def _repr_html_(self) -> str:
         return Runs([self])._repr_html_()
@@ -286,15 +287,15 @@ class Runs(Sequence[Run]):
     def _repr_html_(self) -> str:
         from launcher.report.listing import as_html, row_of
 
-        found = states_of(run.directory for run in self._runs)
-        return as_html([row_of(status, run) for run, status in found.items()])
+        statuses_by_run = states_of(run.directory for run in self._runs)
+        return as_html([row_of(status, run) for run, status in statuses_by_run.items()])
 
 
 def _numbers(given: int | Iterable[int] | None) -> frozenset[int] | None:
     if given is None:
         return None
-    many = given if isinstance(given, Iterable) else (given,)
-    return frozenset(map(operator.index, many))  # an integer of numpy too, and no text
+    values = given if isinstance(given, Iterable) else (given,)
+    return frozenset(map(operator.index, values))  # accepts integers of numpy, and no text
 
 
 def _text(numbers: frozenset[int] | None) -> str | None:

@@ -20,7 +20,7 @@ class Requested:
     rank: int | None
     "None: every rank."
     folder: str
-    "Where they will be, as a person finds it."
+    "Folder of the snapshots, for people: `host:path` if it is on another host."
 
     def __str__(self) -> str:
         who = "every rank" if self.rank is None else f"rank {self.rank}"

@@ -1,4 +1,4 @@
-"""Sources of a plan's knowledge about the job's model."""
+"""Sources of what a plan knows about the job's model."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class UserCodeError(LauncherError):
 
 
 def traces_dir() -> Path:
-    """The folder of stored traces: `traces/` in launcher's cache folder of the user."""
+    """Return the folder of stored traces: `traces/` in the user's cache folder of launcher."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("launcher")) / "traces"
 
 
 def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[], FromFiles]) -> Source:
-    """A source that reads stored traces from `store` and gets missing ones from `make`.
+    """Return a source that reads stored traces from `store` and gets missing ones from `make`.
 
     `like` is the device that the model runs on. Raises PlanRefusedError.
     """
     declared = job.plan
     if job.task is not None:
-        kept = TraceStore(store, job.task, job.shaped_by, str(workdir), like)
+        trace_store = TraceStore(store, job.task, job.shaped_by, str(workdir), like)
     elif declared.model is not None:
-        kept = TraceStore(store, declared.model, {"length": declared.length}, str(workdir), like)
+        trace_store = TraceStore(store, declared.model, {"length": declared.length}, str(workdir), like)
     elif declared.params is not None:
         return DeclaredParams(declared.params, **job.model.model_dump())
     else:
@@ -61,10 +61,10 @@ def source_of(job: Job, workdir: Path, store: Path, like: Like, make: Callable[[
             "declare the model with plan.model or plan.params (docs/planning.md), or write a task"
         )
         raise PlanRefusedError([Problem("the job", "command", message)])
-    return CachedSource(kept, make)
+    return CachedSource(trace_store, make)
 
 
-class UsersCode:
+class UserCode:
     """Queries the job's task, or the model that it declares, in this process.
 
     Its code runs in `workdir`, and its output goes to stderr.
@@ -110,15 +110,15 @@ class UsersCode:
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        with working(what), users_code(self.name, self.workdir):
+        with working(what), running_user_code(self.name, self.workdir):
             yield
 
 
 @contextlib.contextmanager
-def users_code(name: str, workdir: Path) -> Iterator[None]:
+def running_user_code(name: str, workdir: Path) -> Iterator[None]:
     """Run the user's code in its folder, with its output on stderr.
 
-    Raises UserCodeError, which calls the code `name`, for errors that are not launcher's own.
+    Raises UserCodeError for errors that are not launcher's own. Its message calls the code `name`.
     """
     with inside(workdir):
         try:
@@ -131,7 +131,7 @@ def users_code(name: str, workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def inside(workdir: Path) -> Iterator[None]:
-    """Change to `workdir` for a while, and send what is printed to stderr."""
+    """Change to `workdir` for the block, and send what is printed to stderr."""
     before = Path.cwd()
     os.chdir(workdir)
     try:
@@ -146,14 +146,14 @@ def _message(name: str, workdir: Path, error: Exception) -> str:
     while root.__cause__ is not None:
         root = root.__cause__
     frames = traceback.extract_tb(root.__traceback__)
-    users = (frame for frame in reversed(frames) if frame.filename.startswith(str(workdir)))
-    last = next(users, frames[-1])
+    user_frames = (frame for frame in reversed(frames) if frame.filename.startswith(str(workdir)))
+    last = next(user_frames, frames[-1])
     message, _, reason = str(error).strip().partition("\n")
     if message.endswith(":"):
         message = f"{message} {reason.strip().partition(chr(10))[0]}"
-    valueless = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
+    needs_values = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
     values = "; the plan runs the model on the meta device, where tensors have no values"
     return (
         f"{name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
-        f"{values if valueless else ''}"
+        f"{values if needs_values else ''}"
     )

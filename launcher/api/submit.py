@@ -14,7 +14,7 @@ from launcher.api.listing import Filter, listed
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
 from launcher.schedulers.base import Prepared, Scheduler
-from launcher.schedulers.missing import check_there
+from launcher.schedulers.missing import check_workdir
 from launcher.spec.errors import UsageError
 
 Sweep = Mapping[str, Sequence[Any] | str]
@@ -88,13 +88,13 @@ def submit(
 
 
 def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
-    """Look for what would fail. Return warnings, the plan's first. Raises SpecError, SchedulerError."""
-    check_there(ready.request)
+    """Check for what would fail. Return warnings, the plan's first. Raises SpecError, SchedulerError."""
+    check_workdir(ready.request)
     return (*ready.warnings, *scheduler.check(ready))
 
 
 def _warn(lines: Iterable[str]) -> None:
-    """Warn at the line outside of launcher that called it."""
+    """Attribute the warnings to the line outside of launcher that called it."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("launcher."):
         level, frame = level + 1, frame.f_back
@@ -124,9 +124,9 @@ def _swept(
         else Field(name, tuple(as_text(name, value) for value in values))
         for name, values in sweep.items()
     ]
-    scheduler, found = prepared_sweep(job, cluster, sets, fields, at_once, samples, seed, limits)
-    _warn(checked_sweep(found, scheduler))
-    return Runs(map(Run, scheduler.submit_sweep(found)))
+    scheduler, sweep_ = prepared_sweep(job, cluster, sets, fields, at_once, samples, seed, limits)
+    _warn(checked_sweep(sweep_, scheduler))
+    return Runs(map(Run, scheduler.submit_sweep(sweep_)))
 
 
 def run(
@@ -154,11 +154,13 @@ def runs(
     since: str | None = None,
     root: str | Path | None = None,
 ) -> Runs:
-    """The runs that this machine knows, newest first.
+    """Return the runs that this machine knows, newest first.
 
     `state` is a state of `launcher list`, such as `running`. `name` and `tag` are the job's, `cluster` is the
     profile's name. `since` is the earliest submission: `7d` ago, or a UTC time. `root` limits the search to
     one folder. Raises UsageError.
     """
-    wanted = Filter(state, name, cluster, tag, since)
-    return Runs(Run(found) for found in listed(wanted, root=Path(root) if root is not None else None).found)
+    filter_ = Filter(state, name, cluster, tag, since)
+    return Runs(
+        Run(run_dir) for run_dir in listed(filter_, root=Path(root) if root is not None else None).statuses
+    )

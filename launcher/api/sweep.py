@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from launcher.api.job_source import JobLike, given
+from launcher.api.job_source import JobLike, as_given_job
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import Field, combinations, field_of
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
-from launcher.schedulers.missing import check_there
+from launcher.schedulers.missing import check_workdir
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.command import affects_ranks, environment_name, placeholder_of, uses
@@ -45,9 +45,9 @@ def prepared_sweep(
             f"--sweep: the scheduler {cluster.scheduler} of {cluster.name} takes no sweeps; start each run "
             "by itself with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when it ends"
         )
-    data = given(job).document(sets).data
+    data = as_given_job(job).document(sets).data
     args = data.get("args")
-    fields = [_field(one, args if isinstance(args, Mapping) else {}) for one in sweeps]
+    fields = [_field(item, args if isinstance(args, Mapping) else {}) for item in sweeps]
     chosen = combinations(fields, samples, seed)
     name = str(data.get("name", "run"))
     sweep_id, root = new_run_id(f"{name}-sweep"), runs_root(cluster)
@@ -57,35 +57,37 @@ def prepared_sweep(
     for task, values in enumerate(chosen):
         run_dir = root / f"{sweep_id}-{task:0{width}d}"
         _, ready = prepared(job, cluster_name, [*sets, *values], run_dir, limits)
-        _check_differs(by_job.setdefault(_meaning(ready), values), values)
+        _check_differs(by_job.setdefault(_content(ready), values), values)
         runs.append((ready, values))
     first, values = runs[0]
     notes = [
-        note for value in values if (note := _unread(first.request.job, value.partition("=")[0])) is not None
+        note
+        for value in values
+        if (note := _note_or_refuse(first.request.job, value.partition("=")[0])) is not None
     ]
     runs[0] = replace(first, warnings=(*first.warnings, *notes)), values
     return scheduler, scheduler.prepare_sweep(sweep_id, runs, at_once)
 
 
-def _meaning(ready: Prepared) -> str:
+def _content(ready: Prepared) -> str:
     return ready.request.job.model_dump_json() + ready.request.cluster.model_dump_json()
 
 
-def _check_differs(before: tuple[str, ...], values: tuple[str, ...]) -> None:
-    """Raise UsageError if a run of the same job has other texts. Draws may have the same ones."""
-    for one, other in zip(before, values, strict=True):
-        if one != other:
-            raise UsageError(f"--sweep: {one} and {other} are the same value; list it once")
+def _check_differs(earlier: tuple[str, ...], values: tuple[str, ...]) -> None:
+    """Raise UsageError if an earlier run with other texts has the same job. Draws may repeat texts."""
+    for first, second in zip(earlier, values, strict=True):
+        if first != second:
+            raise UsageError(f"--sweep: {first} and {second} are the same value; list it once")
 
 
-def _field(one: str | Field, args: Mapping[str, Any]) -> Field:
-    if isinstance(one, Field):
-        return one._replace(name=_full(one.name, args))
-    name, equals, values = one.partition("=")
-    return field_of(f"{_full(name, args)}={values}" if name and equals else one)
+def _field(field: str | Field, args: Mapping[str, Any]) -> Field:
+    if isinstance(field, Field):
+        return field._replace(name=_full_name(field.name, args))
+    name, equals, values = field.partition("=")
+    return field_of(f"{_full_name(name, args)}={values}" if name and equals else field)
 
 
-def _full(name: str, args: Mapping[str, Any]) -> str:
+def _full_name(name: str, args: Mapping[str, Any]) -> str:
     """`lr` -> `train.lr`. Raises UsageError for a name that does not exist or is ambiguous."""
     if "." in name:
         return name
@@ -102,8 +104,8 @@ def _full(name: str, args: Mapping[str, Any]) -> str:
     raise UsageError(f"--sweep {name}: the job has no field {name!r}{hint}")
 
 
-def _unread(job: Job, field: str) -> str | None:
-    """Note that a command sees a swept field only in its environment.
+def _note_or_refuse(job: Job, field: str) -> str | None:
+    """Return a note if a command gets a swept field only in its environment, or None.
 
     Raises UsageError for a field that nothing reads, because all runs would be the same.
     """
@@ -124,7 +126,7 @@ def _unread(job: Job, field: str) -> str | None:
 
 
 def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:
-    """Look for what would fail. Return warnings. Raises SpecError, SchedulerError."""
+    """Check for what would fail. Return warnings. Raises SpecError, SchedulerError."""
     for prepared_run in sweep.runs:
-        check_there(prepared_run.request)
+        check_workdir(prepared_run.request)
     return (*sweep.runs[0].warnings, *scheduler.check_sweep(sweep))

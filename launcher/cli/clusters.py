@@ -14,10 +14,8 @@ app = typer.Typer(no_args_is_help=True, help="Cluster profiles.")
 
 @app.command("list")
 def list_clusters(json: AsJson = False) -> None:
-    """List the profiles.
-
-    Those in ./clusters take precedence over the user's, and these over the shipped ones.
-    """
+    """List the profiles. A profile in ./clusters replaces the user's one of the same name, and that replaces
+    the shipped one."""
     from rich.table import Table
 
     from launcher.cli.output import console, print_json
@@ -55,7 +53,7 @@ def list_clusters(json: AsJson = False) -> None:
 
 
 def _short(file: Path) -> str:
-    """Show shipped profiles by name only, because their path is deep in the installation."""
+    """Return "shipped" for a shipped profile, because its path is deep in the installation."""
     from launcher.render.shipped import clusters_dir
 
     return "shipped" if file.parent == clusters_dir() else str(file)
@@ -99,15 +97,15 @@ def validate(
     from launcher.spec.load import load_cluster
 
     folders = cluster_folders(clusters_dir())
-    wrong = False
+    any_invalid = False
     for name in names or find_clusters(folders):
         try:
             cluster = load_cluster(find_cluster(name, folders))
             print(f"{name}: ok ({cluster.scheduler})")
         except (SpecError, OSError) as error:
-            wrong = True
+            any_invalid = True
             print(error if isinstance(error, SpecError) else f"{error.filename}: {error.strerror}")
-    if wrong:
+    if any_invalid:
         raise SystemExit(EXIT_USAGE)
 
 
@@ -136,14 +134,14 @@ def detect(
 ) -> None:
     """Print a profile of a Slurm cluster, or of hosts, from what they report: `... > clusters/NAME.yaml`.
 
-    It contains what `launcher doctor` has found there.
+    It also contains what `launcher doctor` has found there.
     """
     import sys
     from functools import partial
 
     from launcher.api.doctor import found_earlier
     from launcher.cli.output import fail
-    from launcher.doctor.profile_change import changed
+    from launcher.doctor.profile_change import with_facts
     from launcher.schedulers.slurm import detect as slurm
     from launcher.schedulers.slurm.login import login_to
 
@@ -152,24 +150,24 @@ def detect(
             fail("--host is for hosts without a batch system: give it without --login, --partition and --gpu")
         from launcher.schedulers.ssh.first_profile import describes, first_profile
 
-        print(changed(first_profile(host), found_earlier(partial(describes, host))), end="")
-        print("Save it as clusters/NAME.yaml and look at the lines with CHECK.", file=sys.stderr)
+        print(with_facts(first_profile(host), found_earlier(partial(describes, host))), end="")
+        print("Save it as clusters/NAME.yaml and check the lines with CHECK.", file=sys.stderr)
         return
-    found = slurm.detect(login_to(login), login)
-    choice = slurm.choose(found, partition, gpu)
-    others = [
-        f"  {one.words} (--partition {one.partition.name}{f' --gpu {one.gres_type}' * bool(one.gres_type)})"
-        for one in found.choices
-        if one is not choice
-    ]
+    site = slurm.detect(login_to(login), login)
+    choice = slurm.choose(site, partition, gpu)
+    others = []
+    for other in site.choices:
+        if other is not choice:
+            gpu_option = f" --gpu {other.gres_type}" if other.gres_type else ""
+            others.append(f"  {other.words} (--partition {other.partition.name}{gpu_option})")
     if choice is None:
         fail("\n".join(["there is no such partition with such GPUs; there are", *others]))
-    text = slurm.as_yaml(found, choice)
-    facts = found_earlier(partial(slurm.describes, found, choice))
-    print(changed(text, facts), end="")
+    text = slurm.as_yaml(site, choice)
+    facts = found_earlier(partial(slurm.describes, site, choice))
+    print(with_facts(text, facts), end="")
     if others:
         print("\n".join(["There are others:", *others]), file=sys.stderr)
     print(
-        f"Save it as clusters/{slurm.name_of(found, choice)}.yaml and look at the lines with CHECK.",
+        f"Save it as clusters/{slurm.name_of(site, choice)}.yaml and check the lines with CHECK.",
         file=sys.stderr,
     )

@@ -42,33 +42,33 @@ def compare(
         fail("give --csv or --json, not both")
     page = page_file("--output", output) if output is not None else None
     with working("reading the runs"):
-        found = compared(chosen(runs), by)
+        comparison = compared(chosen(runs), by)
     if page is not None:
         from launcher.report.comparison_html import as_html
         from launcher.rundir.files import replace_text
 
-        replace_text(page, as_html(found))
+        replace_text(page, as_html(comparison))
     if json:
         rows = [
             {"run": run.run, "state": run.state, "settings": run.settings, "results": run.results}
-            for run in found.runs
+            for run in comparison.runs
         ]
-        print_json({"by": found.by or None, "differing": found.differing, "runs": rows})
+        print_json({"by": comparison.by or None, "differing": comparison.differing, "runs": rows})
     elif csv:
-        _print_csv(found)
+        _print_csv(comparison)
     else:
         from launcher.report.comparison_text import show_comparison
 
-        show_comparison(console(), found)
+        show_comparison(console(), comparison)
 
 
-def _print_csv(found: Comparison) -> None:
+def _print_csv(comparison: Comparison) -> None:
     import csv
     import io
 
-    rows, text = found.rows(), io.StringIO()
+    rows, text = comparison.rows(), io.StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    # The output keeps colours, and would end one of a rank's in the last column.
+    # The output stream lets colours pass, and would add the end of a colour to the last column.
     print(text.getvalue().replace("\x1b", "^["), end="")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.rundir.layout import RunDir
 
 EXIT_BROKEN = 1
-"Something is broken, or was not examined because the run ended too early."
+"Something is broken, or some checks are missing because the run ended too early."
 
 
 def doctor(
@@ -60,10 +60,9 @@ def doctor(
     set_: Sets = None,
     json: AsJson = False,
 ) -> None:
-    """Examine a cluster: is it the job, or the cluster? Exits with 1 if something is broken, or if the
-    examination was cut off.
+    """Examine a cluster, to find out whether the job or the cluster is at fault.
 
-    Ctrl-C cancels the examination.
+    The exit code is 1 if something is broken or the examination was cut off. Ctrl-C cancels the examination.
     """
     import sys
 
@@ -85,17 +84,17 @@ def doctor(
     else:
         options = Options("quick" if quick else "thorough" if thorough else "standard", tune)
         run, warnings = submit_doctor(cluster or "local", nodes, options, set_ or [], job)
-        for line in (*(f"warning: {one}" for one in warnings), f"{run.id} submitted; to see it again: "
+        for line in (*(f"warning: {text}" for text in warnings), f"{run.id} submitted; to see it again: "
                      f"launcher doctor --show {run.id}"):  # fmt: skip
             print(line, file=sys.stderr)
-        results = _examined(run)
+        results = _wait_for_results(run)
         if not results.ended:
             print(f"a node has died: {run.id} is cancelled, and ends within two minutes", file=sys.stderr)
     before = last_healthy(results) if compare else None
     changed = changes(before.findings, results.findings) if before is not None else []
     if json:
-        more = {"healthy": before.run.id if before is not None else None, "changes": changed}
-        print_json({**results.as_json(), **(more if compare else {})})
+        comparison_fields = {"healthy": before.run.id if before is not None else None, "changes": changed}
+        print_json({**results.as_json(), **(comparison_fields if compare else {})})
     else:
         print("\n".join(results.page()))
         if before is not None:
@@ -109,8 +108,8 @@ def doctor(
         raise SystemExit(EXIT_BROKEN)
 
 
-def _examined(run: RunDir) -> Results:
-    """Wait for the results. Ctrl-C cancels the run: nobody needs half an examination."""
+def _wait_for_results(run: RunDir) -> Results:
+    """Wait for the results. Ctrl-C cancels the run, because half an examination is useless."""
     import sys
 
     from launcher.api.doctor import wait_for_results, wait_for_start
@@ -131,14 +130,14 @@ def _examined(run: RunDir) -> Results:
 
 
 def _write(results: Results, cluster: str) -> None:
-    """Show how the profile changes, and change it."""
+    """Show the change of the profile, and write it."""
     import sys
 
     from launcher.api.doctor import changed_profile, write_profile
 
     change = changed_profile(results, cluster)
     if change is None:
-        print("nothing to change was found: the profile stays as it is", file=sys.stderr)
+        print("nothing to change was found: the profile is unchanged", file=sys.stderr)
         return
     print(change.difference, end="", file=sys.stderr)
     write_profile(change)

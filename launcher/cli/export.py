@@ -46,11 +46,11 @@ def export(
     from launcher.spec.long_work import working
 
     if dtype not in (None, "fp32", "bf16"):
-        fail(f"--dtype {dtype}: there are fp32, bf16")
-    found = find_run(run)
-    if (where := scheduler_of(found).where(found)) != str(found.path):
+        fail(f"--dtype {dtype}: it must be fp32 or bf16")
+    run_dir = find_run(run)
+    if (where := scheduler_of(run_dir).where(run_dir)) != str(run_dir.path):
         if where.startswith("runpod:"):
-            instead = f"run `launcher runpod download {found.id} DIR`, then `launcher export DIR --to DIR2`"
+            instead = f"run `launcher runpod download {run_dir.id} DIR`, then `launcher export DIR --to DIR2`"
             fail(f"its checkpoints are on {where}: {instead}", EXIT_REFUSED)
         host, _, path = where.partition(":")
         fail(f"its checkpoints are on {host}: run `launcher export {path} --to DIR` there", EXIT_REFUSED)
@@ -68,23 +68,23 @@ def export(
     from launcher.train.checkpoints.folder import best as best_of
     from launcher.train.checkpoints.folder import complete_checkpoints
 
-    complete = complete_checkpoints(found.checkpoints)
+    complete = complete_checkpoints(run_dir.checkpoints)
     if not complete:
-        fail(f"{found.id} has no complete checkpoint of launcher's own entrypoint", EXIT_REFUSED)
+        fail(f"{run_dir.id} has no complete checkpoint of launcher's own entrypoint", EXIT_REFUSED)
     if best and step is not None:
         fail("give --step or --best, not both")
     if best and (step := best_of(complete)) is None:
-        fail(f"no checkpoint of {found.id} has a held-out loss: train.keep_best was not set", EXIT_REFUSED)
+        fail(f"no checkpoint of {run_dir.id} has a held-out loss: train.keep_best was not set", EXIT_REFUSED)
     chosen = step if step is not None else max(complete)
     if chosen not in complete:
         steps = ", ".join(map(str, complete))
-        fail(f"{found.id} has no complete checkpoint of step {chosen}; there are {steps}")
+        fail(f"{run_dir.id} has no complete checkpoint of step {chosen}; there are {steps}")
     types = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
     try:
         if merge:
             from launcher.api.merge import export_merged
 
-            files = export_merged(found, complete[chosen], to, types[dtype])
+            files = export_merged(run_dir, complete[chosen], to, types[dtype])
         else:
             files = write(complete[chosen], to, types[dtype])
     except ExportError as error:
@@ -92,7 +92,7 @@ def export(
     size = sum(file.stat().st_size for file in files)
     if json:
         print_json(
-            {"run_id": found.id, "step": chosen, "files": [str(file) for file in files], "bytes": size}
+            {"run_id": run_dir.id, "step": chosen, "files": [str(file) for file in files], "bytes": size}
         )
         return
     what = files[0].name if len(files) == 1 else f"{len(files)} files and model.safetensors.index.json"

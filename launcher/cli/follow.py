@@ -23,9 +23,9 @@ from launcher.spec.long_work import be_silent
 
 
 def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> int:
-    """Stream what is newer than the time stamp `since` until the run ends.
+    """Stream all lines, or those since the time stamp `since`, until the run ends.
 
-    Return the run's exit code, or EXIT_DETACHED if the user left it running.
+    Return the run's exit code, or EXIT_DETACHED if the user leaves it running.
     """
     scheduler.fetch(run, Wanted(logs=True))
     be_silent()  # the progress bar follows
@@ -35,7 +35,7 @@ def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> i
             break
         except KeyboardInterrupt:
             if not _wants_cancel():
-                print(f"\ndetached; the run goes on. Again: launcher logs {run.id} -f")
+                print(f"\ndetached; the run goes on. To follow it again: launcher logs {run.id} -f")
                 return EXIT_DETACHED
             print(f"\ncancelling {run.id} (cancel it again to end its ranks at once)")
             scheduler.cancel(run)
@@ -47,7 +47,7 @@ def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> i
 
 
 def _wants_cancel() -> bool:
-    """Ask whether to cancel the run. If nobody can be asked, leave it running."""
+    """Ask whether to cancel the run. Return False if stdin is not a terminal."""
     if not sys.stdin.isatty():
         return False
     try:
@@ -57,15 +57,15 @@ def _wants_cancel() -> bool:
     return answer.strip().lower().startswith("c")
 
 
-def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> None:
+def _stream(run: RunDir, get_status: Callable[[], Status], since: str | None) -> None:
     options, story = LogOptions(follow=True, since=since), Story(run, since or "")
     if not sys.stdout.isatty():
 
         def ended() -> bool:
-            now = status()
+            status = get_status()
             for line in story.news():
                 print(line, flush=True)
-            return now.ended
+            return status.ended
 
         show_logs(run, options, sys.stdout.buffer, False, ended)
         return
@@ -80,11 +80,11 @@ def _stream(run: RunDir, status: Callable[[], Status], since: str | None) -> Non
         bar = progress.add_task("starting", total=None, detail="")
 
         def done() -> bool:
-            now = status()
+            status = get_status()
             for line in story.news():
                 progress.console.print(Text(harmless_text(line), style="bold"), soft_wrap=True)
-            _update(progress, bar, now, last_metrics(run))
-            return now.ended
+            _update(progress, bar, status, last_metrics(run))
+            return status.ended
 
         show_logs(run, options, cast(BinaryIO, _AboveTheBar(progress.console)), True, done)
 

@@ -100,14 +100,15 @@ def render(
         typer.Option("--out", "-o", metavar="DIR", help="write the build files into this directory"),
     ] = None,
 ) -> None:
-    """Show the Dockerfile or Apptainer definition and the files it copies, exactly as they are built."""
+    """Show the Dockerfile or Apptainer definition and the files that it copies, exactly as `build` uses
+    them."""
     from launcher.cli.output import fail
     from launcher.cli.rendered_files import show_files
     from launcher.images.build import write_context
-    from launcher.images.context import Built, build_files
+    from launcher.images.context import BuildOptions, build_files
 
     image, lock = _named(name)
-    files = build_files(image, lock, Built(base or image.base.reference), Path.cwd())
+    files = build_files(image, lock, BuildOptions(base or image.base.reference), Path.cwd())
     if out is None:
         show_files([file for file in files if file.path != "requirements.txt"])
         return
@@ -149,15 +150,15 @@ def build(
     from launcher.images.build import base_of, local_tag
     from launcher.images.build import build as build_image
     from launcher.images.builders import choose
-    from launcher.images.context import Built, build_files
+    from launcher.images.context import BuildOptions, build_files
 
     image, lock = _named(name)
-    built = Built(base_of(image, base, unpinned_base), offline=wheels is not None)
+    options = BuildOptions(base_of(image, base, unpinned_base), offline=wheels is not None)
     builder = choose(image.target, tool)
-    files = build_files(image, lock, built, Path.cwd())
-    called = tag or local_tag(image)
-    build_image(builder, files, called, launcher_wheel, wheels)
-    print(f"built {called} with {builder.name}; `launcher images verify {name}` looks inside")
+    files = build_files(image, lock, options, Path.cwd())
+    image_name = tag or local_tag(image)
+    build_image(builder, files, image_name, launcher_wheel, wheels)
+    print(f"built {image_name} with {builder.name}; check it with `launcher images verify {name}`")
 
 
 @app.command()
@@ -170,13 +171,13 @@ def verify(name: Name, tool: With = None, tag: Tag = None) -> None:
     from launcher.images.verify import verify as verify_image
 
     image, lock = _named(name)
-    called, locked = tag or local_tag(image), pins(lock)
-    wrong = verify_image(choose(image.target, tool), image, locked, called)
-    for line in wrong:
-        print(f"{called}: {line}")
-    if wrong:
+    image_name, locked = tag or local_tag(image), pins(lock)
+    differences = verify_image(choose(image.target, tool), image, locked, image_name)
+    for line in differences:
+        print(f"{image_name}: {line}")
+    if differences:
         raise SystemExit(1)
-    print(f"{called}: ok, {len(locked)} packages as locked, torch {image.torch}, Python {image.python}")
+    print(f"{image_name}: ok, {len(locked)} packages as locked, torch {image.torch}, Python {image.python}")
 
 
 @app.command()
@@ -201,11 +202,11 @@ def push(
     image, _ = _named(name)
     builder = choose(image.target, tool)
     reference, file = push_image(builder, image, tag or local_tag(image), to, __version__, Path.cwd())
-    print(f"{reference}\n`image: catalog:{name}` means it from now on ({file})")
+    print(f"{reference}\n`image: catalog:{name}` now refers to it ({file})")
 
 
 def _named(name: str) -> tuple[Image, Path]:
-    """The image of this name, and its lock file. Raises SpecError."""
+    """Return the image of this name, and its lock file. Raises SpecError."""
     from launcher.images.catalogue import FILE, catalogue_folder, find_image, load_catalogue
 
     folder = catalogue_folder(Path.cwd())

@@ -30,10 +30,10 @@ def init(
 def schema(
     name: Annotated[str, typer.Argument(metavar="job|cluster")],
 ) -> None:
-    """Print the JSON Schema of a job or cluster file, so that an editor completes and checks it."""
+    """Print the JSON Schema of a job or cluster file, with which an editor completes and checks the file."""
     from launcher.cli.output import fail, print_json
     from launcher.spec.schema import MODELS, json_schema
 
     if name not in MODELS:
-        fail(f"schema {name!r}: there are {', '.join(MODELS)}")
+        fail(f"schema {name!r}: it must be one of {', '.join(MODELS)}")
     print_json(json_schema(name))

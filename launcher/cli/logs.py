@@ -46,20 +46,20 @@ def logs(
     from launcher.schedulers.wanted import Wanted
     from launcher.spec.long_work import be_silent
 
-    found = find_run(run, by_job=True)
-    scheduler = scheduler_of(found)
+    run_dir = find_run(run, by_job=True)
+    scheduler = scheduler_of(run_dir)
     try:
         ranks = parse_selection(rank, "rank") if rank is not None else None
         nodes = parse_selection(node, "node") if node is not None else None
     except ValueError as error:
         fail(str(error))
-    scheduler.fetch(found, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
+    scheduler.fetch(run_dir, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
     if supervisor and follow and isinstance(scheduler, Streaming):
-        for line in scheduler.stream(found):
+        for line in scheduler.stream(run_dir):
             print_harmless(line)
         return
     if supervisor:
-        print_harmless(scheduler.logs(found, 0))
+        print_harmless(scheduler.logs(run_dir, 0))
         return
     if stdout and stderr:
         fail("give --stdout or --stderr, not both; without them both are shown")
@@ -70,7 +70,7 @@ def logs(
     )  # fmt: skip
     try:
         show_logs(
-            found, options, sys.stdout.buffer, sys.stdout.isatty(), lambda: scheduler.status(found).ended
+            run_dir, options, sys.stdout.buffer, sys.stdout.isatty(), lambda: scheduler.status(run_dir).ended
         )
     except ValueError as error:
         fail(str(error))
@@ -102,13 +102,15 @@ def why(
     from launcher.rundir.find import find_run
     from launcher.schedulers.lookup import scheduler_of
 
-    found = find_run(run, by_job=True)
-    now = scheduler_of(found).status(found)
+    run_dir = find_run(run, by_job=True)
+    status = scheduler_of(run_dir).status(run_dir)
     if json:
-        attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(found)]
-        print_json({"run_id": found.id, "state": now.state, "reason": now.reason, "attempts": attempts})
+        attempts = [{"attempt": n, **v.model_dump(), "then": then} for n, v, then in verdicts(run_dir)]
+        print_json(
+            {"run_id": run_dir.id, "state": status.state, "reason": status.reason, "attempts": attempts}
+        )
         return None
-    print("\n".join([*explain(found, now.state, now.reason), *history(found)]))
+    print("\n".join([*explain(run_dir, status.state, status.reason), *history(run_dir)]))
     return None
 
 
@@ -129,9 +131,9 @@ def _why_log(name: str, json: bool) -> None:
 
     try:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
-            begin = file.peek(8)
+            first_bytes = file.peek(8)
             for magic, tool in _COMPRESSED.items():
-                if begin.startswith(magic):
+                if first_bytes.startswith(magic):
                     fail(f"--log {name} is compressed: {tool} {shlex.quote(name)} | launcher why --log -")
             cause = judged_log(lines_of(file))
     except OSError as error:

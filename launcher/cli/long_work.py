@@ -1,4 +1,4 @@
-"""Show work that takes longer than a second: a line that moves on a terminal, otherwise one plain line."""
+"""Show work that takes longer than a second: an animated line on a terminal, otherwise one plain line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 PATIENCE = 1.0
-"Seconds of silence before anything is shown."
+"Seconds before anything is shown."
 
 
 class _Work:
-    """A piece of work. Pieces may lie inside of others; the innermost is shown."""
+    """A piece of work. Pieces can be nested; the innermost is shown."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._what, self._total, self._done = what, total, 0
@@ -38,7 +38,7 @@ class LongWork:
     """A listener of `launcher.spec.long_work`."""
 
     def __init__(self, *, plain: bool = True) -> None:
-        """`plain`: say it also where stderr is no terminal."""
+        """`plain`: also print a line if stderr is not a terminal."""
         self._plain = plain
         self._works: list[_Work] = []
         self._printed: set[str] = set()
@@ -48,12 +48,12 @@ class LongWork:
     @contextmanager
     def __call__(self, what: str, total: int | None) -> Iterator[Advance]:
         work = _Work(what, total)
-        later = threading.Timer(PATIENCE, self._show, [work])
-        later.daemon = True
+        timer = threading.Timer(PATIENCE, self._show, [work])
+        timer.daemon = True
         with self._lock:
             self._works.append(work)
             self._draw()
-        later.start()
+        timer.start()
 
         def advance(count: int) -> None:
             work.advance(count)
@@ -62,7 +62,7 @@ class LongWork:
         try:
             yield advance
         finally:
-            later.cancel()
+            timer.cancel()
             with self._lock:
                 self._works.remove(work)
                 self._draw()
@@ -85,7 +85,7 @@ class LongWork:
             self._draw()
 
     def _draw(self) -> None:
-        """Show the innermost work, or nothing once all is done."""
+        """Show the innermost work, or remove the line when all work is done."""
         with self._lock:
             if self._status is None:
                 return

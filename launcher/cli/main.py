@@ -58,8 +58,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"launcher {__version__}")
         raise typer.Exit
 
@@ -101,10 +101,10 @@ app.command(rich_help_panel=FILES)(job.schema)
 
 
 def main() -> None:
-    """The console script after its imports.
+    """Run the console script, after its imports.
 
-    If torch was imported, the process exits without finalizing the interpreter. That would take time, and
-    libraries would report what they left behind (nanobind in triton: 27 lines).
+    If torch was imported, the process exits without finalizing the interpreter, which would take time and
+    make libraries print what they have leaked (nanobind in triton: 27 lines).
     """
     gc.set_threshold(100_000)  # imports make half a million permanent objects: a tenth of a short verb's time
     try:
@@ -112,21 +112,21 @@ def main() -> None:
     except SystemExit as end:
         if "torch" not in sys.modules:
             raise
-        _leave(end.code)
+        _exit_without_finalizing(end.code)
 
 
 def _with_only(verb: str) -> typer.Typer:
-    """Return the program without any other verb, or all of it if there is no verb of this name.
+    """Return the program with this verb only, or with all verbs if none has this name.
 
-    typer makes the options of all verbs at each start, which takes a tenth of the time of a short one.
+    At each start, typer creates the options of all verbs, which takes a tenth of the time of a short verb.
     """
-    commands = [one for one in app.registered_commands if _name_of(one) == verb]
-    groups = [one for one in app.registered_groups if one.name == verb]
+    commands = [command for command in app.registered_commands if _name_of(command) == verb]
+    groups = [group for group in app.registered_groups if group.name == verb]
     if not commands and not groups:
         return app
-    alone = copy.copy(app)
-    alone.registered_commands, alone.registered_groups = commands, groups
-    return alone
+    app_of_verb = copy.copy(app)
+    app_of_verb.registered_commands, app_of_verb.registered_groups = commands, groups
+    return app_of_verb
 
 
 def _name_of(command: CommandInfo) -> str:
@@ -134,7 +134,7 @@ def _name_of(command: CommandInfo) -> str:
     return command.name or get_command_name(command.callback.__name__)
 
 
-def _leave(code: str | int | None) -> NoReturn:
+def _exit_without_finalizing(code: str | int | None) -> NoReturn:
     """Exit like `SystemExit(code)`, after everything that a normal exit waits for."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -149,7 +149,7 @@ def _leave(code: str | int | None) -> NoReturn:
 
 
 def _main() -> None:
-    """Run the command. A user's error ends in one message and a documented exit code."""
+    """Run the command. An error of the user becomes one message and a documented exit code."""
     _open_missing_streams()
     make_output_harmless()
     listen(LongWork(plain="--json" not in sys.argv))
@@ -159,10 +159,10 @@ def _main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        _reader_gone()
+        _exit_after_broken_pipe()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich exit with 1
-            _reader_gone()
+            _exit_after_broken_pipe()
         raise
     except Exception as error:
         code = _exit_code(error)
@@ -174,7 +174,7 @@ def _main() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Discard what is written to a standard stream that was closed (`>&-`). Python then has None for it."""
+    """Replace a closed standard stream (`>&-`), which is None in Python, by one that discards its data."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -187,14 +187,15 @@ def _open_missing_streams() -> None:
             setattr(sys, f"__{name}__", stream)
 
 
-def _reader_gone() -> NoReturn:
-    """Exit after `| head`. SIGPIPE stays ignored, because a server that hangs up must not end us."""
+def _exit_after_broken_pipe() -> NoReturn:
+    """Exit after the reader of a pipe has gone, as in `| head`. SIGPIPE itself must stay ignored: otherwise a
+    server that closes its connection would end this process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(128 + signal.SIGPIPE)
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The exit code of an error meant for the user; None for a bug in launcher, which shows its traceback."""
+    """Return the exit code of an error of the user, or None for a bug in launcher (to show its traceback)."""
     from launcher.images import ImageError
     from launcher.rundir.find import RunNotFoundError
     from launcher.schedulers.base import UnclearError

@@ -33,10 +33,10 @@ class HarmlessText(io.TextIOWrapper):
 
 
 def make_output_harmless() -> None:
-    """Spell out terminal control sequences in the output, because anyone may have written a job's names and
-    messages. Spell out characters, too, that the locale's encoding lacks.
+    """Spell out terminal control sequences in the output, because a job's names and messages may come from
+    anyone, and characters that the locale's encoding lacks.
 
-    `sys.__stdout__` and `sys.__stderr__` stay as they were, for code that moves the cursor.
+    `sys.__stdout__` and `sys.__stderr__` are unchanged, for code that moves the cursor.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -65,35 +65,35 @@ def print_harmless(data: bytes) -> None:
 
 
 def console(without_terminal: int = 240) -> Console:
-    """A console as wide as the terminal or COLUMNS, otherwise `without_terminal` characters."""
+    """Return a console as wide as the terminal or COLUMNS, otherwise `without_terminal` characters."""
     from rich.console import Console
 
     if not os.environ.get("COLUMNS", "").strip("0"):
         os.environ.pop("COLUMNS", None)  # a shell without a terminal may set 0, and rich would print nothing
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(width=None if known else without_terminal, highlight=False, soft_wrap=False)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(width=None if has_width else without_terminal, highlight=False, soft_wrap=False)
 
 
-_STEERING = re.compile("[\x7f-\x9f]")
+_C1_CONTROLS = re.compile("[\x7f-\x9f]")
 
 
 def print_json(value: Any) -> None:
-    everything = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    text = json.dumps(value, indent=2, ensure_ascii=not everything)
-    print(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, indent=2, ensure_ascii=not is_unicode)
+    print(_C1_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def page_file(option: str, path: Path) -> Path:
-    """Return the file in which to write a page, at the end of links. Exit with an error if it can be none."""
+    """Return the file for a page, with links resolved. Exit with an error if it cannot be written there."""
     if not path.absolute().parent.is_dir():
         fail(f"{option}: there is no directory {path.absolute().parent}")
     if path.exists() and not path.is_file():
-        fail(f"{option}: {path} is no file")  # a device such as /dev/stdout would be replaced by one
+        fail(f"{option}: {path} is not a regular file")  # a device such as /dev/stdout would be replaced
     return path.resolve()
 
 
 def message_of(error: Exception) -> str:
-    """The message of an error. System errors lose their number and name the file if it is known."""
+    """Return the message of an error. For system errors, it has no number, and names the file if possible."""
     if isinstance(error, FileNotFoundError) and error.filename is None and not _has_directory():
         return "the current directory was deleted; change to another one"
     if isinstance(error, OSError) and error.strerror:
@@ -110,7 +110,7 @@ def _has_directory() -> bool:
 
 
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
-    """Print one clear message and exit. Long values that it quotes are shortened."""
+    """Print one message and exit. Long values in it are shortened."""
     for line in message.splitlines() or [""]:
         print(f"launcher: {shortened(line)}", file=sys.stderr)
     raise SystemExit(code)

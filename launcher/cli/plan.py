@@ -59,7 +59,7 @@ def plan(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show which recipe fits, how much memory it needs, and how fast it is. Nothing is started."""
+    """Show which recipe fits, how much memory it needs, and how fast it is. Start nothing."""
     from launcher.api.plans import Questions, answer
     from launcher.cli.output import fail, page_file, print_json
     from launcher.spec.long_work import working
@@ -68,11 +68,11 @@ def plan(
         fail(f"--tokens: {tokens} is not a number of tokens")
     page = page_file("--html", html) if html is not None else None
     rungs = explain or json or html is not None  # these show the figures of the ladder
-    asked = Questions(
+    questions = Questions(
         explain, what_if or (), gpu or (), max_micro_batch, min_gpus, tokens, largest, zero, rungs
     )
     with working("comparing recipes"):
-        answered = answer(job, cluster or ["local"], set_ or [], asked)
+        answered = answer(job, cluster or ["local"], set_ or [], questions)
     if page is not None:
         from launcher.report.plan_html import as_html
         from launcher.rundir.files import replace_text

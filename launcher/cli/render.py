@@ -108,6 +108,6 @@ def eject(
 
     path = eject_template(name, Path.cwd())
     print(
-        f"wrote {path}; it is used from now on in this folder. "
+        f"wrote {path}; launcher now uses it in this folder. "
         "`launcher templates list --diff` shows your changes"
     )

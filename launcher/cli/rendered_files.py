@@ -24,12 +24,12 @@ def show_files(files: Sequence[RenderedFile]) -> None:
 
 
 def image_files(ready: Prepared) -> tuple[RenderedFile, ...]:
-    """Dockerfile and Apptainer definition. Raises RenderError without container.base."""
+    """Return the Dockerfile and the Apptainer definition. Raises RenderError without container.base."""
     return render_image(ready.request.cluster, ready.request.project_dir)
 
 
 def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | None, image: bool) -> None:
-    """Compare with the files in `folder`, otherwise with the output of the shipped templates."""
+    """Compare with the files in `folder`, or with the output of the shipped templates if it is None."""
     if folder is not None:
         scripts = folder / "scripts"
         print(diff_rendered(files, scripts if scripts.is_dir() else folder), end="")
@@ -49,7 +49,7 @@ def show_diff(ready: Prepared, files: Sequence[RenderedFile], folder: Path | Non
 
 
 def write_run_dir(ready: Prepared, out: Path) -> None:
-    """Write a complete run directory, whose scripts can be started by hand."""
+    """Write a complete run directory. Its scripts can be started by hand."""
     if out.exists():
         out.rmdir()
     run = write_run(replace(ready, run_dir=str(out.absolute())), "rendered")

@@ -22,10 +22,10 @@ def report(
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="write the page again and again until the run ends")
+        bool, typer.Option("--watch", "-w", help="rewrite the page regularly until the run ends")
     ] = False,
     every: Annotated[
-        int, typer.Option(metavar="SECONDS", help="time between two pages with --watch", min=1)
+        int, typer.Option(metavar="SECONDS", help="with --watch: time between two writes", min=1)
     ] = 5,
 ) -> None:
     """Write one self-contained HTML page about a run: curves, memory of every rank, timeline, failures."""
@@ -34,16 +34,16 @@ def report(
     from launcher.rundir.find import find_run
     from launcher.spec.long_work import be_silent, working
 
-    found = find_run(run, by_job=True)
-    page = page_file("--output", output) if output is not None else found.report
+    run_dir = find_run(run, by_job=True)
+    page = page_file("--output", output) if output is not None else run_dir.report
     if not watch:
-        with working(f"reading {found.id}"):
-            write_report(found, page)
+        with working(f"reading {run_dir.id}"):
+            write_report(run_dir, page)
         print(output or page)
         return
     try:
         be_silent()
-        print(f"{output or page}: written every {every} s until the run ends; Ctrl-C stops")
-        watch_report(found, page, every)
+        print(f"{output or page}: rewritten every {every} s until the run ends; Ctrl-C stops")
+        watch_report(run_dir, page, every)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

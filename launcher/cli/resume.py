@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli.options import AsJson, RunName, complete_clusters
 
-_MORE = "for the rest of the run, which is planned again"
+_REST = "for the rest of the run, which is planned again"
 
 
 def resume(
@@ -19,13 +19,16 @@ def resume(
             "--set",
             "-s",
             metavar="A.B=C",
-            help=f"override any field of the job, or with cluster.A.B of the profile, {_MORE}",
+            help=f"override any field of the job, or with cluster.A.B of the profile, {_REST}",
         ),
     ] = None,
     cluster: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--cluster", "-c", help=f"use another cluster profile {_MORE}", autocompletion=complete_clusters
+            "--cluster",
+            "-c",
+            help=f"use another cluster profile {_REST}",
+            autocompletion=complete_clusters,
         ),
     ] = None,
     follow: Annotated[
@@ -34,7 +37,7 @@ def resume(
     json: AsJson = False,
 ) -> None:
     """Continue from the last checkpoint, with the recipe of the last attempt or with your changes."""
-    from launcher.api.resume import resume as go_on
+    from launcher.api.resume import resume as resume_run
     from launcher.cli.follow import follow_run
     from launcher.cli.output import fail, print_json
     from launcher.rundir.find import find_run
@@ -42,33 +45,33 @@ def resume(
 
     if json and follow:
         fail("give --json or --follow, not both")
-    found, since = find_run(run), now()
-    resumed = go_on(found, set_ or [], cluster)
-    before, again = resumed.before, resumed.again
-    changed = again.about["changed"] if again is not None else {}
+    run_dir, since = find_run(run), now()
+    resumed = resume_run(run_dir, set_ or [], cluster)
+    before, replanned = resumed.before, resumed.again
+    changed = replanned.about["changed"] if replanned is not None else {}
     if json:
-        answer = {
-            "run_id": found.id,
-            "handle": resumed.scheduler.handle(found),
+        fields = {
+            "run_id": run_dir.id,
+            "handle": resumed.scheduler.handle(run_dir),
             "from_step": before.checkpoint_step,
         }
-        print_json(answer | ({"changed": changed} if again is not None else {}))
+        print_json(fields | ({"changed": changed} if replanned is not None else {}))
         return
-    if again is not None:
+    if replanned is not None:
         from launcher.cli.output import console
         from launcher.planning.replanning import consequences
         from launcher.report.terminal import show_plan
 
-        request = again.request
-        show_plan(console(), request.job, request.cluster, request.plan, again.warnings, again.offered)
+        request, plan = replanned.request, replanned.request.plan
+        show_plan(console(), request.job, request.cluster, plan, replanned.warnings, replanned.offered)
         for name, (old, new) in changed.items():
             print(f"{name}: {old} -> {new}")
         for note in consequences(changed) if request.job.task is not None else []:
             print(f"note: {note}")
-    if found.read_about().job.task is None:
-        print(f"{found.id}: its command is started again and finds what it has saved")
+    if run_dir.read_about().job.task is None:
+        print(f"{run_dir.id}: its command is started again and finds what it has saved")
     else:
         start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
-        print(f"{found.id} goes on from {start}")
+        print(f"{run_dir.id} goes on from {start}")
     if follow:
-        raise SystemExit(follow_run(resumed.scheduler, found, since))
+        raise SystemExit(follow_run(resumed.scheduler, run_dir, since))

@@ -30,34 +30,34 @@ def leaks(
     end: Annotated[bool, typer.Option("--end", help="end the leaked pods and those named")] = False,
     json: AsJson = False,
 ) -> None:
-    """List pods that launcher has rented and that nothing needs any more. Exits with 1 if there are any that
-    were not ended."""
+    """List pods that launcher has rented and that no run needs any more. The exit code is 1 if any of them
+    was not ended."""
     from launcher.cli.output import fail, print_json
     from launcher.schedulers.runpod.api import Client
     from launcher.schedulers.runpod.leaks import end as end_all
-    from launcher.schedulers.runpod.leaks import look
+    from launcher.schedulers.runpod.leaks import list_rented
 
     if pods and not end:
-        fail("ids are given to end them: add --end")
+        fail("pods are named only to end them: add --end")
     client, named = Client(), set(pods or ())
-    found = look(client)
-    if unknown := named - {one.id for one in found.rented}:
+    listing = list_rented(client)
+    if unknown := named - {pod.id for pod in listing.rented}:
         fail(f"no pod or cluster of launcher's has the id {', '.join(sorted(unknown))}")
-    leaked = [one for one in found.rented if one.why or one.id in named]
-    chosen = [one for one in leaked if one.id in named or one.path not in found.doubts] if end else []
+    leaked = [pod for pod in listing.rented if pod.why or pod.id in named]
+    chosen = [pod for pod in leaked if pod.id in named or pod.path not in listing.doubts] if end else []
     problems = end_all(client, chosen)
-    ended = {one.path for one in chosen} - problems.keys()
+    ended = {pod.path for pod in chosen} - problems.keys()
     if json:
-        print_json([{**one.__dict__, "ended": one.path in ended} for one in found.rented])
-    elif not found.rented:
+        print_json([{**pod.__dict__, "ended": pod.path in ended} for pod in listing.rented])
+    elif not listing.rented:
         print("nothing of launcher's is rented")
     else:
-        _show(found.rented, ended, {**found.doubts, **problems} if end else {})
+        _show(listing.rented, ended, {**listing.doubts, **problems} if end else {})
     raise SystemExit(1 if len(ended) < len(leaked) else 0)
 
 
 def _show(rented: Sequence[Rented], ended: Collection[str], not_ended: Mapping[str, str]) -> None:
-    """Print a table. `ended` are paths; `not_ended` says why a path was to be ended and was not."""
+    """Print a table. `ended` has the paths that were ended, `not_ended` the reasons why others were not."""
     from rich.table import Table
 
     from launcher.cli.output import console
@@ -65,14 +65,14 @@ def _show(rented: Sequence[Rented], ended: Collection[str], not_ended: Mapping[s
     table = Table(box=None, pad_edge=False)
     for column in ("ID", "RUN", "STATUS", "USD/H", "WHAT"):
         table.add_column(column, no_wrap=column != "WHAT")
-    for one in rented:
-        needed = "is ending, as its run has" if one.ending else "needed by its run"
-        what = one.why or (needed if one.known else "its run is not known on this machine")
-        if one.path in ended:
-            what = f"ended: {one.why or 'named'}"
-        elif one.path in not_ended:
-            what = not_ended[one.path]
-        table.add_row(one.id, one.run_id, one.status, f"{one.usd_per_hour:.3f}", what)
+    for pod in rented:
+        needed = "is ending, as its run has" if pod.ending else "needed by its run"
+        what = pod.why or (needed if pod.known else "this machine does not know its run")
+        if pod.path in ended:
+            what = f"ended: {pod.why or 'named'}"
+        elif pod.path in not_ended:
+            what = not_ended[pod.path]
+        table.add_row(pod.id, pod.run_id, pod.status, f"{pod.usd_per_hour:.3f}", what)
     console().print(table)
 
 
@@ -88,9 +88,9 @@ def download(
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
     from launcher.spec.base import format_bytes
 
-    found = find_run(run)
-    scheduler = scheduler_of(found)
+    run_dir = find_run(run)
+    scheduler = scheduler_of(run_dir)
     if not isinstance(scheduler, RunPodScheduler):
-        fail(f"{found.id} is not on RunPod: it is in {scheduler.where(found)}")
-    came = scheduler.copy(found).download(to)
-    print(f"{format_bytes(came)} of {found.id} came to {to}")
+        fail(f"{run_dir.id} is not on RunPod: it is in {scheduler.where(run_dir)}")
+    received = scheduler.copy(run_dir).download(to)
+    print(f"downloaded {format_bytes(received)} of {run_dir.id} to {to}")

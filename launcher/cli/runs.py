@@ -13,7 +13,8 @@ _Text = Optional[str]  # noqa: UP045
 
 def list_runs(
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="show at most so many, the newest first; 0 shows all")
+        int,
+        typer.Option("--limit", "-n", min=0, help="maximum number of runs, newest first; 0 shows all"),
     ] = 20,
     state: Annotated[_Text, typer.Option(help="show only runs in this state, e.g. running")] = None,
     name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,
@@ -32,9 +33,9 @@ def list_runs(
 
     chosen = listed(Filter(state, name, cluster, tag, since), limit)
     if json:
-        print_json([as_json(status, run) for run, status in chosen.found.items()])
+        print_json([as_json(status, run) for run, status in chosen.statuses.items()])
         return
-    show_list(console(), [row_of(status, run) for run, status in chosen.found.items()])
+    show_list(console(), [row_of(status, run) for run, status in chosen.statuses.items()])
     if chosen.older:
         print(f"({chosen.older} older: --limit 0)")
 
@@ -52,40 +53,40 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.lookup import scheduler_of
 
-    found = find(run, by_job=True)
-    if isinstance(found, SweepRuns):
+    target = find(run, by_job=True)
+    if isinstance(target, SweepRuns):
         from launcher.cli.sweep_runs import status_of_all
 
-        status_of_all(found, json)
-    scheduler = scheduler_of(found)
-    now = scheduler.status(found)
+        status_of_all(target, json)
+    scheduler = scheduler_of(target)
+    current = scheduler.status(target)
     if json:
-        print_json({**as_json(now, found), "why": why(found, now.state, now.reason)})
+        print_json({**as_json(current, target), "why": why(target, current.state, current.reason)})
     else:
-        lines = why(found, now.state, now.reason)[1:4] if now.resumable else unsaved(found)
-        show_status(console(), replace(now, path=scheduler.where(found)), row_of(now, found), lines)
-    raise SystemExit(now.exit_code)
+        lines = why(target, current.state, current.reason)[1:4] if current.resumable else unsaved(target)
+        show_status(console(), replace(current, path=scheduler.where(target)), row_of(current, target), lines)
+    raise SystemExit(current.exit_code)
 
 
 def cancel(run: RunOrSweep = None, json: AsJson = False) -> None:
     """Ask a run, or all of a sweep, to write a checkpoint and stop. A second call ends the ranks at once."""
-    from launcher.api.cancel import cancel as cancel_one
+    from launcher.api.cancel import cancel as cancel_run
     from launcher.cli.output import print_json
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.lookup import scheduler_of
 
-    found = find(run)
-    if isinstance(found, SweepRuns):
+    target = find(run)
+    if isinstance(target, SweepRuns):
         from launcher.cli.sweep_runs import cancel_all
 
-        cancel_all(found, json)
+        cancel_all(target, json)
         return
-    done = cancel_one(found)
+    message = cancel_run(target)
     if json:
-        ended = scheduler_of(found).status(found).state == "cancelled"  # not while a checkpoint is written
-        print_json({"run_id": found.id, "cancelled": ended, "message": done})
+        ended = scheduler_of(target).status(target).state == "cancelled"  # not while a checkpoint is written
+        print_json({"run_id": target.id, "cancelled": ended, "message": message})
     else:
-        print(done)
+        print(message)
 
 
 def clean(

@@ -26,7 +26,7 @@ def sandbox(
         typer.Option(
             "--fault",
             metavar="NAME=P[:VALUE][xTIMES]",
-            help="make something go wrong, e.g. no-capacity=0.3; may be repeated",
+            help="cause a fault, e.g. no-capacity=0.3; may be repeated",
         ),
     ] = None,
     faults: Annotated[
@@ -54,7 +54,7 @@ def sandbox(
         ),
     ] = None,
 ) -> None:
-    """Run a local server that answers as RunPod does: pods are processes here, and nothing is rented."""
+    """Run a local server that answers as RunPod does: its pods are local processes, and nothing is rented."""
     from launcher.cli.output import fail
 
     try:
@@ -72,21 +72,27 @@ def sandbox(
     from launcher.spec.errors import SpecError
     from launcher.spec.load import read_plain
 
-    where = folder or Path(platformdirs.user_cache_dir("launcher")) / "runpod-sandbox"
-    wanted: dict[str, Fault] = {}
+    data_folder = folder or Path(platformdirs.user_cache_dir("launcher")) / "runpod-sandbox"
+    all_faults: dict[str, Fault] = {}
     try:
         if faults is not None:
-            wanted.update(read(read_plain(faults)))
-        wanted.update(dict(parse(text) for text in fault or []))
+            all_faults.update(read(read_plain(faults)))
+        all_faults.update(dict(parse(text) for text in fault or []))
         options = Options(
-            where, port, openapi, Pace(provisioning, pull, restart, grace), per_minute, seed, wanted
+            data_folder,
+            port,
+            openapi,
+            Pace(provisioning, pull, restart, grace),
+            per_minute,
+            seed,
+            all_faults,
         )
-        serve(options, _tell)
+        serve(options, _print_variables)
     except (ValueError, SpecError) as error:
         fail(str(error), 2)
 
 
-def _tell(folder: Path, variables: dict[str, str]) -> None:
+def _print_variables(folder: Path, variables: dict[str, str]) -> None:
     for name, value in variables.items():
         print(f"export {name}={value}")
     print(f"# in another shell:  . {folder}/env.sh")

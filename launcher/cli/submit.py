@@ -31,7 +31,7 @@ NoDowngrade = Annotated[
 ]
 
 
-def _above_0(value: float | None) -> float | None:
+def _positive(value: float | None) -> float | None:
     if value is not None and not (isfinite(value) and value > 0):
         raise typer.BadParameter(f"{value:g} is not a number above 0")
     return value
@@ -40,7 +40,7 @@ def _above_0(value: float | None) -> float | None:
 MaxPrice = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        callback=_above_0,
+        callback=_positive,
         metavar="USD",
         help="maximum price per hour of all pods; more expensive offers are skipped",
     ),
@@ -48,13 +48,15 @@ MaxPrice = Annotated[
 Budget = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        callback=_above_0, metavar="USD", help="maximum cost of all pods of the run; limits their hours"
+        callback=_positive,
+        metavar="USD",
+        help="maximum cost of all pods of the run; limits their hours",
     ),
 ]
 MaxHours = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        callback=_above_0,
+        callback=_positive,
         metavar="HOURS",
         help="maximum hours of a pod; then it is ended, whatever the training does",
     ),
@@ -63,8 +65,8 @@ Unplanned = Annotated[
     bool,
     typer.Option("--unplanned", help="rent although launcher does not know whether the job fits on the GPU"),
 ]
-FORBIDDEN = ("retries.lower=0",)
-"What --no-downgrade overrides in the job."
+NO_DOWNGRADE_SETS = ("retries.lower=0",)
+"The overrides of the job for --no-downgrade."
 
 
 class WithCommand(TyperCommand):
@@ -127,7 +129,7 @@ def submit(
             "--at-once",
             metavar="N",
             min=1,
-            help="run at most so many runs of a sweep at the same time; all if left out",
+            help="maximum number of runs of a sweep at the same time; all if left out",
         ),
     ] = None,
     follow: Annotated[
@@ -145,15 +147,15 @@ def submit(
     nodelist: Nodelist = None,
     json: AsJson = False,
 ) -> None:
-    """Start a job detached, with the plan that `launcher plan` made, and show the plan."""
+    """Plan a job as `launcher plan` does, show the plan, and start the job detached."""
     from launcher.api.prepare import Limits, prepared, queue_sets
     from launcher.cli.output import console, print_json
     from launcher.report.terminal import show_plan, show_prepared
 
     limits = Limits(max_price, budget, max_hours, unplanned or None)
     queue = queue_sets(partition, account, qos, reservation, dependency, nodelist)
-    sets = [*(set_ or []), *(FORBIDDEN if no_downgrade else ()), *queue]
-    given = _job(job, ctx.meta.get(COMMAND), cluster, sets)
+    sets = [*(set_ or []), *(NO_DOWNGRADE_SETS if no_downgrade else ()), *queue]
+    job_like = _job(job, ctx.meta.get(COMMAND), cluster, sets)
     if json and (follow or sweep):
         from launcher.cli.output import fail
 
@@ -164,15 +166,15 @@ def submit(
 
         if follow:
             fail("give --sweep or --follow, not both: `launcher logs RUN -f` follows one run of a sweep")
-        submit_sweep(given, cluster, sets, sweep, at_once, samples, seed, limits, dry_run)
+        submit_sweep(job_like, cluster, sets, sweep, at_once, samples, seed, limits, dry_run)
         return
     if at_once is not None or samples is not None:
         from launcher.cli.output import fail
 
-        fail("--at-once and --samples need a sweep: give --sweep, too")
+        fail("--at-once and --samples need a sweep: give --sweep as well")
     from launcher.api.submit import checked
 
-    scheduler, ready = prepared(given, cluster, sets, limits=limits)
+    scheduler, ready = prepared(job_like, cluster, sets, limits=limits)
     if dry_run:
         if json:
             from launcher.report.data import submitted_data
@@ -186,10 +188,10 @@ def submit(
     if not json:
         show_plan(console(), request.job, request.cluster, request.plan, warnings, ready.offered)
     try:
-        started = scheduler.submit(ready)
+        run_dir = scheduler.submit(ready)
     except KeyboardInterrupt:
         _interrupted(request.run_id)
-    handle = scheduler.handle(started)
+    handle = scheduler.handle(run_dir)
     if json:
         from launcher.report.data import submitted_data
 
@@ -199,12 +201,12 @@ def submit(
     if follow:
         from launcher.cli.follow import follow_run
 
-        raise SystemExit(follow_run(scheduler, started))
+        raise SystemExit(follow_run(scheduler, run_dir))
     print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 
 def _interrupted(run_id: str) -> NoReturn:
-    """Say what a submission that was interrupted leaves, and exit."""
+    """Print whether an interrupted submission may have started the run, and exit."""
     from launcher.cli.output import EXIT_DETACHED, fail
     from launcher.rundir.find import RunNotFoundError, find_run
 

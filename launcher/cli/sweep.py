@@ -43,7 +43,7 @@ def submit_sweep(
     try:
         runs = scheduler.submit_sweep(sweep)
     except KeyboardInterrupt:
-        fail(_left(sweep), EXIT_DETACHED)
+        fail(_interrupted_message(sweep), EXIT_DETACHED)
     handles = [scheduler_of(run).handle(run) for run in runs]
     array = f" as one array ({handles[0].rpartition('_')[0]})" if sweep.script is not None else ""
     print(f"\n{len(handles)} runs submitted{array}")
@@ -52,17 +52,17 @@ def submit_sweep(
     print(f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}")
 
 
-def _left(sweep: PreparedSweep) -> str:
-    """Say what a submission that was interrupted leaves."""
+def _interrupted_message(sweep: PreparedSweep) -> str:
+    """Return a message about the runs that an interrupted submission has submitted."""
     from launcher.rundir.find import RunNotFoundError, SweepRuns, find
 
     try:
-        found = find(sweep.id)
+        match = find(sweep.id)
     except RunNotFoundError:
         return f"interrupted: no run of {sweep.id} was submitted"
-    count = len(found.runs) if isinstance(found, SweepRuns) else 1
+    count = len(match.runs) if isinstance(match, SweepRuns) else 1
     return (
-        f"interrupted: {count} of {len(sweep.runs)} runs of {sweep.id} are there: "
+        f"interrupted: {count} of {len(sweep.runs)} runs of {sweep.id} were submitted: "
         f"`launcher sweep status {sweep.id}` shows them, `launcher sweep cancel {sweep.id}` ends them, "
-        f"`launcher sweep resume {sweep.id}` starts again those that ended without success"
+        f"`launcher sweep resume {sweep.id}` resumes those that ended without success"
     )

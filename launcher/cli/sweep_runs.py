@@ -18,8 +18,8 @@ def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
     from launcher.schedulers.lookup import states_of
 
     states_by_run = states_of(sweep.runs)
-    found = list(states_by_run.values())
-    states = Counter(status.state for status in found)
+    statuses = list(states_by_run.values())
+    states = Counter(status.state for status in statuses)
     if json:
         runs = [as_json(status, run) for run, status in states_by_run.items()]
         print_json({"sweep_id": sweep.id, "states": dict(states), "runs": runs})
@@ -29,8 +29,10 @@ def status_of_all(sweep: SweepRuns, json: bool) -> NoReturn:
         print(f"\n{sweep.id}: {counts}")
         if missing := _missing(sweep):
             print(missing)
-    over = all(status.ended for status in found)
-    raise SystemExit(next((status.exit_code for status in found if status.exit_code), 0) if over else 0)
+    all_ended = all(status.ended for status in statuses)
+    raise SystemExit(
+        next((status.exit_code for status in statuses if status.exit_code), 0) if all_ended else 0
+    )
 
 
 def _missing(sweep: SweepRuns) -> str:
@@ -53,11 +55,11 @@ def cancel_all(sweep: SweepRuns, json: bool) -> None:
         print_json({"sweep_id": sweep.id, **asdict(done)})
         return
     task = sweep.runs[0].read_about().job.task
-    asked = "asked to write a checkpoint and stop" if task else "whose script is asked to stop by SIGTERM"
+    request = "asked to write a checkpoint and stop" if task else "whose script is asked to stop by SIGTERM"
     counts = [
         f"{done.waiting} taken out of the queue" if done.waiting else "",
-        f"{done.asked} {asked}" if done.asked else "",
-        f"ranks being ended of {done.ended}" if done.ended else "",
+        f"{done.asked} {request}" if done.asked else "",
+        f"{done.ended} whose ranks are being ended" if done.ended else "",
     ]
     print(
         f"{sweep.id}: {', '.join(filter(None, counts))}; "

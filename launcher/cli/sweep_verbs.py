@@ -52,26 +52,26 @@ def resume(
 
     If a run cannot be resumed, the others still are.
     """
-    from launcher.api.resume import resume as go_on
+    from launcher.api.resume import resume as resume_run
     from launcher.cli.output import fail
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.lookup import states_of
 
-    found = find(sweep)
-    if not isinstance(found, SweepRuns):
+    match = find(sweep)
+    if not isinstance(match, SweepRuns):
         fail(f"{sweep} is a run, not a sweep: launcher resume {sweep}")
-    states = states_of(found.runs).items()
+    states = states_of(match.runs).items()
     ended = [run for run, status in states if status.resumable or status.state == "damaged"]
-    refused: list[SchedulerError] = []
+    errors: list[SchedulerError] = []
     for run in ended:
         try:
-            go_on(run, [], None)
+            resume_run(run, [], None)
         except SchedulerError as error:
-            refused.append(error)
+            errors.append(error)
         else:
             print(f"{run.id} goes on")
-    if refused:
-        raise type(refused[0])("\n".join(map(str, refused)))
+    if errors:
+        raise type(errors[0])("\n".join(map(str, errors)))
     if not ended:
-        print(f"{found.id}: all runs are running or have succeeded")
+        print(f"{match.id}: all runs are running or have succeeded")

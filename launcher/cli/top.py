@@ -15,7 +15,7 @@ def top(
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", "-n", min=1, help="show at most so many runs, those that have not ended first"
+            "--limit", "-n", min=1, help="maximum number of runs to show, those that have not ended first"
         ),
     ] = 50,
     name: Annotated[_Text, typer.Option(help="show only runs of this job")] = None,
@@ -30,15 +30,15 @@ def top(
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         fail("`launcher top` needs a terminal; `launcher list` prints the same once")
     from launcher.api.listing import Filter
-    from launcher.schedulers.over_ssh.ssh import Over
+    from launcher.schedulers.over_ssh.ssh import SshLogin
     from launcher.spec.long_work import be_silent, working
     from launcher.top.board import Board
 
     board = Board(Filter(name=name, cluster=cluster, tag=tag), limit)
-    with working("asking about the runs"):
+    with working("querying the runs"):
         board.look()
     be_silent()
-    Over.may_ask = False  # a question for a password would go across the screen
+    SshLogin.may_ask = False  # a question for a password would disturb the screen
     from launcher.top.screen import Top
 
     screen = Top(board)

@@ -38,7 +38,7 @@ from launcher.spec.verdict import EXIT_SICK
 NODE = 0
 "Number of the first, implicit order: every node measures itself."
 START_SECONDS = 60.0
-"How long node 0 waits for the other nodes. All are in one allocation, but a node may start late."
+"Time that node 0 waits for the other nodes. All are in one allocation, but a node may start late."
 
 
 CHECK_SECONDS = 60.0
@@ -47,16 +47,16 @@ CHECK_SECONDS = 60.0
 
 def main() -> int:
     """Return 0, or EXIT_SICK if the node of an ordinary job is broken."""
-    here, job = variables.split(os.environ)
-    os.environ.update(job)  # measure with the variables that the ranks will have
-    before = len(sys.argv) > 1
-    place = Place.of({variables.RUN_DIR: sys.argv[1]} if before else here)
-    if before and place.options is not None:
+    own_variables, job_variables = variables.split(os.environ)
+    os.environ.update(job_variables)  # measure with the variables that the ranks will have
+    before_attempts = len(sys.argv) > 1
+    place = Place.of({variables.RUN_DIR: sys.argv[1]} if before_attempts else own_variables)
+    if before_attempts and place.options is not None:
         return 0  # the doctor's own run examines the sick nodes as well
     with Leftovers() as leftovers:
         orders = Orders(place.attempt.path / "doctor", place.node, place.expected.nodes)
         if place.options is None:
-            return _checked(place, leftovers, None if before else orders)
+            return _check_node(place, leftovers, None if before_attempts else orders)
         _lead_or_follow(place, leftovers, orders)
     return 0
 
@@ -85,7 +85,7 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, orders: Orders) -> None:
             on_node.follow(orders)
 
 
-def _checked(place: Place, leftovers: Leftovers, orders: Orders | None) -> int:
+def _check_node(place: Place, leftovers: Leftovers, orders: Orders | None) -> int:
     """Examine the node of an ordinary job. Write the values if `orders` is given. Return the exit code."""
     faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True)
     values = measure_node(place, leftovers)
@@ -97,15 +97,21 @@ def _checked(place: Place, leftovers: Leftovers, orders: Orders | None) -> int:
 
 def _print_values(values: Sequence[Measured], place: Place) -> int:
     """Print findings that are not good to stderr, and faults as one line to stdout. Return the exit code."""
-    needless = SOFTWARE if place.expected.command else frozenset()
-    findings = examine([one for one in values if one.check not in needless], place.expected)
-    found = [one for one in findings if one.verdict != "good"]
-    if found:
-        print("\n".join(page(f"doctor: node {place.node}", found, 1)), file=sys.stderr)
-    broken = [one for one in found if one.verdict == "broken"]
+    skipped_checks = SOFTWARE if place.expected.command else frozenset()
+    findings = examine([value for value in values if value.check not in skipped_checks], place.expected)
+    bad = [finding for finding in findings if finding.verdict != "good"]
+    if bad:
+        print("\n".join(page(f"doctor: node {place.node}", bad, 1)), file=sys.stderr)
+    broken = [finding for finding in bad if finding.verdict == "broken"]
     if place.between_attempts and place.trained:
-        broken = [one for one in broken if not CHECKS[one.check].fixed]
-    print(plain("; ".join(f"{one.title} {one.measured}: {one.cause.rstrip('.')}" for one in broken)))
+        broken = [finding for finding in broken if not CHECKS[finding.check].fixed]
+    print(
+        plain(
+            "; ".join(
+                f"{finding.title} {finding.measured}: {finding.cause.rstrip('.')}" for finding in broken
+            )
+        )
+    )
     return EXIT_SICK if broken else 0
 
 

@@ -12,7 +12,7 @@ Key = tuple[str, tuple[str, ...]]
 
 
 def changes(before: Iterable[Finding], now: Iterable[Finding]) -> list[str]:
-    """Return a line for each check whose verdict has changed, or whose value has, for checks in TOLD."""
+    """Return a line for each check with a changed verdict, or, for checks in REPORTED, a changed value."""
     old, new = _worst(before), _worst(now)
     lines = []
     for key, finding in new.items():
@@ -21,31 +21,31 @@ def changes(before: Iterable[Finding], now: Iterable[Finding]) -> list[str]:
             if finding.verdict != "good":
                 lines.append(f"{_name(finding)}: {finding.verdict}, {finding.measured}; not measured before")
         elif earlier.verdict != finding.verdict or (
-            earlier.measured != finding.measured and finding.check in TOLD
+            earlier.measured != finding.measured and finding.check in REPORTED
         ):
             was = f"{earlier.verdict}, {earlier.measured}"
             lines.append(f"{_name(finding)}: {was} -> {finding.verdict}, {finding.measured}")
     return lines
 
 
-TOLD = frozenset(
+REPORTED = frozenset(
     {"torch", "launcher", "python", "bitsandbytes", "driver", "gpus", "cpus", "shm", "mtu", "interfaces"}
 )
-"Checks whose changed value is reported even if both values are good: versions and sizes that do not vary."
+"Checks for which a changed value is reported even if both are good: versions and sizes that do not vary."
 
 
-def _name(one: Finding) -> str:
-    return ", ".join([one.title, *one.subjects])
+def _name(finding: Finding) -> str:
+    return ", ".join([finding.title, *finding.subjects])
 
 
 def _worst(findings: Iterable[Finding]) -> dict[Key, Finding]:
     """Return the worst finding of each check and subject."""
-    found: dict[Key, Finding] = {}
-    for one in findings:
-        key = (one.check, one.subjects if one.part == "node" else ())
-        if key not in found or ORDER[one.verdict] > ORDER[found[key].verdict]:
-            found[key] = one
-    return found
+    worst: dict[Key, Finding] = {}
+    for finding in findings:
+        key = (finding.check, finding.subjects if finding.part == "node" else ())
+        if key not in worst or ORDER[finding.verdict] > ORDER[worst[key].verdict]:
+            worst[key] = finding
+    return worst
 
 
 def lines(name: str, changes: Sequence[str], *, complete: bool = True) -> list[str]:

@@ -1,4 +1,4 @@
-"""Node 0 of a doctor's run: it gives one order after another, each depending on the answers so far."""
+"""Node 0 of a doctor's run: it gives orders one after the other, depending on the answers so far."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONNECT_SECONDS, COLLECTIVE_SECONDS, THOROUGH_SECONDS = 10.0, 12.0, 40.0
 "Time limits of one test. A rank that hangs uses all of it."
 TRY_SECONDS = 8.0
 "Time limit of a test that tries a setting."
-AT_ONCE = 4
+PARALLEL_SETTINGS = 4
 "Number of settings tried at the same time. A hang costs TRY_SECONDS, and each setting takes GPU memory."
 CONNECT_SECONDS_PER_RANK = 0.05
 PAIR_SECONDS, PAIR_BYTES = 10.0, 2**20
@@ -46,10 +46,10 @@ SLOW_SIZES = (8, 2**20)
 BROKEN_SECONDS, BROKEN_SIZES = 8.0, (8, 2**16)
 "Time limit and message sizes of the collectives if the network is broken or a collective has hung."
 REACH_SECONDS, REACH_SECONDS_EACH = 30.0, 10.0
-"""How much later than node 0 another node may finish examining its connections, plus an allowance for each
-connection, because data that does not get through takes that long."""
+"""How much later than node 0 another node may finish examining its connections: a constant, and an allowance
+for each connection, because data that does not get through takes that long."""
 TURNS = 2
-"Number of times the fastest setting is compared with the default."
+"How often the fastest setting is compared with the default."
 LATE_SECONDS = 15.0
 "How long after its ranks' time limit a node's answer may arrive."
 FREE_PART = 0.1
@@ -68,14 +68,14 @@ class Coordinator:
         self.place, self.expected = on_node.place, on_node.place.expected
         self.options = on_node.place.options
         assert self.options is not None
-        self._late = IMPORT_SECONDS
+        self._grace_seconds = IMPORT_SECONDS
         self.env: dict[str, str] = {}
         "Settings that the collectives need to work."
         self._network_is_broken = False
         self._number = 0
         self._gone: dict[int, str] = {}
         "Nodes that no longer answer, and what they were asked for."
-        self._everyone = tuple(range(self.expected.ranks))
+        self._all_ranks = tuple(range(self.expected.ranks))
         self._identities: dict[int, Mapping[str, Any]] = {}
 
     def examine(self, first: Answers) -> None:
@@ -98,31 +98,33 @@ class Coordinator:
             self._note(*(Measured("alive", node, None, error=text) for node, text in errors.items()))
         self.orders.give(self._number + 1, {"do": END})
 
-    def _reach(self, words: str = "") -> None:
-        """Have every node measure its connections to the others. Append `words` to each value's subject."""
-        order = {"do": REACH, "peers": self._identities, "words": words}
+    def _reach(self, suffix: str = "") -> None:
+        """Let every node measure its connections to the others. Append `suffix` to each value's subject."""
+        order = {"do": REACH, "peers": self._identities, "words": suffix}
         partners_each = len(partners(0, self.expected.nodes))
-        ways = self.give(order, REACH_SECONDS + REACH_SECONDS_EACH * partners_each, "the ways to other nodes")
-        values = [Measured(**value) for answer in ways.values() for value in answer.get("values", ())]
+        answers = self.give(
+            order, REACH_SECONDS + REACH_SECONDS_EACH * partners_each, "the ways to other nodes"
+        )
+        values = [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
         self._network_is_broken = worst(examine(values, self.expected)) == "broken"
 
     def _tests(self, first: Answers) -> None:
         """Run the tests of ranks. Raises NodeGoneError."""
-        self.test("compute", [self.new_test("compute", self._everyone, COLLECTIVE_SECONDS)])
+        self.test("compute", [self.new_test("compute", self._all_ranks, COLLECTIVE_SECONDS)])
         # If the collectives fail, training is known to fail.
         if self.expected.ranks == 1 or self._collectives(self._sizes(first)):
             self._tiny_model()
 
     def _files(self) -> None:
-        """Have every node create a file and look for the other nodes' files."""
+        """Let every node create a file and look for the other nodes' files."""
         answers = self.give({"do": MARK}, LATE_SECONDS, "its files")
-        marks = {node: one.get("marks", {}) for node, one in answers.items()}
+        marks = {node: answer.get("marks", {}) for node, answer in answers.items()}
         self.give({"do": LOOK, "marks": marks}, SEEN_SECONDS + LATE_SECONDS, "the files of other nodes")
 
     def give(self, order: Mapping[str, Any], seconds: float, what: str) -> Answers:
-        """Give an order, also carry it out here, and return the answers of all nodes that answer.
+        """Give an order, carry it out on this node, too, and return the answers of all nodes that answer.
 
-        `seconds` is how much later than this node another may answer. `what` describes the order.
+        `seconds` is how much later than this node another one may answer. `what` describes the order.
         """
         self._number += 1
         self.orders.give(self._number, order)
@@ -135,15 +137,15 @@ class Coordinator:
     def _lost(self) -> set[int]:
         return {*self._gone, *self.on_node.lost()}
 
-    def test(self, check: str | Sequence[str], tests: Sequence[RankTest], **more: Any) -> list[Outcome]:
+    def test(self, check: str | Sequence[str], tests: Sequence[RankTest], **extra: Any) -> list[Outcome]:
         """Run tests at the same time and return their outcomes. `check` names the check of all or of each."""
-        order = {"do": TESTS, "check": check, "tests": [asdict(one) for one in tests], **more}
+        order = {"do": TESTS, "check": check, "tests": [asdict(test) for test in tests], **extra}
         return outcomes(order, self._give_all(order, check if isinstance(check, str) else check[0]))
 
     def _give_all(self, order: Mapping[str, Any], name: str) -> Answers:
         """Give an order that all nodes must carry out. Raises NodeGoneError."""
-        answers = self.give(order, self._late, name)
-        self._late = LATE_SECONDS
+        answers = self.give(order, self._grace_seconds, name)
+        self._grace_seconds = LATE_SECONDS
         if self._gone:
             raise NodeGoneError
         return answers
@@ -157,42 +159,42 @@ class Coordinator:
         **options: Any,
     ) -> RankTest:
         """Return a test whose first rank serves the store on a port that is probably free."""
-        given = {"gpus": self.expected.gpus_per_node > 0, **options}
+        all_options = {"gpus": self.expected.gpus_per_node > 0, **options}
         identity = self._identities.get(ranks[0] // self.expected.ranks_per_node, {})
-        taken = identity.get("ports", {}).get("rendezvous", ())
-        port = random.choice([port for port in RENDEZVOUS_PORTS if port not in taken])
+        known_ports = identity.get("ports", {}).get("rendezvous", ())
+        port = random.choice([port for port in RENDEZVOUS_PORTS if port not in known_ports])
         host = identity.get("address") or self.place.host
-        return RankTest(what, given, tuple(ranks), host, port, seconds, env or {})
+        return RankTest(what, all_options, tuple(ranks), host, port, seconds, env or {})
 
     def _collectives(self, sizes: Sequence[int]) -> bool:
         """Test the collectives, and search for settings if they fail. Return whether they work in the end."""
-        [joined] = self.test("joined", [self.new_test("connect", self._everyone, self._connect_seconds)])
-        found: dict[str, Outcome] = {}
+        [joined] = self.test("joined", [self.new_test("connect", self._all_ranks, self._connect_seconds)])
+        outcomes_by_name: dict[str, Outcome] = {}
         assert self.options is not None
         broken, slow = self._network_is_broken, False
         seconds = THOROUGH_SECONDS if self.options.thorough else COLLECTIVE_SECONDS
-        left = [*BUS] if joined.ok else []
-        while left and not broken:
-            name = left.pop(0)
-            [end] = self.test(name, [self._collective(name, seconds, SLOW_SIZES if slow else sizes)])
-            found[name] = end
-            broken, slow = end.kind == "hang", slow or self._slow(end)
-        if left:  # run the rest at the same time, because only whether they work matters now
-            tests = [self._collective(name, BROKEN_SECONDS, BROKEN_SIZES) for name in left]
-            found |= zip(left, self.test(left, tests), strict=True)
-        failed = [name for name, one in found.items() if not one.ok] if joined.ok else [*BUS]
+        remaining = [*BUS] if joined.ok else []
+        while remaining and not broken:
+            name = remaining.pop(0)
+            [result] = self.test(name, [self._collective(name, seconds, SLOW_SIZES if slow else sizes)])
+            outcomes_by_name[name] = result
+            broken, slow = result.kind == "hang", slow or self._slow(result)
+        if remaining:  # run the rest at the same time, because only whether they work matters now
+            tests = [self._collective(name, BROKEN_SECONDS, BROKEN_SIZES) for name in remaining]
+            outcomes_by_name |= zip(remaining, self.test(remaining, tests), strict=True)
+        failed = [name for name, result in outcomes_by_name.items() if not result.ok] if joined.ok else [*BUS]
         if failed:
-            ended = [*found.values(), joined]
+            ended = [*outcomes_by_name.values(), joined]
             if self.expected.nodes > 1 and not self._network_is_broken and any(map(_hangs, ended)):
                 self._reach(", after a hang")
             pairs = self._pairs(slow=False)
-            if any(one.state in STOPPED for one in ended):
+            if any(result.state in STOPPED for result in ended):
                 return False  # no setting resumes a stopped process
-            what, before = (failed[0], found[failed[0]]) if joined.ok else ("connecting", joined)
+            what, before = (failed[0], outcomes_by_name[failed[0]]) if joined.ok else ("connecting", joined)
             most = SIZES[self.expected.backend][-1]
             small = [size for size in sizes if size <= most]
             self._search(failed, f"{what} {WORDS[before.kind]}", small, self._where(pairs))
-        elif any(map(self._slow, found.values())):
+        elif any(map(self._slow, outcomes_by_name.values())):
             self._pairs(slow=True)
         if self.options.tune and joined.ok and not failed:
             self._tune(sizes)
@@ -205,20 +207,22 @@ class Coordinator:
     def _collective(
         self, name: str, seconds: float, sizes: Sequence[int], env: Mapping[str, str] | None = None
     ) -> RankTest:
-        return self.new_test("collective", self._everyone, seconds, env, name=name, sizes=list(sizes))
+        return self.new_test("collective", self._all_ranks, seconds, env, name=name, sizes=list(sizes))
 
     def _search(self, failed: Sequence[str], before: str, sizes: Sequence[int], where: Where) -> None:
         """Try settings until one fixes all `failed` collectives. `before` describes the failure."""
         settings, at_once = self._candidates(where), 1
         while settings:
             # Try the first one alone, because it often helps and is then quick.
-            some, settings = settings[:at_once], settings[at_once:]
-            at_once = AT_ONCE
+            batch, settings = settings[:at_once], settings[at_once:]
+            at_once = PARALLEL_SETTINGS
             # Run the cheapest test first, because most settings do not help.
             connects = self.test(
-                "setting", [self._try("connect", one) for one in some], subject=[one.text for one in some]
+                "setting",
+                [self._try("connect", setting) for setting in batch],
+                subject=[setting.text for setting in batch],
             )
-            for setting in [one for one, end in zip(some, connects, strict=True) if end.ok]:
+            for setting in [setting for setting, result in zip(batch, connects, strict=True) if result.ok]:
                 if self._works_with(setting, failed, sizes):
                     self._choose(setting, before, "works")
                     return
@@ -226,8 +230,8 @@ class Coordinator:
 
     def _works_with(self, setting: Setting, names: Sequence[str], sizes: Sequence[int]) -> bool:
         tests = [self._try("collective", setting, name=name, sizes=list(sizes)) for name in names]
-        ends = self.test("setting", tests, subject=[f"{setting.text}, {name}" for name in names])
-        return all(end.ok for end in ends)
+        results = self.test("setting", tests, subject=[f"{setting.text}, {name}" for name in names])
+        return all(result.ok for result in results)
 
     def _tune(self, sizes: Sequence[int]) -> None:
         """Measure all settings, and choose the fastest if it is faster than none each time."""
@@ -248,14 +252,16 @@ class Coordinator:
     def _candidates(self, where: Where) -> list[Setting]:
         assert self.options is not None
         identities = list(self._identities.values())
-        found = candidates(
+        settings = candidates(
             self.expected.backend, where, common_interfaces(identities), common_adapters(identities),
             several=self.expected.nodes > 1, tune=self.options.tune,
         )  # fmt: skip
-        return [one for one in found if not one.env.items() <= os.environ.items()]  # skip those already set
+        return [
+            setting for setting in settings if not setting.env.items() <= os.environ.items()
+        ]  # skip those already set
 
     def _try(self, what: str, setting: Setting, **options: Any) -> RankTest:
-        return self.new_test(what, self._everyone, TRY_SECONDS, setting.env, **options)
+        return self.new_test(what, self._all_ranks, TRY_SECONDS, setting.env, **options)
 
     def _choose(self, setting: Setting, before: str, after: str) -> None:
         """Record the setting and use it for the tests that follow."""
@@ -267,7 +273,7 @@ class Coordinator:
     def _note(self, *values: Measured) -> None:
         """Add conclusions to the measured values. Other nodes have nothing to do, so none is awaited."""
         self._number += 1
-        self.orders.give(self._number, {"do": NOTE, "values": [one.as_json() for one in values]})
+        self.orders.give(self._number, {"do": NOTE, "values": [value.as_json() for value in values]})
         self.orders.answer(self._number, {})
 
     def _tiny_model(self) -> None:
@@ -275,46 +281,56 @@ class Coordinator:
         options = {"run_dir": "", "per_node": self.expected.ranks_per_node}
         tests = [
             self.new_test("train", members, TRAIN_SECONDS, self.env, **options)
-            for members in ((0,), self._everyone, self._everyone)
+            for members in ((0,), self._all_ranks, self._all_ranks)
         ]
         self._give_all({"do": TRAIN, "tests": [asdict(one) for one in tests]}, "the tiny model")
 
-    def _slow(self, one: Outcome) -> bool:
+    def _slow(self, outcome: Outcome) -> bool:
         least = least_bandwidth(self.expected)
         return (
             least is not None
-            and bool(one.sizes)
-            and one.sizes[-1]["bytes"] >= LARGE
-            and one.sizes[-1]["bus"] < least
+            and bool(outcome.sizes)
+            and outcome.sizes[-1]["bytes"] >= LARGE
+            and outcome.sizes[-1]["bus"] < least
         )
 
     def _pairs(self, *, slow: bool) -> dict[tuple[int, ...], Outcome]:
         """Test pairs of ranks, many at a time. In large runs: pairs within a node, and one rank per node."""
-        found: dict[tuple[int, ...], Outcome] = {}
+        outcomes_by_pair: dict[tuple[int, ...], Outcome] = {}
         if self.expected.ranks <= 2:
-            return found
-        per, nodes = self.expected.ranks_per_node, self.expected.nodes
-        many = self.expected.ranks > 16
-        groups = [range(0, nodes * per, per)] if many else [range(nodes * per)]
-        if many:
-            groups += [range(node * per, (node + 1) * per) for node in range(nodes)]
+            return outcomes_by_pair
+        ranks_per_node, nodes = self.expected.ranks_per_node, self.expected.nodes
+        is_large = self.expected.ranks > 16
+        groups = (
+            [range(0, nodes * ranks_per_node, ranks_per_node)]
+            if is_large
+            else [range(nodes * ranks_per_node)]
+        )
+        if is_large:
+            groups += [range(node * ranks_per_node, (node + 1) * ranks_per_node) for node in range(nodes)]
         for members in groups:
             for pairs in rounds(list(members)):
                 tests = [
                     self.new_test("collective", pair, PAIR_SECONDS, name="all-reduce", sizes=[8, PAIR_BYTES])
                     for pair in pairs
                 ]
-                found |= zip(pairs, self.test(PAIRS, tests, slow=slow, per_node=per), strict=True)
-        return found
+                outcomes_by_pair |= zip(
+                    pairs, self.test(PAIRS, tests, slow=slow, per_node=ranks_per_node), strict=True
+                )
+        return outcomes_by_pair
 
     def _where(self, pairs: Mapping[tuple[int, ...], Outcome] | None = None) -> Where:
         """Return where collectives fail: between nodes, inside nodes, or anywhere."""
-        per = self.expected.ranks_per_node
+        ranks_per_node = self.expected.ranks_per_node
         if self.expected.nodes == 1:
             return "inside"
-        if per == 1:
+        if ranks_per_node == 1:
             return "between"
-        bad = {pair[0] // per != pair[1] // per for pair, end in (pairs or {}).items() if not end.ok}
+        bad = {
+            pair[0] // ranks_per_node != pair[1] // ranks_per_node
+            for pair, outcome in (pairs or {}).items()
+            if not outcome.ok
+        }
         return "anywhere" if len(bad) != 1 else "between" if bad.pop() else "inside"
 
     def _sizes(self, first: Answers) -> list[int]:
@@ -333,5 +349,5 @@ class Coordinator:
         return [size for size in THOROUGH_SIZES if size <= max(most, LARGE)]
 
 
-def _hangs(one: Outcome) -> bool:
-    return one.kind == "hang"
+def _hangs(outcome: Outcome) -> bool:
+    return outcome.kind == "hang"

@@ -15,33 +15,35 @@ ORDER: dict[Verdict, int] = {"good": 0, "poor": 1, "broken": 2}
 
 def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
     """Return a finding for each value, in the order of the table. Equal findings are merged."""
-    known = [value for value in values if value.check in CHECKS]
-    found: list[Finding] = []
+    known_values = [value for value in values if value.check in CHECKS]
+    findings: list[Finding] = []
     for check in CHECKS.values():
-        own = [value for value in known if value.check == check.name]
-        judged = [(value, _judged(value, check, expected)) for value in own]
-        found += _good(check, [pair for pair in judged if pair[1].verdict == "good"])
-        found += _bad(check, [pair for pair in judged if pair[1].verdict != "good"])
-        found += _differences(own, check) if check.alike != "good" else []
-    return found
+        values_of_check = [value for value in known_values if value.check == check.name]
+        judged = [(value, _judge(value, check, expected)) for value in values_of_check]
+        findings += _good(check, [pair for pair in judged if pair[1].verdict == "good"])
+        findings += _bad(check, [pair for pair in judged if pair[1].verdict != "good"])
+        findings += _differences(values_of_check, check) if check.alike != "good" else []
+    return findings
 
 
 def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
     """Merge good findings of all nodes, per subject; connections between nodes are merged into one."""
     groups: dict[tuple[object, ...], list[tuple[Measured, Finding]]] = {}
     for value, finding in judged:
-        about = finding.subjects if not _is_way(check) and "GPU" not in value.subject else ()
-        groups.setdefault((about, finding.expected), []).append((value, finding))
-    united = []
+        subjects = finding.subjects if not _is_connection(check) and "GPU" not in value.subject else ()
+        groups.setdefault((subjects, finding.expected), []).append((value, finding))
+    merged = []
     for group in groups.values():
         shown = _range(check, [value.value for value, _ in group])
         # If all connections between nodes are good, their names are omitted.
         alike = [replace(finding, measured=shown, cause="") for _, finding in group]
-        united += _merged([replace(one, subjects=()) for one in alike] if _is_way(check) else alike)
-    return united
+        if _is_connection(check):
+            alike = [replace(finding, subjects=()) for finding in alike]
+        merged += _merged(alike)
+    return merged
 
 
-def _is_way(check: Check) -> bool:
+def _is_connection(check: Check) -> bool:
     """Return whether a check is about connections between nodes."""
     return check.part == "network" and not check.of_node
 
@@ -52,12 +54,12 @@ def _bad(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Findi
     for value, finding in judged:
         if _is_number(value.value):
             groups.setdefault(replace(finding, measured="", nodes=(), subjects=()), []).append(value.value)
-    united = []
+    merged = []
     for value, finding in judged:
         alike = groups.get(replace(finding, measured="", nodes=(), subjects=()))
         shown = _range(check, alike) if alike and _is_number(value.value) else finding.measured
-        united.append(replace(finding, measured=shown))
-    return _merged(united)
+        merged.append(replace(finding, measured=shown))
+    return _merged(merged)
 
 
 def _is_number(value: Any) -> bool:
@@ -75,10 +77,10 @@ def _range(check: Check, values: Sequence[Any]) -> str:
 
 def worst(findings: Iterable[Finding]) -> Verdict:
     """Return the worst verdict; `good` if there is no finding."""
-    return max((one.verdict for one in findings), key=ORDER.__getitem__, default="good")
+    return max((finding.verdict for finding in findings), key=ORDER.__getitem__, default="good")
 
 
-def _judged(value: Measured, check: Check, expected: Expected) -> Finding:
+def _judge(value: Measured, check: Check, expected: Expected) -> Finding:
     if value.error or value.value is None:
         opinion = check.unmeasured
         if value.error:
@@ -120,22 +122,22 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings that differ only in their nodes and subjects."""
     groups: dict[Finding, tuple[dict[int, None], dict[str, None]]] = {}
-    for one in findings:
-        nodes, subjects = groups.setdefault(replace(one, nodes=(), subjects=()), ({}, {}))
-        nodes.update(dict.fromkeys(one.nodes))
-        subjects.update(dict.fromkeys(one.subjects))
+    for finding in findings:
+        nodes, subjects = groups.setdefault(replace(finding, nodes=(), subjects=()), ({}, {}))
+        nodes.update(dict.fromkeys(finding.nodes))
+        subjects.update(dict.fromkeys(finding.subjects))
     return [
-        replace(one, nodes=tuple(nodes), subjects=tuple(subjects))
-        for one, (nodes, subjects) in groups.items()
+        replace(finding, nodes=tuple(nodes), subjects=tuple(subjects))
+        for finding, (nodes, subjects) in groups.items()
     ]
 
 
 def spans(numbers: Iterable[int]) -> str:
     """Write numbers as ranges: `0-3,7`."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

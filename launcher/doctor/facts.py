@@ -26,23 +26,25 @@ class Facts:
         return bool(self.env or self.gpu_type)
 
     def or_else(self, older: Facts) -> Facts:
-        """Return these facts, filled up with an older run's where this one found nothing."""
+        """Return these facts, with those of an older run where this run found nothing."""
         env, gpu = (self if self.env else older), (self if self.gpu_type else older)
         return Facts(env.env, env.why_env, gpu.gpu_type, gpu.gpu_memory, gpu.why_gpu)
 
 
 def facts_of(results: Results) -> Facts:
-    """Return the facts that a run has found."""
+    """Return the facts that a run has found about its cluster."""
     day = str(results.run.read_about().created or "")[:10]
-    by = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}"
-    chosen = next((one.value for one in results.values if one.check == "chosen"), None) or {}
-    names = {one.value for one in results.values if one.check == "gpu-name" and one.value}
-    memory = min((one.value for one in results.values if one.check == "gpu-memory" and one.value), default=0)
+    source = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}"
+    chosen = next((value.value for value in results.values if value.check == "chosen"), None) or {}
+    names = {value.value for value in results.values if value.check == "gpu-name" and value.value}
+    memory = min(
+        (value.value for value in results.values if value.check == "gpu-memory" and value.value), default=0
+    )
     alike = len(names) == 1 and memory > 0
     return Facts(
         chosen.get("env") or {},
-        f"{by}: {chosen.get('before')} without it",
+        f"{source}: {chosen.get('before')} without it",
         names.pop() if alike else "",
         f"{int(memory / GIB * 10) / 10:g}GiB" if alike else "",
-        f"by NVML, {by}",
+        f"by NVML, {source}",
     )

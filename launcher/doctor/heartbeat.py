@@ -1,7 +1,7 @@
 """Heartbeats, by which node 0 notices within half a minute that another node has died.
 
 Every other node writes heartbeats into the run directory. If they stop, node 0 connects to the node's doctor
-over the network. One sign of life is enough: the folder may be slow, and the network may be what is broken.
+over the network. One sign of life is enough, because the folder may be slow and the network may be broken.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HeartbeatMonitor:
         if late := {node for node, beats in self._silent.items() if beats >= LOST_BEATS} - self.lost:
             with ThreadPoolExecutor(len(late)) as pool:
                 alive = pool.map(lambda node: responds(self._last[node]["identity"]), late)
-                for node in [node for node, one in zip(late, alive, strict=True) if one]:
+                for node in [node for node, responded in zip(late, alive, strict=True) if responded]:
                     self._silent[node] = 0
             self.lost |= {node for node in late if self._silent[node]}
 
@@ -69,15 +69,15 @@ def monitored(orders: Orders) -> Iterator[HeartbeatMonitor]:
 
 
 @contextmanager
-def _at_every_beat(nodes: int, do: Callable[[], None]) -> Iterator[None]:
+def _at_every_beat(nodes: int, action: Callable[[], None]) -> Iterator[None]:
     end, seconds = threading.Event(), max(BEAT_SECONDS, nodes / BEATS_PER_SECOND)
 
-    def go_on() -> None:
+    def loop() -> None:
         while not end.is_set():
-            do()
+            action()
             end.wait(seconds)
 
-    threading.Thread(target=go_on, daemon=True).start()
+    threading.Thread(target=loop, daemon=True).start()
     try:
         yield
     finally:

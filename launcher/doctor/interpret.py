@@ -36,48 +36,52 @@ def values_of(history: Sequence[tuple[Order, Answers]], nodes: int = 1) -> list[
 
     The last test counts only if all nodes have answered. Otherwise it is still running, or was cut off.
     """
-    found: list[Measured] = []
+    values: list[Measured] = []
     pairs: dict[tuple[int, int], Outcome] = {}
     slow, per_node = False, 1
     for number, (order, answers) in enumerate(history, 1):
-        found += [Measured(**value) for value in order.get("values", ())]
-        found += [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
+        values += [Measured(**value) for value in order.get("values", ())]
+        values += [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
         if number == len(history) and len(answers) < nodes:
             continue
         if order.get("do") == TRAIN:
-            found += _trained(order, answers)
+            values += _trained(order, answers)
         if order.get("do") != TESTS:
             continue
-        ended = outcomes(order, answers)
+        test_outcomes = outcomes(order, answers)
         if order["check"] == PAIRS:
             slow, per_node = order["slow"], order["per_node"]
             pairs |= {
-                (one.ranks[0], one.ranks[1]): end for one, end in zip(tests_of(order), ended, strict=True)
+                (outcome_.ranks[0], outcome_.ranks[1]): end
+                for outcome_, end in zip(tests_of(order), test_outcomes, strict=True)
             }
         else:
             named = zip(
-                _each(order["check"], ended), _each(order.get("subject", ""), ended), ended, strict=True
+                _each(order["check"], test_outcomes),
+                _each(order.get("subject", ""), test_outcomes),
+                test_outcomes,
+                strict=True,
             )
-            found += [Measured(check, 0, plain(one), subject) for check, subject, one in named]
-    return [*found, *([_pairs(pairs, slow, per_node)] if pairs else [])]
+            values += [Measured(check, 0, as_record(outcome_), subject) for check, subject, outcome_ in named]
+    return [*values, *([_pairs(pairs, slow, per_node)] if pairs else [])]
 
 
 def _each(words: str | Sequence[str], ended: Sequence[Outcome]) -> Sequence[str]:
-    """Return a word for each test of an order. A single word applies to all tests."""
+    """Return one text for each test of an order. A single text applies to all tests."""
     return [words] * len(ended) if isinstance(words, str) else words
 
 
 def _trained(order: Order, answers: Answers) -> list[Measured]:
     """Return how the tiny model trained in one process, and in several processes compared with one."""
-    found = []
+    values = []
     all_steps: Sequence[Steps] = answers.get(0, {}).get("steps") or [[] for _ in TRAININGS]
-    for number, (check, one) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
+    for number, (check, outcome_) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
         steps, exceptions = all_steps[number], [answer.get("exceptions", ()) for answer in answers.values()]
         exception = next((texts[number] for texts in exceptions if texts and texts[number]), "")
         difference = _difference(steps, all_steps[0]) if number and all_steps[0] else None
-        value = {**plain(one), "steps": steps, "exception": exception, "difference": difference}
-        found.append(Measured(check, 0, value))
-    return found
+        value = {**as_record(outcome_), "steps": steps, "exception": exception, "difference": difference}
+        values.append(Measured(check, 0, value))
+    return values
 
 
 def _difference(steps: Steps, alone: Steps) -> float | None:
@@ -93,12 +97,12 @@ def _difference(steps: Steps, alone: Steps) -> float | None:
 def outcomes(order: Order, answers: Answers) -> list[Outcome]:
     """Return the outcome of each test of an order."""
     failed = next((answer["error"] for answer in answers.values() if answer.get("error")), "")
-    found = []
+    outcomes_ = []
     for number, test in enumerate(tests_of(order)):
-        reports = [RankReport(**one) for answer in answers.values() for one in _reports(answer, number)]
-        one = outcome(test, reports)
-        found.append(replace(one, error=failed) if one.kind == "hang" and failed else one)
-    return found
+        reports = [RankReport(**fields) for answer in answers.values() for fields in _reports(answer, number)]
+        judged = outcome(test, reports)
+        outcomes_.append(replace(judged, error=failed) if judged.kind == "hang" and failed else judged)
+    return outcomes_
 
 
 def tests_of(order: Order) -> list[RankTest]:
@@ -111,22 +115,22 @@ def _reports(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, An
     return reports[number] if number < len(reports) else ()
 
 
-def plain(one: Outcome) -> dict[str, Any]:
-    """Return an outcome in the form that JSON gives back."""
-    lists = {"ranks": list(one.ranks), "waiting": list(one.waiting), "sizes": list(one.sizes)}
-    lists["each"] = {str(rank): result for rank, result in one.each.items()}
-    return {**asdict(one), **lists}
+def as_record(outcome_: Outcome) -> dict[str, Any]:
+    """Return an outcome as plain data, as if read from JSON."""
+    lists = {"ranks": list(outcome_.ranks), "waiting": list(outcome_.waiting), "sizes": list(outcome_.sizes)}
+    lists["each"] = {str(rank): result for rank, result in outcome_.each.items()}
+    return {**asdict(outcome_), **lists}
 
 
 def _pairs(by_pair: Mapping[tuple[int, int], Outcome], slow: bool, per_node: int) -> Measured:
-    found = pairs_of(by_pair, per_node, slow=slow)
+    combined = pairs_of(by_pair, per_node, slow=slow)
     value = {
-        "bad": [list(pair) for pair in found.bad],
-        "good": found.good,
-        "culprits": list(found.culprits),
+        "bad": [list(pair) for pair in combined.bad],
+        "good": combined.good,
+        "culprits": list(combined.culprits),
         "slow": slow,
-        "slowest": list(found.slowest) if found.slowest else None,
-        "seconds": found.seconds,
-        "typical": found.typical,
+        "slowest": list(combined.slowest) if combined.slowest else None,
+        "seconds": combined.seconds,
+        "typical": combined.typical,
     }
     return Measured(PAIRS, 0, value)

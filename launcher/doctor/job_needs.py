@@ -64,8 +64,8 @@ class JobNeeds:
     @classmethod
     def of_argument(cls, argument: str) -> JobNeeds:
         """Read the argument. Raises ValueError, TypeError."""
-        given = json.loads(argument.removeprefix("--job="))
-        return cls(**{**given, "secrets": tuple(given["secrets"]), "setup": tuple(given["setup"])})
+        fields = json.loads(argument.removeprefix("--job="))
+        return cls(**{**fields, "secrets": tuple(fields["secrets"]), "setup": tuple(fields["setup"])})
 
 
 def checkpoint_bytes(parameters: int, recipe: Recipe) -> int:
@@ -79,5 +79,5 @@ def _checkpoints(job: Job, plan: Plan) -> int | None:
     if plan.parameters is None or job.adapter is not None or job.task is None:
         return None
     # One more than kept, because the newest is written before the oldest is deleted.
-    kept = job.train.keep_checkpoints + 1 + job.train.keep_best
-    return kept * checkpoint_bytes(plan.parameters, plan.recipe)
+    count = job.train.keep_checkpoints + 1 + job.train.keep_best
+    return count * checkpoint_bytes(plan.parameters, plan.recipe)

@@ -79,7 +79,7 @@ class OnNode:
         self.lost: Callable[[], Collection[int]] = lambda: ()
         "Returns the nodes that no longer show a sign of life, as far as this node watches them."
         self._mark: Mark | None = None
-        self._does: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
+        self._actions: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             TESTS: self._tests,
             TRAIN: self._train,
             REACH: self._reach,
@@ -91,7 +91,7 @@ class OnNode:
     def carry_out(self, order: Mapping[str, Any]) -> Answer:
         """Carry out an order and return the answer. A failure becomes the answer's `error`."""
         try:
-            return self._does[order["do"]](order)
+            return self._actions[order["do"]](order)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {reason_of(error)}"}
 
@@ -110,13 +110,13 @@ class OnNode:
             if self.place.leads:
                 raise
             unwritable = Measured("run-folder", self.place.node, None, error=reason_of(error))
-            more = {"values": [*answer.get("values", ()), *([] if number else [unwritable.as_json()])]}
-            message = {"number": number, "node": self.place.node, **answer, **more}
+            extra = {"values": [*answer.get("values", ()), *([] if number else [unwritable.as_json()])]}
+            message = {"number": number, "node": self.place.node, **answer, **extra}
             send_answer(self.place.host, self.place.port, message)
 
     def _tests(self, order: Mapping[str, Any]) -> Answer:
         reports = self.group.run(tests_of(order), self.place.local_ranks, self.lost)
-        return {"told": [[asdict(one) for one in ranks] for ranks in reports]}
+        return {"told": [[asdict(report) for report in ranks] for ranks in reports]}
 
     def _reach(self, order: Mapping[str, Any]) -> Answer:
         node, peers = self.place.node, {int(other): peer for other, peer in order["peers"].items()}
@@ -136,8 +136,8 @@ class OnNode:
         node, marks = self.place.node, {int(other): mark for other, mark in order["marks"].items()}
         others = [other for other in partners(node, self.place.expected.nodes) if other in marks]
         until = time.monotonic() + SEEN_SECONDS
-        values = [one for other in others for one in look(node, other, marks[other], until)]
-        return {"values": [one.as_json() for one in values]}
+        values = [value for other in others for value in look(node, other, marks[other], until)]
+        return {"values": [value.as_json() for value in values]}
 
     def _train(self, order: Mapping[str, Any]) -> Answer:
         expected = self.place.expected
@@ -152,5 +152,5 @@ class OnNode:
                 runs.append(run)
                 tests.append(replace(test, options={**test.options, "run_dir": str(run.path)}))
             reports = self.group.run(tests, self.place.local_ranks, self.lost)
-            answer: Answer = {"told": [[asdict(one) for one in ranks] for ranks in reports]}
+            answer: Answer = {"told": [[asdict(report) for report in ranks] for ranks in reports]}
             return {**answer, "steps": [*map(steps_of, runs)], "exceptions": [*map(error_of, runs)]}

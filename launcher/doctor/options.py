@@ -30,15 +30,15 @@ class Options:
     @property
     def command(self) -> list[str]:
         """Return the command of a run with these options."""
-        more = [*([TUNE] if self.tune else []), *([self.job.argument] if self.job is not None else [])]
-        return [*PROGRAM, f"--{self.level}", *more]
+        extra = [*([TUNE] if self.tune else []), *([self.job.argument] if self.job is not None else [])]
+        return [*PROGRAM, f"--{self.level}", *extra]
 
     @classmethod
     def of_command(cls, command: Sequence[str]) -> Options | None:
         """Return the options of a run from its job's command; None if it is not a doctor's run."""
-        program, given = tuple(command[:3]), list(command[3:])
-        level = next((level for level in get_args(Level) if f"--{level}" in given), None)
+        program, arguments = tuple(command[:3]), list(command[3:])
+        level = next((level for level in get_args(Level) if f"--{level}" in arguments), None)
         if program != PROGRAM or level is None:
             return None
-        job = next((one for one in given if one.startswith("--job=")), None)
-        return cls(level, TUNE in given, JobNeeds.of_argument(job) if job is not None else None)
+        job = next((argument for argument in arguments if argument.startswith("--job=")), None)
+        return cls(level, TUNE in arguments, JobNeeds.of_argument(job) if job is not None else None)

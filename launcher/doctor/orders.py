@@ -1,7 +1,7 @@
-"""Orders and answers, with which the doctors of several nodes coordinate: node 0 orders, every node answers.
+"""Coordinate the doctors of several nodes by orders and answers: node 0 orders, and every node answers.
 
 Both are files in the run directory, so that nothing depends on the network under examination. They are also
-the results: every measured value is in an answer.
+the results, because every measured value is in an answer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from launcher.spec.json_forms import Form, fits
 
 T = TypeVar("T")
 NOTHING_ELSE: Form = {"*": frozenset()}
-VALUE: Form = {"check": str, "node": int, "value?": object, "subject?": str, "error?": str, **NOTHING_ELSE}
-TOLD: Form = {
+MEASURED: Form = {"check": str, "node": int, "value?": object, "subject?": str, "error?": str, **NOTHING_ELSE}
+REPORT: Form = {
     "rank": int, "ended": bool, "at?": str, "done?": int, "results?": [dict], "error?": str, "state?": str,
     **NOTHING_ELSE,
 }  # fmt: skip
-ANSWER: Form = {"values?": [VALUE], "told?": [[TOLD]], "error?": str}
-ORDER: Form = {"do": str, "values?": [VALUE], "tests?": [dict]}
+ANSWER: Form = {"values?": [MEASURED], "told?": [[REPORT]], "error?": str}
+ORDER: Form = {"do": str, "values?": [MEASURED], "tests?": [dict]}
 POLL_SECONDS = 0.02
 LIST_SECONDS = 0.5
 """How often the folder is listed, which makes a network file system query its server. Otherwise NFS caches
@@ -67,15 +67,15 @@ class Orders:
         """Return the answers that arrive within `seconds`, by node. `lost` nodes are not awaited."""
 
         def all_answers() -> dict[int, Mapping[str, Any]] | None:
-            found = self.answers(number)
-            return found if set(range(self.nodes)) <= {*found, *lost()} else None
+            answers = self.answers(number)
+            return answers if set(range(self.nodes)) <= {*answers, *lost()} else None
 
         return self._wait(all_answers, seconds) or self.answers(number)
 
     def answers(self, number: int) -> dict[int, Mapping[str, Any]]:
         """Return the answers that exist now, by node."""
-        found = {node: _read(self._answer(number, node), ANSWER) for node in range(self.nodes)}
-        return {node: answer for node, answer in found.items() if answer is not None}
+        answers_ = {node: _read(self._answer(number, node), ANSWER) for node in range(self.nodes)}
+        return {node: answer for node, answer in answers_.items() if answer is not None}
 
     def beat(self, pulse: Mapping[str, Any]) -> None:
         """Write this node's heartbeat. Raises OSError."""
@@ -85,8 +85,8 @@ class Orders:
     def pulses(self) -> dict[int, Mapping[str, Any]]:
         """Return the newest heartbeat of each node that has written one."""
         self._list()
-        found = {node: read_json(self._pulse(node)) for node in range(self.nodes)}
-        return {node: pulse for node, pulse in found.items() if pulse is not None}
+        pulses_ = {node: read_json(self._pulse(node)) for node in range(self.nodes)}
+        return {node: pulse for node, pulse in pulses_.items() if pulse is not None}
 
     def history(self) -> list[tuple[Mapping[str, Any], dict[int, Mapping[str, Any]]]]:
         """Return every order with its answers. Orders with a damaged file are left out.
@@ -105,16 +105,16 @@ class Orders:
     def _files(self) -> list[Path]:
         return [*sorted(self.folder.glob("order-*.json")), *sorted(self.folder.glob("node-*-*.json"))]
 
-    def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:
-        """Return the first result of `look` that is not None, or None after this time."""
+    def _wait(self, query: Callable[[], T | None], seconds: float) -> T | None:
+        """Return the first result of `query` that is not None, or None after this time."""
         now = time.monotonic()
         deadline, listed = now + seconds, now
-        while (found := look()) is None and (now := time.monotonic()) < deadline:
+        while (result := query()) is None and (now := time.monotonic()) < deadline:
             if now > listed + LIST_SECONDS:
                 listed = now
                 self._list()
             time.sleep(POLL_SECONDS)
-        return found
+        return result
 
     def _list(self) -> None:
         with suppress(OSError):
@@ -137,5 +137,5 @@ def _number(path: Path) -> int:
 
 def _read(path: Path, form: Form) -> Any | None:
     """Return the content of a file, or None if it is missing, unreadable or of another form."""
-    found = read_json(path)
-    return found if fits(found, form) else None
+    record = read_json(path)
+    return record if fits(record, form) else None

@@ -54,29 +54,29 @@ class Outcome:
 
 def outcome(test: RankTest, reports: Iterable[RankReport]) -> Outcome:
     """Judge the reports of all ranks of a test. A rank without a report was not started."""
-    by_rank = {one.rank: one for one in reports}
+    by_rank = {report.rank: report for report in reports}
     silent = tuple(rank for rank in test.ranks if rank not in by_rank)
     if silent:
         return Outcome("hang", "start", silent, tuple(by_rank), error="the rank was not started")
-    late = [one for one in by_rank.values() if not one.ended]
-    failed = [one for one in by_rank.values() if one.error]
-    if dead := [one for one in failed if one.error.startswith("ended by ")]:
-        return Outcome("error", dead[0].at, tuple(one.rank for one in dead), error=dead[0].error)
+    late = [report for report in by_rank.values() if not report.ended]
+    failed = [report for report in by_rank.values() if report.error]
+    if dead := [report for report in failed if report.error.startswith("ended by ")]:
+        return Outcome("error", dead[0].at, tuple(report.rank for report in dead), error=dead[0].error)
     if late:
         return _hang(list(by_rank.values()), late, failed)
     if failed:
         # If all ranks fail alike, none of them is to blame.
-        blamed = tuple(one.rank for one in failed) if len(failed) < len(by_rank) else ()
+        blamed = tuple(report.rank for report in failed) if len(failed) < len(by_rank) else ()
         return Outcome("error", failed[0].at, blamed, error=failed[0].error)
     sizes = _sizes(test, by_rank)
     if test.what == "compute":
-        each = {rank: one.results[-1] for rank, one in by_rank.items() if one.results}
+        each = {rank: report.results[-1] for rank, report in by_rank.items() if report.results}
         bad = tuple(rank for rank, result in each.items() if result["wrong"])
         return Outcome("wrong" if bad else "ok", "matrix product and memory sweep", bad, each=each)
     pairs = {
-        (rank, None if source is None else test.ranks[source]): one.at
-        for rank, one in by_rank.items()
-        for result in one.results
+        (rank, None if source is None else test.ranks[source]): report.at
+        for rank, report in by_rank.items()
+        for result in report.results
         for source in result["wrong"]
     }
     if pairs:
@@ -88,28 +88,28 @@ def _hang(
     everyone: Sequence[RankReport], late: Sequence[RankReport], failed: Sequence[RankReport]
 ) -> Outcome:
     """Blame the ranks that are stopped, or else those that failed, or else those furthest behind."""
-    stopped = [one for one in late if one.state in STOPPED]
-    least = min(one.done for one in everyone)
-    behind = [one for one in everyone if one.done == least]
+    stopped = [report for report in late if report.state in STOPPED]
+    least = min(report.done for report in everyone)
+    behind = [report for report in everyone if report.done == least]
     blamed = stopped or failed or (behind if len(behind) < len(everyone) else [])
-    ranks = tuple(one.rank for one in blamed)
-    waiting = tuple(one.rank for one in late if one.rank not in ranks)
-    furthest = max(late, key=lambda one: one.done)
+    ranks = tuple(report.rank for report in blamed)
+    waiting = tuple(report.rank for report in late if report.rank not in ranks)
+    furthest = max(late, key=lambda report: report.done)
     state = blamed[0].state if blamed else ""
     return Outcome("hang", furthest.at, ranks, waiting, state, blamed[0].error if blamed else "")
 
 
 def _sizes(test: RankTest, by_rank: Mapping[int, RankReport]) -> tuple[Mapping[str, Any], ...]:
     """Return the times for each size. The slowest rank's time counts, as in nccl-tests."""
-    found = []
-    for results in zip(*(one.results for one in by_rank.values()), strict=False):
+    sizes = []
+    for results in zip(*(result.results for result in by_rank.values()), strict=False):
         if "bytes" not in results[0]:  # not a collective
             continue
-        seconds, size = max(one["seconds"] for one in results), results[0]["bytes"]
+        seconds, size = max(result["seconds"] for result in results), results[0]["bytes"]
         # For point-to-point, `bytes` is what one rank sends; for the other operations, the whole message.
         factor = BUS[results[0]["name"]](len(test.ranks))
-        found.append({"bytes": size, "seconds": seconds, "bus": size / seconds * factor})
-    return tuple(found)
+        sizes.append({"bytes": size, "seconds": seconds, "bus": size / seconds * factor})
+    return tuple(sizes)
 
 
 def culprits(pairs: Iterable[tuple[int, int | None]], ranks: Sequence[int]) -> tuple[int, ...]:
@@ -118,10 +118,12 @@ def culprits(pairs: Iterable[tuple[int, int | None]], ranks: Sequence[int]) -> t
     Each of `pairs` is (rank that got wrong values, rank that sent them); the sender is None for a sum over
     all ranks. If every rank got a wrong sum, the rank that caused it is unknown.
     """
-    known = list(pairs)
-    if all(source is None for _, source in known) and len({got for got, _ in known}) == len(ranks):
+    wrong_pairs = list(pairs)
+    if all(source is None for _, source in wrong_pairs) and len({got for got, _ in wrong_pairs}) == len(
+        ranks
+    ):
         return ()
-    explains = [rank for rank in ranks if all(rank in pair for pair in known)]
+    explains = [rank for rank in ranks if all(rank in pair for pair in wrong_pairs)]
     return tuple(explains) if len(explains) < len(ranks) or len(ranks) <= 2 else ()
 
 
@@ -133,7 +135,7 @@ class Pairs:
     "Pairs that hang, fail, get wrong values, or are slow."
     good: int
     culprits: tuple[int, ...]
-    "Ranks of which every pair is bad, if they explain all bad pairs."
+    "Ranks whose pairs are all bad, if they explain all bad pairs."
     slowest: tuple[int, int] | None = None
     seconds: float = 0.0
     "Time of the slowest pair."
@@ -146,26 +148,30 @@ def pairs_of(outcomes: Mapping[tuple[int, int], Outcome], per_node: int = 1, *, 
 
     Pairs within a node are compared with each other, and so are pairs across nodes.
     """
-    times = {pair: one.sizes[-1]["seconds"] for pair, one in outcomes.items() if one.ok and one.sizes}
+    times = {
+        pair: outcome_.sizes[-1]["seconds"]
+        for pair, outcome_ in outcomes.items()
+        if outcome_.ok and outcome_.sizes
+    }
     classes: dict[bool, list[float]] = {}
-    for (one, other), seconds in sorted(times.items(), key=lambda item: item[1]):
-        classes.setdefault(one // per_node == other // per_node, []).append(seconds)
+    for (outcome_, other), seconds in sorted(times.items(), key=lambda item: item[1]):
+        classes.setdefault(outcome_ // per_node == other // per_node, []).append(seconds)
     # The 25th percentile, because one sick rank of three is in two of the three pairs.
     typical = {inside: found[len(found) // 4] for inside, found in classes.items()}
     slow_pairs = {
-        (one, other)
-        for (one, other), seconds in times.items()
-        if slow and seconds > SLOWER * typical[one // per_node == other // per_node]
+        (outcome_, other)
+        for (outcome_, other), seconds in times.items()
+        if slow and seconds > SLOWER * typical[outcome_ // per_node == other // per_node]
     }
-    bad = tuple(pair for pair, one in outcomes.items() if not one.ok or pair in slow_pairs)
+    bad = tuple(pair for pair, outcome_ in outcomes.items() if not outcome_.ok or pair in slow_pairs)
     slowest = max(times, key=times.__getitem__) if times else None
-    most = times[slowest] if slowest is not None else 0.0
+    slowest_seconds = times[slowest] if slowest is not None else 0.0
     return Pairs(
         bad,
         len(outcomes) - len(bad),
         common(bad, outcomes),
         slowest,
-        most,
+        slowest_seconds,
         min(typical.values(), default=0.0),
     )
 
@@ -176,11 +182,11 @@ def common(bad: Sequence[tuple[int, int]], all_pairs: Iterable[tuple[int, int]])
     The result is empty if they do not, or if all ranks are bad.
     """
     pairs = list(all_pairs)
-    of_rank = Counter(rank for pair in pairs for rank in pair)
-    bad_of = Counter(rank for pair in bad for rank in pair)
-    sick = tuple(sorted(rank for rank in bad_of if bad_of[rank] == of_rank[rank]))
+    pairs_per_rank = Counter(rank for pair in pairs for rank in pair)
+    bad_per_rank = Counter(rank for pair in bad for rank in pair)
+    sick = tuple(sorted(rank for rank in bad_per_rank if bad_per_rank[rank] == pairs_per_rank[rank]))
     explained = all(set(pair) & set(sick) for pair in bad)
-    return sick if sick and explained and len(sick) < len(of_rank) else ()
+    return sick if sick and explained and len(sick) < len(pairs_per_rank) else ()
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
@@ -189,12 +195,12 @@ def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
     Above 16 members, keep only rounds whose number is a power of two: each member then meets log2(n) others.
     """
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
-    found = []
+    rounds_ = []
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        rounds_.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
         ring = [ring[0], ring[-1], *ring[1:-1]]
     if len(members) > 16:
-        return [one for number, one in enumerate(found, start=1) if not number & (number - 1)]
-    return found
+        return [one for number, one in enumerate(rounds_, start=1) if not number & (number - 1)]
+    return rounds_

@@ -47,40 +47,40 @@ def page(
         }
         lines += _wrapped(", ".join(f"node {node}: {name}" for node, name in named.items()), WIDTH)
     for part, heading in PARTS.items():
-        chosen = [one for one in findings if one.part == part]
+        chosen = [finding for finding in findings if finding.part == part]
         if chosen:
             lines += ["", *_row("", heading, "measured", "expected")]
-            lines += [line for one in chosen for line in _lines(one, nodes)]
+            lines += [line for finding in chosen for line in _lines(finding, nodes)]
     return [*lines, "", summary(findings) or "nothing was measured", *_wrapped(note, WIDTH)]
 
 
 def _sick(findings: Iterable[Finding]) -> set[int]:
     """Return the nodes named in findings that are not good."""
     sick: set[int] = set()
-    for one in findings:
-        if one.verdict != "good":
-            text = f"{one.cause} {_subjects(one.subjects)}"
-            sick |= {*one.nodes, *map(int, re.findall(r"\bnode (\d+)", text))}
+    for finding in findings:
+        if finding.verdict != "good":
+            text = f"{finding.cause} {_subjects(finding.subjects)}"
+            sick |= {*finding.nodes, *map(int, re.findall(r"\bnode (\d+)", text))}
     return sick
 
 
 def summary(findings: Iterable[Finding]) -> str:
     """Count the verdicts: `14 good, 1 poor`."""
-    counts = Counter(one.verdict for one in findings)
+    counts = Counter(finding.verdict for finding in findings)
     return ", ".join(f"{counts[word]} {word}" for word in ("good", "poor", "broken") if counts[word])
 
 
-def _lines(one: Finding, nodes: int) -> list[str]:
-    where = [f"node {spans(one.nodes)}"] if one.nodes and len(one.nodes) < nodes else []
-    where += [_subjects(one.subjects)] if one.subjects else []
-    lines = _row(one.verdict, ", ".join([one.title, *where]), one.measured, one.expected)
-    if one.verdict != "good":
-        lines += [*_paragraph("cause", one.cause), *_paragraph("cure", one.cure)]
+def _lines(finding: Finding, nodes: int) -> list[str]:
+    where = [f"node {spans(finding.nodes)}"] if finding.nodes and len(finding.nodes) < nodes else []
+    where += [_subjects(finding.subjects)] if finding.subjects else []
+    lines = _row(finding.verdict, ", ".join([finding.title, *where]), finding.measured, finding.expected)
+    if finding.verdict != "good":
+        lines += [*_paragraph("cause", finding.cause), *_paragraph("cure", finding.cure)]
     return lines
 
 
 def _row(*cells: str) -> list[str]:
-    """Return the lines of one row. A long cell wraps, and uses the space of an empty cell beside it."""
+    """Return the lines of one row. A long cell wraps, and uses the space of an empty cell next to it."""
     widths = COLUMNS if cells[-1] else (*COLUMNS[:2], COLUMNS[2] + 1 + COLUMNS[3], 0)
     wrapped = [_wrap(cell, width) if cell else [] for cell, width in zip(cells, widths, strict=True)]
     rows = zip_longest(*wrapped, fillvalue="")
@@ -112,34 +112,36 @@ def _paragraph(word: str, text: str) -> list[str]:
     )
 
 
-def _wrapped(text: str, width: int, **more: Any) -> list[str]:
+def _wrapped(text: str, width: int, **options: Any) -> list[str]:
     """Wrap a text, with control characters escaped, such as ESC in a path."""
-    return textwrap.wrap(plain(" ".join(text.split())), width, **more)
+    return textwrap.wrap(plain(" ".join(text.split())), width, **options)
 
 
 def _subjects(subjects: Sequence[str]) -> str:
     """Join subjects: `GPU 0-7` for consecutive GPUs, `8 ways to node 3` for ways with a node or a few
     in common."""
-    gpus = [one.removeprefix("GPU ") for one in subjects]
-    if all(one.isdecimal() for one in gpus) and all(one.startswith("GPU ") for one in subjects):
+    gpus = [subject.removeprefix("GPU ") for subject in subjects]
+    if all(subject.isdecimal() for subject in gpus) and all(
+        subject.startswith("GPU ") for subject in subjects
+    ):
         return f"GPU {spans(map(int, gpus))}"
-    ways = [re.fullmatch(r"(\d+) to (\d+)(.*)", one) for one in subjects]
-    if len(subjects) <= FEW or not all(ways):
+    matches = [re.fullmatch(r"(\d+) to (\d+)(.*)", subject) for subject in subjects]
+    if len(subjects) <= FEW or not all(matches):
         return ", ".join(subjects)
-    ends = [(one[1], one[2]) for one in ways if one]
-    rest = "".join(sorted({one[3] for one in ways if one}))
+    ends = [(match[1], match[2]) for match in matches if match]
+    rest = "".join(sorted({match[3] for match in matches if match}))
     for word, nodes in (("from", {way[0] for way in ends}), ("to", {way[1] for way in ends})):
         if len(nodes) == 1:
             return f"{len(ends)} ways {word} node {nodes.pop()}{rest}"
     if len(common := _common(ends)) <= len(ends) // FEW:
-        return f"{len(ends)} ways of {' or '.join(f'node {one}' for one in common)}{rest}"
+        return f"{len(ends)} ways of {' or '.join(f'node {node}' for node in common)}{rest}"
     return f"{', '.join(subjects[:FEW])} and {len(ends) - FEW} other ways"
 
 
 def _common(ways: Sequence[tuple[str, str]]) -> list[str]:
-    """Return nodes of which every way has one at an end, beginning with the node that has most."""
-    found: list[str] = []
-    while left := [way for way in ways if not {*way} & {*found}]:
-        counts = Counter(chain.from_iterable(left))
-        found.append(max(counts, key=counts.__getitem__))
-    return found
+    """Return nodes that together are at an end of every way, the node with most ways first."""
+    nodes: list[str] = []
+    while remaining := [way for way in ways if not {*way} & {*nodes}]:
+        counts = Counter(chain.from_iterable(remaining))
+        nodes.append(max(counts, key=counts.__getitem__))
+    return nodes

@@ -1,4 +1,4 @@
-"""Write settings into a cluster profile, each with its reason. All other lines stay as they are."""
+"""Write settings into a cluster profile, each with its reason. All other lines stay the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pair = tuple[Node, Node]
 "A key of a mapping and its value."
 
 
-def changed(text: str, facts: Facts) -> str:
+def with_facts(text: str, facts: Facts) -> str:
     """Return a profile with the facts in `network.env` and `node.gpu`, and a comment with each reason.
 
     Return the same text if it has them already. Raises UsageError if another value would change.
@@ -43,10 +43,10 @@ def changed(text: str, facts: Facts) -> str:
         lines = {name: _lines(name, value) for name, value in facts.env.items()}
         first = next(iter(lines))
         lines[first] = f"# {facts.why_env}\n{lines[first]}"
-        after = _put(_without_reason(after, facts.env), ("network", "env"), lines)
+        after = _with_lines(_without_reason(after, facts.env), ("network", "env"), lines)
     if corrects_gpu:
         type_, memory = _lines("type", facts.gpu_type), _lines("memory", facts.gpu_memory)
-        after = _put(after, ("node", "gpu"), {"type": f"{type_}  # {facts.why_gpu}", "memory": memory})
+        after = _with_lines(after, ("node", "gpu"), {"type": f"{type_}  # {facts.why_gpu}", "memory": memory})
     try:
         as_wanted = _plain(after) == wanted
     except YAMLError:
@@ -70,18 +70,18 @@ def _without_reason(text: str, names: Iterable[str]) -> str:
     return re.sub(rf"^ *# launcher doctor, [^\n]*\n(?= *(?:{keys}):)", "", text, flags=re.M)
 
 
-def _put(text: str, keys: Sequence[str], lines: Mapping[str, str]) -> str:
+def _with_lines(text: str, keys: Sequence[str], lines: Mapping[str, str]) -> str:
     """Return the profile with these lines, by key, in the mapping below `keys`: in place of a line of that
     key, or else at the end of the mapping.
 
-    A mapping that is not in block style, or that an alias shares, is written anew.
+    A mapping that is not in block style, or that an alias shares, is written again in block style.
     """
-    mapping, values, left = YAML().compose(text), _plain(text), [*keys]
+    mapping, values, remaining = YAML().compose(text), _plain(text), [*keys]
     step = next((_column(value) for key, value in mapping.value if _is_block(key, value)), 2)
-    while left and (pair := _find(mapping, left[0])) is not None and _is_block(*pair):
-        mapping, values = pair[1], values[left.pop(0)]
-    if left:
-        first, *deeper = left
+    while remaining and (pair := _find(mapping, remaining[0])) is not None and _is_block(*pair):
+        mapping, values = pair[1], values[remaining.pop(0)]
+    if remaining:
+        first, *deeper = remaining
         comment = "" if (pair := _find(mapping, first)) is None else _comment(text, *pair)
         lines = {first: f"{first}:{comment}\n{_block(deeper, values.get(first), lines, ' ' * step)}"}
     indent = " " * _column(mapping)
@@ -130,17 +130,17 @@ def _comment(text: str, key: Node, value: Node) -> str:
     """Return the comment after a value, with the spaces before it."""
     end = key if _is_elsewhere(key, value) else value
     rest = text[end.end_mark.index :].partition("\n")[0]
-    found = re.search(r"\s+#.*", rest)
-    return found[0] if found is not None else ""
+    comment = re.search(r"\s+#.*", rest)
+    return comment[0] if comment is not None else ""
 
 
 def _block(keys: Sequence[str], old: Any, lines: Mapping[str, str], indent: str) -> str:
     """Return the old values in block style, with `lines` in the mapping below `keys`."""
-    kept = old if isinstance(old, dict) else {}
+    old_values = old if isinstance(old, dict) else {}
     if keys:
         first, *deeper = keys
-        lines = {first: f"{first}:\n{_block(deeper, kept.get(first), lines, indent)}"}
-    texts = {**{name: _lines(name, value) for name, value in kept.items()}, **lines}
+        lines = {first: f"{first}:\n{_block(deeper, old_values.get(first), lines, indent)}"}
+    texts = {**{name: _lines(name, value) for name, value in old_values.items()}, **lines}
     return textwrap.indent("\n".join(texts.values()), indent)
 
 

@@ -17,12 +17,12 @@ from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.base import counted
 
-LIVES = "has not ended"
+NOT_ENDED = "has not ended"
 CUT_OFF = frozenset({"preempted", "time-limit", "host-oom"})
-"Failures that end a run from outside. They say nothing about what was not examined."
+"Failures that end a run from outside, so that nothing is known about what was not examined."
 NOT_EXAMINED = (
-    "What this page does not show was not examined, and may be good or broken. `launcher why RUN` says how "
-    "the run ended. Then examine again: `launcher resume RUN`, or a new `launcher doctor`."
+    "Anything that is not on this page was not examined, and may be good or broken. `launcher why RUN` says "
+    "how the run ended. Then examine again: `launcher resume RUN`, or a new `launcher doctor`."
 )
 DAMAGED = (
     "Anything that is not on this page is unknown, and may be good or broken. Restore the file from a "
@@ -53,8 +53,8 @@ class Results:
     @property
     def verdict(self) -> Verdict | None:
         """The worst verdict; None if nothing is broken so far and the examination is incomplete."""
-        found = worst(self.findings)
-        return None if self.unfinished and found != "broken" else found
+        worst_verdict = worst(self.findings)
+        return None if self.unfinished and worst_verdict != "broken" else worst_verdict
 
     @property
     def cut_off(self) -> bool:
@@ -68,19 +68,27 @@ class Results:
 
     def page(self) -> list[str]:
         """Return the page as lines of text."""
-        per, name = self.expected, self.run.id
+        expected, name = self.expected, self.run.id
         title = (
-            f"doctor: {self.cluster}, {counted(per.nodes, 'node')}, {counted(per.ranks, 'rank')}, "
-            f"{per.backend}, {self.options.level}; run {self.run.id}"
+            f"doctor: {self.cluster}, {counted(expected.nodes, 'node')}, {counted(expected.ranks, 'rank')}, "
+            f"{expected.backend}, {self.options.level}; run {self.run.id}"
             f"{', which ' * bool(self.unfinished)}{self.unfinished}"
         )
-        hosts = {one.node: str(one.value) for one in self.values if one.check == "host" and one.value}
-        found = [
-            replace(one, cause=re.sub(r"\bRUN\b", name, one.cause), cure=re.sub(r"\bRUN\b", name, one.cure))
-            for one in self.findings
+        hosts = {
+            finding.node: str(finding.value)
+            for finding in self.values
+            if finding.check == "host" and finding.value
+        }
+        findings = [
+            replace(
+                finding,
+                cause=re.sub(r"\bRUN\b", name, finding.cause),
+                cure=re.sub(r"\bRUN\b", name, finding.cure),
+            )
+            for finding in self.findings
         ]
         note = DAMAGED if self.damaged else NOT_EXAMINED.replace("RUN", name) if self.cut_off else ""
-        return page(title, found, per.nodes, hosts, note)
+        return page(title, findings, expected.nodes, hosts, note)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -93,8 +101,8 @@ class Results:
             "complete": not self.unfinished,
             "unfinished": self.unfinished,
             "verdict": self.verdict,
-            "findings": [one.as_json() for one in self.findings],
-            "measured": [one.as_json() for one in self.values],
+            "findings": [finding.as_json() for finding in self.findings],
+            "measured": [finding.as_json() for finding in self.values],
         }
 
 
@@ -108,12 +116,14 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
     attempt = next(reversed(run.attempts()), run.attempt(0))  # a run that was cut off may be resumed
     orders = Orders(attempt.path / "doctor", 0, expected.nodes)
     end, history = _end_of(run, attempt), orders.history()
-    over = bool(history) and history[-1][0].get("do") == END
-    unfinished = _why_unfinished(end, over, len(orders.answers(0)) == expected.nodes) if ended else LIVES
+    is_complete = bool(history) and history[-1][0].get("do") == END
+    unfinished = (
+        _why_unfinished(end, is_complete, len(orders.answers(0)) == expected.nodes) if ended else NOT_ENDED
+    )
     if damaged := orders.damaged() if ended else []:
         others = f" and {len(damaged) - 1} other files" if len(damaged) > 1 else ""
         unfinished = f"has files that cannot be read: {damaged[0]}{others}"
-    if ended and unfinished and not over and history and history[-1][0]:
+    if ended and unfinished and not is_complete and history and history[-1][0]:
         history[-1] = (history[-1][0], {})  # drop answers that the run's end may have affected
     values = [
         *_of_run(orders, expected, end.reason, not unfinished),
@@ -133,27 +143,27 @@ class _End(NamedTuple):
 
 
 def _end_of(run: RunDir, attempt: AttemptDir) -> _End:
-    judged, state = attempt.read_verdict(), run.read_state()
-    if judged is not None and judged.verdict.ok:
-        return _End(judged.verdict.failure)
-    if judged is not None:
-        return _End(judged.verdict.failure, judged.verdict.reason)
+    record, state = attempt.read_verdict(), run.read_state()
+    if record is not None and record.verdict.ok:
+        return _End(record.verdict.failure)
+    if record is not None:
+        return _End(record.verdict.failure, record.verdict.reason)
     if state.state == "lost" or not state.failure:
         return _End(None)
     return _End(state.failure, "" if state.failure == "succeeded" else state.reason)
 
 
-def _why_unfinished(end: _End, over: bool, all_answered: bool) -> str:
+def _why_unfinished(end: _End, is_complete: bool, all_answered: bool) -> str:
     """Return why the examination of an ended run is incomplete, or "" if it is complete.
 
-    `over` says whether node 0 gave the last order, `all_answered` whether every node began to examine itself.
-    If one did not, the failure of the run itself, such as a missing image, is the finding.
+    `is_complete`: whether node 0 gave the last order. `all_answered`: whether every node began to examine
+    itself. If one did not, the failure of the run itself, such as a missing image, is the finding.
     """
     if end.failure is None:
         return "was lost"
     if end.failure == "cancelled":
         return "was cancelled"
-    if end.failure in CUT_OFF or (not over and (all_answered or end.failure == "node-failed")):
+    if end.failure in CUT_OFF or (not is_complete and (all_answered or end.failure == "node-failed")):
         return f"ended too early: {end.reason or 'the doctor itself failed'}"
     return ""
 
@@ -164,7 +174,7 @@ def _of_run(orders: Orders, expected: Expected, ending: str, complete: bool) -> 
     Missing values are findings only if the run is complete. `ending` is why it ended without success.
     """
     answers = orders.answers(0)
-    found = [
+    values = [
         Measured("answers", node, True) if node in answers else Measured("answers", node, None, error=ending)
         for node in range(expected.nodes)
         if complete or node in answers
@@ -172,6 +182,6 @@ def _of_run(orders: Orders, expected: Expected, ending: str, complete: bool) -> 
     started = [read_record(file) for file in sorted(orders.folder.glob("rank-*.json"))]
     if complete:
         error = ending if len(started) < expected.ranks else ""
-        found.append(Measured("ranks", 0, len(started), error=error))
-    slowest = max((one.get("connect_seconds", 0.0) for one in started), default=None)
-    return [*found, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]
+        values.append(Measured("ranks", 0, len(started), error=error))
+    slowest = max((record.get("connect_seconds", 0.0) for record in started), default=None)
+    return [*values, *([Measured("connect", 0, round(slowest, 3))] if slowest is not None else [])]

@@ -1,4 +1,4 @@
-"""The settings that a search tries, in this order. Pure.
+"""The settings that a search tries, in order. Pure.
 
 Sources: NCCL's documentation, "Environment Variables"; torch's documentation of torch.distributed, "Choosing
 the network interface to use". The settings for NCCL have not yet been tried on a GPU.
@@ -77,46 +77,51 @@ def candidates(
 ) -> list[Setting]:
     """Return the settings to try: single settings first, then pairs of them.
 
-    Settings that match `where` collectives fail come first. On one node (not `several`), settings between
-    nodes are left out. `interfaces` and `adapters` (InfiniBand) are those that all nodes have.
+    Settings that have an effect where collectives fail (`where`) come first. On one node (not `several`),
+    settings between nodes are left out. `interfaces` and `adapters` (InfiniBand) are those that all nodes
+    have.
     """
     name = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
     sign = "" if backend == "gloo" else "="  # without it, NCCL reads a prefix
     by_interface = [
         Setting(
-            {name: f"{sign}{one}"}, f"Another interface than {one} does not connect the nodes.",
+            {name: f"{sign}{interface}"}, f"Another interface than {interface} does not connect the nodes.",
             where="between",
         )
-        for one in interfaces
+        for interface in interfaces
     ]  # fmt: skip
     if backend == "gloo":
         return by_interface if several else [Setting({name: "lo"}, "The interface of the host's name fails.")]
     by_adapter = [
         Setting(
-            {"NCCL_IB_HCA": f"={one}"}, f"Another adapter than {one} does not connect the nodes.",
+            {"NCCL_IB_HCA": f"={interface}"}, f"Another adapter than {interface} does not connect the nodes.",
             where="between",
         )
-        for one in adapters
+        for interface in adapters
     ]  # fmt: skip
-    found = [one for one in NCCL if tune or one.purpose == "works"] + by_interface + by_adapter
-    found = [one for one in found if several or one.where != "between"]
+    settings = (
+        [interface for interface in NCCL if tune or interface.purpose == "works"] + by_interface + by_adapter
+    )
+    settings = [interface for interface in settings if several or interface.where != "between"]
     if where != "anywhere":
-        found.sort(key=lambda one: one.where not in (where, "anywhere"))
-    return [*found, *([] if tune else _pairs(found))]
+        settings.sort(key=lambda interface: interface.where not in (where, "anywhere"))
+    return [*settings, *([] if tune else _pairs(settings))]
 
 
 def _pairs(settings: Iterable[Setting]) -> list[Setting]:
     """Return pairs of the first five settings, for nodes with two faults."""
     first = list(settings)[:5]
     return [
-        Setting({**one.env, **other.env}, f"{one.explains} {other.explains}")
-        for one, other in combinations(first, 2)
+        Setting({**first.env, **second.env}, f"{first.explains} {second.explains}")
+        for first, second in combinations(first, 2)
     ]
 
 
-def fastest(tried: Iterable[tuple[Setting, Outcome]]) -> Setting | None:
+def fastest(outcomes: Iterable[tuple[Setting, Outcome]]) -> Setting | None:
     """Return the setting with the highest bus bandwidth of the largest message; None if none works."""
-    working = [(end.sizes[-1]["bus"], one) for one, end in tried if end.ok and end.sizes]
+    working = [
+        (outcome.sizes[-1]["bus"], setting) for setting, outcome in outcomes if outcome.ok and outcome.sizes
+    ]
     return max(working, key=lambda pair: pair[0])[1] if working else None
 
 
@@ -125,7 +130,7 @@ def gain(turns: Sequence[tuple[Outcome, Outcome]]) -> tuple[float, float] | None
 
     Each turn is (outcome without the setting, outcome with it).
     """
-    if not all(one.ok and one.sizes for turn in turns for one in turn):
+    if not all(outcome.ok and outcome.sizes for turn in turns for outcome in turn):
         return None
     slow = max(before.sizes[-1]["bus"] for before, _ in turns)
     fast = min(after.sizes[-1]["bus"] for _, after in turns)

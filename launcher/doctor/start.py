@@ -32,12 +32,12 @@ def main() -> None:
     dist.all_reduce(total)
     if int(total) != world * (world - 1) // 2:
         raise RuntimeError(f"the sum of {world} ranks is {int(total)}, not {world * (world - 1) // 2}")
-    met = time.monotonic()
+    connected = time.monotonic()
     dist.destroy_process_group()
     attempt = RunDir(Path(os.environ[variables.RUN_DIR])).started(os.environ)
-    times = {"ranks": world, "import_seconds": imported - began, "connect_seconds": met - imported}
+    times = {"ranks": world, "import_seconds": imported - began, "connect_seconds": connected - imported}
     replace_json(attempt.path / "doctor" / f"rank-{rank:03d}.json", times)
-    print(f"connected to {world - 1} other ranks in {met - imported:.2f} s", flush=True)
+    print(f"connected to {world - 1} other ranks in {connected - imported:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

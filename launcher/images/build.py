@@ -23,7 +23,7 @@ from launcher.spec.long_work import working
 
 
 def local_tag(image: Image) -> str:
-    """The local name of a built image; a file for Apptainer."""
+    """Return the local name of a built image. For Apptainer, it is a file."""
     return (
         f"{image.name}.sif"
         if image.target == "apptainer"
@@ -32,7 +32,7 @@ def local_tag(image: Image) -> str:
 
 
 def base_of(image: Image, base: str | None, unpinned: bool) -> str:
-    """The reference to build on. Raises ImageError if it has no digest, unless `unpinned` allows that."""
+    """Return the reference of the base image. Raises ImageError if it has no digest, unless `unpinned`."""
     reference = base or image.base.reference
     if "@sha256:" in reference or unpinned:
         return reference
@@ -40,7 +40,7 @@ def base_of(image: Image, base: str | None, unpinned: bool) -> str:
     raise ImageError(
         f"the base {whose}has no digest: {reference} may be another image tomorrow. "
         f"Give --base {reference}@sha256:..., "
-        f"or take what the tag means now with --unpinned-base. The digest is shown by\n"
+        f"or accept what the tag refers to now with --unpinned-base. To see the digest:\n"
         f"  docker buildx imagetools inspect {reference} --format '{{{{.Manifest.Digest}}}}'"
     )
 
@@ -64,7 +64,7 @@ def own_wheel(folder: Path) -> Path:
             "launcher is installed without its sources: give its wheel, --launcher-wheel launcher-*.whl"
         )
     # hatchling is a development dependency; without it pip downloads it.
-    here = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") is not None else ()
+    no_isolation = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") is not None else ()
     command = [
         sys.executable,
         "-m",
@@ -72,28 +72,28 @@ def own_wheel(folder: Path) -> Path:
         "wheel",
         "--quiet",
         "--no-deps",
-        *here,
+        *no_isolation,
         "--wheel-dir",
         str(folder),
     ]
-    done = subprocess.run([*command, str(checkout)], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ImageError(f"launcher's wheel cannot be built: {done.stderr.strip()}")
+    result = subprocess.run([*command, str(checkout)], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise ImageError(f"launcher's wheel cannot be built: {result.stderr.strip()}")
     return next(folder.glob("launcher-*.whl"))
 
 
 def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
-    """Fill `wheels/` with launcher's wheel and those of a folder.
+    """Copy launcher's wheel and those in `wheels` to `wheels/` of the context.
 
-    Return launcher's. Raises ImageError, OSError.
+    Return the copy of launcher's wheel. Raises ImageError, OSError.
     """
     folder = context / "wheels"
     if wheels is not None:
-        found = [file for file in sorted(wheels.glob("*.whl")) if not file.name.startswith("launcher-")]
-        if not found:
-            raise ImageError(f"{wheels} holds no wheels")
-        for file in found:
-            _same_file(file, folder / file.name)
+        others = [file for file in sorted(wheels.glob("*.whl")) if not file.name.startswith("launcher-")]
+        if not others:
+            raise ImageError(f"{wheels} has no wheels")
+        for file in others:
+            _link_or_copy(file, folder / file.name)
     if wheel is None:
         return own_wheel(folder)
     if not (wheel.name.startswith("launcher-") and wheel.suffix == ".whl" and zipfile.is_zipfile(wheel)):
@@ -101,7 +101,7 @@ def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
     return Path(shutil.copy(wheel, folder / wheel.name))
 
 
-def _same_file(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Hard-link the file if the file system can, because torch's wheel has hundreds of megabytes."""
     try:
         os.link(source.resolve(), target)
@@ -110,15 +110,15 @@ def _same_file(source: Path, target: Path) -> None:
 
 
 def epoch_of(wheel: Path) -> int:
-    """The image's time in seconds since 1970: SOURCE_DATE_EPOCH, otherwise the wheel's time stamp.
+    """Return the image's time in seconds since 1970: SOURCE_DATE_EPOCH, or else the wheel's time stamp.
 
-    The clock is not used, so that the same sources make the same image.
+    The clock is not used, so that the same sources give the same image.
     """
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    if given is not None:
-        if not given.isdigit():
-            raise ImageError(f"SOURCE_DATE_EPOCH is {given!r}, not a number of seconds since 1970")
-        return int(given)
+    variable = os.environ.get("SOURCE_DATE_EPOCH")
+    if variable is not None:
+        if not variable.isdigit():
+            raise ImageError(f"SOURCE_DATE_EPOCH is {variable!r}, not a number of seconds since 1970")
+        return int(variable)
     with zipfile.ZipFile(wheel) as archive:
         return max(timegm((*item.date_time, 0, 0, 0)) for item in archive.infolist())
 
@@ -136,6 +136,6 @@ def build(
         write_context(context, files)
         with working("collecting the wheels"):
             epoch = epoch_of(add_wheels(context, wheel, wheels))
-        done = subprocess.run(builder.build(context, tag, epoch))
-    if done.returncode != 0:
-        raise ImageError(f"{builder.name} failed with exit code {done.returncode}; its last lines say why")
+        result = subprocess.run(builder.build(context, tag, epoch))
+    if result.returncode != 0:
+        raise ImageError(f"{builder.name} failed with exit code {result.returncode}; see its output above")

@@ -1,4 +1,4 @@
-"""docker, podman, buildah, apptainer: the command lines of each tool for the same few operations."""
+"""The command lines of docker, podman, buildah and apptainer for the same few operations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Builder:
     """Docker and podman, which have the same command lines for these operations."""
 
     name: str
-    works: tuple[tuple[Command, str], ...]
-    "Commands that succeed if the tool is usable, each with a message otherwise. `{said}` is its last line."
+    checks: tuple[tuple[Command, str], ...]
+    "Commands that succeed if the tool is usable, each with an error message. `{said}` is its last line."
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
-        """The build command. `epoch` (seconds since 1970) becomes the time of the image and its files."""
+        """Return the build command. `epoch` (Unix seconds) becomes the time of the image and its files."""
         # By default BuildKit keeps the time at which files in layers were written.
         reproducible = (
             ("--output", f"type=docker,name={tag},rewrite-timestamp=true")
@@ -37,7 +37,7 @@ class Builder:
         return (*command, "build", "--build-arg", f"SOURCE_DATE_EPOCH={epoch}", *reproducible, str(folder))
 
     def config(self, tag: str) -> dict[str, Any]:
-        """User, Entrypoint, Labels ... of a local image. Raises ImageError if it does not exist."""
+        """Return User, Entrypoint, Labels etc. of a local image. Raises ImageError if it does not exist."""
         return _json((self.name, "image", "inspect", "--format", "{{json .Config}}", tag), tag)
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -54,11 +54,11 @@ class Builder:
         _quiet((self.name, "push", destination))
         repository = destination.rpartition(":")[0]
         form = "{{json .RepoDigests}}"
-        done = _quiet((self.name, "image", "inspect", "--format", form, destination))
-        found = [entry for entry in json.loads(done) if entry.startswith(f"{repository}@")]
-        if not found:
-            raise ImageError(f"docker pushed {destination} and names no digest for it")
-        return str(found[0].partition("@")[2])
+        output = _quiet((self.name, "image", "inspect", "--format", form, destination))
+        digests = [entry for entry in json.loads(output) if entry.startswith(f"{repository}@")]
+        if not digests:
+            raise ImageError(f"docker has pushed {destination}, but shows no digest for it")
+        return str(digests[0].partition("@")[2])
 
 
 class Buildah(Builder):
@@ -70,8 +70,9 @@ class Buildah(Builder):
         return ("buildah", "bud", "--format", "docker", *arguments, "--tag", tag, str(folder))
 
     def config(self, tag: str) -> dict[str, Any]:
-        found: dict[str, Any] = _json(("buildah", "inspect", "--type", "image", tag), tag)["Docker"]["config"]
-        return found
+        inspected = _json(("buildah", "inspect", "--type", "image", tag), tag)
+        config: dict[str, Any] = inspected["Docker"]["config"]
+        return config
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         # `buildah run` ignores the entrypoint.
@@ -102,8 +103,8 @@ class Apptainer(Builder):
         return (*start, "apptainer", "build", "--force", str(Path(tag).absolute()), "image.def")
 
     def config(self, tag: str) -> dict[str, Any]:
-        found = _json(("apptainer", "inspect", "--json", "--labels", tag), tag)
-        return {"Labels": found["data"]["attributes"]["labels"]}
+        inspected = _json(("apptainer", "inspect", "--json", "--labels", tag), tag)
+        return {"Labels": inspected["data"]["attributes"]["labels"]}
 
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -137,7 +138,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 def choose(target: Target, wanted: str | None) -> Builder:
-    """The first tool that works. Raises ImageError with the problem of each."""
+    """Return the first tool that works. Raises ImageError with the problems of each tool."""
     names = ["apptainer"] if target == "apptainer" else ["docker", "podman", "buildah"]
     if wanted is not None:
         if wanted not in names:
@@ -145,22 +146,23 @@ def choose(target: Target, wanted: str | None) -> Builder:
         names = [wanted]
     reasons = []
     for name in names:
-        wrong = _wrong_with(BUILDERS[name])
-        if not wrong:
+        problems = _problems_of(BUILDERS[name])
+        if not problems:
             return BUILDERS[name]
-        reasons += [f"{name}: {what}" for what in wrong]
-    raise ImageError("\n".join(["nothing here can build or start this image", *reasons]))
+        reasons += [f"{name}: {problem}" for problem in problems]
+    raise ImageError("\n".join(["no tool on this machine can build or start this image", *reasons]))
 
 
-def _wrong_with(builder: Builder) -> list[str]:
+def _problems_of(builder: Builder) -> list[str]:
     if shutil.which(builder.name) is None:
         return ["not installed"]
-    found = []
-    for command, missing in builder.works:
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            found.append(missing.format(said=(done.stderr.strip().splitlines() or ["no word why"])[-1]))
-    return found
+    problems = []
+    for command, missing in builder.checks:
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            *_, last_line = ["no error message", *result.stderr.strip().splitlines()]
+            problems.append(missing.format(said=last_line))
+    return problems
 
 
 def _push_with_file(tool: Command, tag: str, destination: str, digest_file: Path) -> str:
@@ -170,18 +172,18 @@ def _push_with_file(tool: Command, tag: str, destination: str, digest_file: Path
 
 def _json(command: Command, tag: str) -> dict[str, Any]:
     try:
-        found = json.loads(_quiet(command))
+        parsed = json.loads(_quiet(command))
     except ImageError as error:
         raise ImageError(
-            f"there is no image {tag} here; `launcher images build NAME` makes it\n{error}"
+            f"there is no image {tag} on this machine; build it with `launcher images build NAME`\n{error}"
         ) from None
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(parsed, dict)
+    return parsed
 
 
 def _quiet(command: Command) -> str:
     """Run a command and return its standard output. Raises ImageError with the tool's message."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ImageError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise ImageError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")
+    return result.stdout

@@ -25,15 +25,15 @@ _Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
 
 
 class Base(Value):
-    """The image that is built on. It provides Python and Debian's packages."""
+    """The base image. It provides Python and Debian's packages."""
 
     image: str = Field(pattern=r"^[a-z0-9][A-Za-z0-9_./:-]*$")
     digest: Digest | None
-    "null if it was not looked up. Such an image is built only if an unpinned base is allowed."
+    "null if it is not known. Such an image is built only if an unpinned base is allowed."
 
     @property
     def reference(self) -> str:
-        """The reference by digest, without the tag: Apptainer accepts no reference with both."""
+        """The reference by digest, without the tag, because Apptainer accepts only one of both."""
         name, colon, tag = self.image.rpartition(":")
         untagged = name if colon and "/" not in tag else self.image
         return self.image if self.digest is None else f"{untagged}@{self.digest}"
@@ -66,31 +66,31 @@ class Image(Value):
 
     @field_validator("debian_snapshot")
     @classmethod
-    def _is_a_time(cls, given: str | None) -> str | None:
-        if given is not None:
+    def _is_a_time(cls, value: str | None) -> str | None:
+        if value is not None:
             try:
-                datetime.strptime(given, "%Y%m%dT%H%M%SZ")
+                datetime.strptime(value, "%Y%m%dT%H%M%SZ")
             except ValueError:
-                raise ValueError(f"{given} is not a time; write it like 20260801T000000Z") from None
-        return given
+                raise ValueError(f"{value} is not a time; write it like 20260801T000000Z") from None
+        return value
 
     @field_validator("extras")
     @classmethod
-    def _exist(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+    def _exist(cls, extras: tuple[str, ...]) -> tuple[str, ...]:
         known = _extras()
-        for one in given if known else ():
-            if one not in known:
-                raise ValueError(f"launcher has no extra {one!r}; it has {', '.join(known)}")
-        return given
+        for extra in extras if known else ():
+            if extra not in known:
+                raise ValueError(f"launcher has no extra {extra!r}; it has {', '.join(known)}")
+        return extras
 
     @model_validator(mode="after")
     def _fits(self) -> Image:
         if self.debian_packages and self.debian_snapshot is None:
-            raise ValueError("debian_packages need debian_snapshot, the time whose archive they come from")
+            raise ValueError("debian_packages need debian_snapshot, the time of the archive to use")
         if self.target != "docker" and self.cuda is None:
-            raise ValueError(f"target {self.target}: give `cuda`, the images for it train on GPUs")
+            raise ValueError(f"target {self.target}: give `cuda`, because these images train on GPUs")
         if self.target == "runpod" and "openssh-server" not in self.debian_packages:
-            raise ValueError("target runpod: debian_packages must hold openssh-server")
+            raise ValueError("target runpod: debian_packages must have openssh-server")
         return self
 
 
@@ -108,14 +108,14 @@ class Catalogue(Value):
     @model_validator(mode="after")
     def _once(self) -> Catalogue:
         names = [image.name for image in self.images]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"images: {', '.join(twice)} is there twice")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"images: there are several named {', '.join(repeated)}")
         return self
 
 
 def catalogue_folder(project_dir: Path) -> Path:
-    """The project's `containers/` if it has a catalogue, otherwise the shipped one."""
+    """Return the project's `containers/` if it has a catalogue, otherwise the shipped one."""
     own = project_dir / "containers"
     return own if (own / FILE).is_file() else containers_dir()
 
@@ -123,7 +123,7 @@ def catalogue_folder(project_dir: Path) -> Path:
 def load_catalogue(folder: Path) -> tuple[Image, ...]:
     """Load the catalogue.
 
-    Raises SpecError with every problem and its line, also for a missing lock; OSError.
+    Raises OSError, and SpecError with every problem and its line, which includes missing lock files.
     """
     document = read(folder / FILE)
     images = validate(Catalogue, document).images
@@ -134,14 +134,14 @@ def load_catalogue(folder: Path) -> tuple[Image, ...]:
         for index, image in enumerate(images)
         if not (folder / image.lock).is_file()
     ]
-    wrong = missing or list(_other_torch(folder, images, document))
-    if wrong:
-        raise SpecError(wrong)
+    problems = missing or list(_torch_mismatches(folder, images, document))
+    if problems:
+        raise SpecError(problems)
     return images
 
 
-def _other_torch(folder: Path, images: tuple[Image, ...], document: Document) -> Iterator[Problem]:
-    """Find a torch version that differs from the catalogue's. The build would only fail after an hour."""
+def _torch_mismatches(folder: Path, images: tuple[Image, ...], document: Document) -> Iterator[Problem]:
+    """Yield a problem for each lock file with another torch version: its build would fail after an hour."""
     for index, image in enumerate(images):
         locked = pins(folder / image.lock).get("torch")
         if locked != image.torch:
@@ -150,16 +150,16 @@ def _other_torch(folder: Path, images: tuple[Image, ...], document: Document) ->
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Package -> version in a lock file."""
+    """Return package -> version of a lock file."""
     lines = (line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line[:80])
     return dict(line.split("==") for line in lines if not line.startswith(("#", "-")))
 
 
 def find_image(name: str, images: tuple[Image, ...], where: str = "") -> Image:
-    """The image of this name. Raises SpecError with the closest name."""
-    found = {image.name: image for image in images}
-    if name in found:
-        return found[name]
-    near = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(found)}"
+    """Return the image of this name. Raises SpecError with the closest name."""
+    by_name = {image.name: image for image in images}
+    if name in by_name:
+        return by_name[name]
+    near = difflib.get_close_matches(name, by_name, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(by_name)}"
     raise SpecError([Problem(where, name, f"no such image in the catalogue; {hint}")])

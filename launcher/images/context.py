@@ -1,4 +1,4 @@
-"""Render the files from which an image of the catalogue is built. Only templates and the lock are read."""
+"""Render the files from which an image of the catalogue is options. Only templates and the lock are read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launcher.render.render import RenderedFile
 
 SHM_MIB = 1024
 "Size below which launcher-start warns. It is enough for a few workers with batches of images or video."
-# The build context contains only what the build names, whatever else is in the folder.
+# The build context contains only the files that the build uses, whatever else is in the folder.
 IGNORE = "*\n!requirements.txt\n!start.sh\n!pod.sh\n!wheels\nwheels/*\n!wheels/*.whl\n"
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildOptions:
     """Build options that do not come from the catalogue."""
 
     base: str
@@ -30,18 +30,18 @@ class Built:
 
 
 def build_files(
-    image: Image, lock: Path, built: Built, project_dir: Path | None = None
+    image: Image, lock: Path, options: BuildOptions, project_dir: Path | None = None
 ) -> tuple[RenderedFile, ...]:
-    """Every file of the context except `wheels/`. Raises RenderError, OSError."""
+    """Return every file of the context except `wheels/`. Raises RenderError, OSError."""
     requirements = lock.read_text(encoding="utf-8")
-    name, _, digest = built.base.partition("@")
-    base_name = image.base.image if built.base == image.base.reference else name
+    name, _, digest = options.base.partition("@")
+    base_name = image.base.image if options.base == image.base.reference else name
     values: dict[str, Any] = {
         "version": __version__,
         "name": image.name,
         "title": f"launcher {image.name}",
         "description": image.description,
-        "base": quote.image(built.base),
+        "base": quote.image(options.base),
         "base_name": base_name,
         "base_digest": digest or None,
         "python": image.python,
@@ -49,7 +49,7 @@ def build_files(
         "cuda": image.cuda,
         "debian_packages": image.debian_packages,
         "debian_snapshot": image.debian_snapshot,
-        "offline": built.offline,
+        "offline": options.offline,
         "lock_sha256": hashlib.sha256(requirements.encode()).hexdigest(),
         "shm_mib": SHM_MIB,
     }
@@ -70,7 +70,7 @@ def build_files(
 
 
 def _recipe(image: Image) -> tuple[str, str]:
-    """Name and template of the build recipe."""
+    """Return the name and the template of the build recipe."""
     if image.target == "apptainer":
         return "image.def", "apptainer/cuda.def.j2"
     kind = "runpod" if image.target == "runpod" else "cpu" if image.cuda is None else "cuda"

@@ -1,7 +1,7 @@
 """Describe an image from inside: `python -m launcher.images.inside MODULE...` prints JSON.
 
 With --health, check only what can change while a container runs, and give an exit code and a line for `docker
-inspect`. Runs with the image's own Python and the standard library.
+inspect`. It runs with the image's own Python and the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 SHM = Path("/dev/shm")
 SHM_LEAST_FREE = 8 * 2**20
-"Bytes. A DataLoader worker that finds less for its batch is killed by a bus error."
+"Bytes. With less free space, a DataLoader worker is killed by a bus error."
 SBOM = Path("/opt/launcher/sbom.cdx.json")
 
 
@@ -38,15 +38,15 @@ def report(modules: list[str]) -> dict[str, Any]:
 
 
 def distributions() -> dict[str, str]:
-    """Name -> version of the packages that are installed for this Python."""
-    found = {
+    """Return name -> version of the packages that are installed for this Python."""
+    versions = {
         item.metadata["Name"].lower().replace("_", "-"): item.version for item in metadata.distributions()
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def _import(name: str) -> str | None:
-    """The error; None if the import succeeds."""
+    """Return the error, or None if the import succeeds."""
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -55,7 +55,7 @@ def _import(name: str) -> str | None:
 
 
 def _listed() -> dict[str, str]:
-    """Name -> version of the Python packages in the image's own list of parts."""
+    """Return name -> version of the Python packages in the image's own list of parts."""
     try:
         parts = json.loads(SBOM.read_text(encoding="utf-8"))["components"]
     except OSError:
@@ -69,7 +69,7 @@ def _on_path(name: str) -> bool:
 
 
 def health() -> str | None:
-    """What is wrong; None if nothing is."""
+    """Return the problem, or None if there is none."""
     if not SHM.is_dir():
         return f"{SHM} is missing"
     free = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_bavail
@@ -86,9 +86,9 @@ def main() -> int:
     parser.add_argument("--health", action="store_true")
     arguments = parser.parse_args()
     if arguments.health:
-        wrong = health()
-        print(wrong or "ok")
-        return 0 if wrong is None else 1
+        problem = health()
+        print(problem or "ok")
+        return 0 if problem is None else 1
     print(json.dumps(report(arguments.modules)))
     return 0
 

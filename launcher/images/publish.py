@@ -29,13 +29,13 @@ class Published(Value):
 
 
 def record_folders(project_dir: Path) -> tuple[Path, ...]:
-    """The folders of records by precedence: the project's, the user's, the shipped one."""
+    """Return the folders of records by precedence: the project's, the user's, the shipped one."""
     user = Path(platformdirs.user_config_dir("launcher")) / "containers"
     return (project_dir / "containers", user, containers_dir())
 
 
 def published(name: str, project_dir: Path) -> str | None:
-    """The published reference by digest. Raises SpecError for an invalid record."""
+    """Return the published reference by digest, or None. Raises SpecError for an invalid record."""
     for folder in record_folders(project_dir):
         if (folder / RECORD).is_file():
             images = validate(Published, read(folder / RECORD)).images
@@ -45,9 +45,9 @@ def published(name: str, project_dir: Path) -> str | None:
 
 
 def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
-    """Resolve `catalog:NAME` for the runtime.
+    """Resolve `catalog:NAME` for the runtime, and return any other image unchanged.
 
-    Anything else is returned as it is. Raises SpecError, ImageError.
+    Raises SpecError, ImageError.
     """
     if image is None or not image.startswith(PREFIX):
         return image
@@ -56,8 +56,8 @@ def by_digest(image: str | None, runtime: str, project_dir: Path) -> str | None:
     reference = published(name, project_dir)
     if reference is None:
         raise ImageError(
-            f"image {image}: no digest is known, it was not published yet. `launcher images build {name}` "
-            f"and `launcher images push {name} --to REGISTRY/PATH` do it; or name another image"
+            f"image {image} is not published. Publish it with `launcher images build {name}` "
+            f"and `launcher images push {name} --to REGISTRY/PATH`, or name another image"
         )
     if re.fullmatch(_REFERENCE, reference) is None:
         raise ImageError(f"image {image}: {reference!r} in {RECORD} is not REGISTRY/PATH@sha256:...")
@@ -92,8 +92,6 @@ def record(name: str, reference: str, project_dir: Path) -> Path:
     images = validate(Published, read(file)).images if file.is_file() else {}
     lines = [f"  {key}: {value}\n" for key, value in sorted({**images, name: reference}.items())]
     file.parent.mkdir(parents=True, exist_ok=True)
-    head = (
-        "# Written by `launcher images push`: what `image: catalog:NAME` of a profile or job is.\nimages:\n"
-    )
+    head = "# Written by `launcher images push`: the images to which `image: catalog:NAME` refers.\nimages:\n"
     replace_text(file, head + "".join(lines), 0o644)
     return file

@@ -1,8 +1,8 @@
 """List the parts of an image as CycloneDX 1.6: `python -m launcher.images.sbom FILE`, run during its build.
 
-It lists what is actually installed: Python's distributions and Debian's packages. Runs with the image's own
-Python and the standard library. The same image gives the same file: there is no random serial number, and the
-time is SOURCE_DATE_EPOCH.
+It lists what is actually installed: Python's distributions and Debian's packages. It runs with the image's
+own Python and the standard library. The same image gives the same file: there is no random serial number, and
+the time is SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations

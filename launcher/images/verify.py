@@ -22,47 +22,47 @@ _MODULES = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-"Package -> modules of it that are imported."
+"Package -> the module of it that is imported."
 
 
 def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) -> tuple[str, ...]:
-    """Every difference from the catalogue; empty if there is none. Raises ImageError."""
+    """Return every difference from the catalogue. Raises ImageError."""
     config = builder.config(tag)
     modules = [module for package, module in _MODULES.items() if package in locked or package == "launcher"]
-    with working(f"starting {tag} and looking inside"):
-        done = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
-    if done.returncode != 0:
-        raise ImageError(f"{tag} does not start, or launcher is not in it: {done.stderr.strip()}")
+    with working(f"starting and inspecting {tag}"):
+        result = builder.run_inside(tag, ["python", "-m", "launcher.images.inside", *modules])
+    if result.returncode != 0:
+        raise ImageError(f"{tag} does not start, or launcher is not in it: {result.stderr.strip()}")
     try:
-        report = json.loads(done.stdout.splitlines()[-1])
+        report = json.loads(result.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        raise ImageError(f"{tag} answers with no report: {done.stdout[-200:].strip()!r}") from None
+        raise ImageError(f"{tag} printed no report: {result.stdout[-200:].strip()!r}") from None
     return (*configured(image, config), *labelled(config, report), *differences(image, locked, report))
 
 
 def labelled(config: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
-    """Report if the label names another version of launcher than the one inside."""
+    """Yield a line if the label names another version of launcher than the one inside."""
     label = (config.get("Labels") or {}).get("org.opencontainers.image.version")
     if label != (inside := report["distributions"].get("launcher")):
         yield f"launcher is {inside or 'missing'}, the label says {label}"
 
 
 def configured(image: Image, config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with how the image starts."""
+    """Yield what is wrong with the labels, the user and the entrypoint of the image."""
     labels = config.get("Labels") or {}
     if labels.get("launcher.image") != image.name:
         yield f"label launcher.image is {labels.get('launcher.image')!r}, not {image.name!r}"
     if image.target == "runpod" and config.get("Entrypoint"):
-        yield f"it has an ENTRYPOINT, {config['Entrypoint']}, which would come before a pod's command"
+        yield f"it has an ENTRYPOINT, {config['Entrypoint']}, which would be put before a pod's command"
     if image.target == "docker":
         if config.get("User") in (None, "", "0", "root"):
             yield "it starts as root"
         if not config.get("Entrypoint"):
-            yield "it has no ENTRYPOINT: nothing looks at /dev/shm or reaps orphans"
+            yield "it has no ENTRYPOINT: nothing checks /dev/shm or reaps orphans"
 
 
 def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, Any]) -> Iterator[str]:
-    """How `report`, from launcher.images.inside, differs from the catalogue and its lock file."""
+    """Yield how `report`, from launcher.images.inside, differs from the catalogue and its lock file."""
     if report["python"].split(".")[: image.python.count(".") + 1] != image.python.split("."):
         yield f"Python is {report['python']}, not {image.python}"
     installed = report["distributions"]
@@ -77,10 +77,10 @@ def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, An
         if error is not None:
             yield f"import {module} fails: {error}"
     if report["listed"] != installed:
-        wrong = sorted(set(report["listed"].items()) ^ set(installed.items()))
-        names = ", ".join("==".join(pair) for pair in wrong)
-        yield f"the list of parts (SBOM) is not what is installed: {names}"
-    wanted = {"launcher", "dumb-init", *(["sshd"] if image.target == "runpod" else [])}
-    for name in sorted(wanted | ({"gcc"} if image.cuda else set())):
+        differing = sorted(set(report["listed"].items()) ^ set(installed.items()))
+        names = ", ".join("==".join(pair) for pair in differing)
+        yield f"the list of parts (SBOM) differs from what is installed: {names}"
+    commands = {"launcher", "dumb-init", *(["sshd"] if image.target == "runpod" else [])}
+    for name in sorted(commands | ({"gcc"} if image.cuda else set())):
         if not report["commands"][name]:
             yield f"there is no command {name}"

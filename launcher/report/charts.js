@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const choice = { x: "step", smoothing: 0 };
-  const MANY = 8; // a legend has so many rows; of more lines, the highest and the lowest are told
+  const MANY = 8; // maximum rows of a legend; with more lines, it shows only the highest and the lowest
 
   const colour = name => getComputedStyle(root).getPropertyValue(name).trim();
   const stroke = number => colour(`--c${number % 8}`);
@@ -48,13 +48,13 @@
     });
   };
 
-  // Indices of the values that no line reaches, such as that of an attempt of one step.
-  const alone = values => {
-    const told = [...values.keys()].filter(at => values[at] !== undefined);
-    return told.filter((at, place) => values[at] !== null && values[told[place - 1]] == null && values[told[place + 1]] == null);
+  // Indices of the values without a neighbour, to which no line leads, as for an attempt of one step.
+  const isolated = values => {
+    const known = [...values.keys()].filter(at => values[at] !== undefined);
+    return known.filter((at, place) => values[at] !== null && values[known[place - 1]] == null && values[known[place + 1]] == null);
   };
 
-  // A figure with a chart. A line has a gap at null, and none at undefined. `series`: label, values, stroke, dash, and whether it is a limit or faint.
+  // A figure with a chart. A line has a gap at null, but not at undefined. `series`: label, values, stroke, dash, and whether it is a limit or faint.
   const draw = (place, title, xFormat, format, x, series, sync) => {
     const figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
@@ -89,7 +89,7 @@
         ...series.map(one => ({
           label: one.label, stroke: one.stroke, dash: one.dash, width: one.faint ? 1 : many && !one.limit ? 1 : 1.5,
           alpha: one.faint ? 0.35 : 1,
-          points: { size: 4, filter: (_, index, all) => (all ? null : alone(one.values)) },
+          points: { size: 4, filter: (_, index, all) => (all ? null : isolated(one.values)) },
           value: (_, value) => told(format, value),
         })),
       ],
@@ -105,7 +105,7 @@
     seconds: [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000, 2592000],
   };
 
-  // A number; null where a value is no number; undefined where there is none.
+  // The number, null for a value that is not a number, or undefined if there is no value.
   const drawn = value => (value === "nan" ? null : value ?? undefined);
 
   const formatOf = name => (name === "mfu" ? "share" : "number");
@@ -120,7 +120,7 @@
         .map((name, which) => ({ run, name, number, which: columns.indexOf(name) })));
       if (lines.length === 0) continue;
       const tables = lines.map(({ run, name }) => [run.x[choice.x], run.columns[name].map(drawn)]);
-      const [x, ...joined] = uPlot.join(tables, tables.map(() => [2, 2])); // 2: a gap reaches to the values beside it
+      const [x, ...joined] = uPlot.join(tables, tables.map(() => [2, 2])); // 2: a gap extends to the values next to it
       const series = lines.flatMap(({ run, name, number, which }, index) => {
         const several = data.runs.length > 1;
         const one = {
@@ -149,7 +149,7 @@
     }
   };
 
-  // Each run as a line over axes from 0 to 1, one for each setting that differs, the last one for the result.
+  // Each run is a line over axes from 0 to 1: one axis for each setting that differs, and the last for the result.
   const parallel = () => {
     const place = document.getElementById("parallel");
     if (!place) return;

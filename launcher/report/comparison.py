@@ -30,7 +30,7 @@ _LOWER_IS_BETTER = re.compile(
     r"loss|error|perplexity|grad_norm|bits_per_"
     r"|(?<![a-z])(seconds|usd|memory|mae|mape|mse|rmse|wer|cer|ppl|nll|fid|bpb|bpc)(?![a-z])"
 )
-"Names of losses and errors. A norm is one of gradients: the accuracy `acc_norm` is higher if it is better."
+"Names of losses and errors. `norm` alone is not in it: for the accuracy `acc_norm`, higher is better."
 _NOT_COMPARED = frozenset({"name", "recipe", "workdir", "tags"})
 "Fields of the job that do not affect training, and its requested recipe: the recipe that ran is compared."
 RESULTS = ("step", "tokens", "seconds", "usd", "peak_memory")
@@ -86,23 +86,25 @@ def comparison_of(states: Mapping[RunDir, Status], by: str | None = None) -> Com
     differing = tuple(name for name in settings if len({_key(run.settings.get(name)) for run in runs}) > 1)
     results = dict.fromkeys(name for run in runs for name in run.results)
     ordered = sorted(results, key=lambda name: RESULTS.index(name) if name in RESULTS else -1)
-    found = Comparison(tuple(runs), differing, tuple(ordered), by or "")
-    return found if by is None else _sorted(found, by)
+    comparison = Comparison(tuple(runs), differing, tuple(ordered), by or "")
+    return comparison if by is None else _sorted(comparison, by)
 
 
-def _sorted(found: Comparison, by: str) -> Comparison:
-    values = {run.run: found.value(run, by) for run in found.runs}
+def _sorted(comparison: Comparison, by: str) -> Comparison:
+    values = {run.run: comparison.value(run, by) for run in comparison.runs}
     if all(value is None for value in values.values()):
-        known = ", ".join((*found.results, *found.differing))
-        raise UsageError(f"--by {by}: no run has it; there are {known}")
+        available = ", ".join((*comparison.results, *comparison.differing))
+        raise UsageError(f"--by {by}: no run has it; there are {available}")
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    sign = 1 if by not in found.results or lower_is_better(by) else -1
+    sign = 1 if by not in comparison.results or lower_is_better(by) else -1
 
-    def place(run: ComparedRun) -> tuple[bool, float, str]:
+    def sort_key(run: ComparedRun) -> tuple[bool, float, str]:
         number = numbers.get(run.run)
         return number is None, sign * (number or 0.0), _key(values[run.run])
 
-    return Comparison(tuple(sorted(found.runs, key=place)), found.differing, found.results, by)
+    return Comparison(
+        tuple(sorted(comparison.runs, key=sort_key)), comparison.differing, comparison.results, by
+    )
 
 
 def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
@@ -131,26 +133,26 @@ def _compared(run: RunDir, status: Status, points: int) -> ComparedRun:
 
 def _metrics(totals: Totals) -> dict[str, float | None]:
     """Return the last value of training metrics, the best of evaluation metrics, the median of speeds."""
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for name, last in totals.last.items():
         if name.startswith("eval_"):
-            found[name] = (totals.low if lower_is_better(name) else totals.high)[name]
+            metrics[name] = (totals.low if lower_is_better(name) else totals.high)[name]
         elif name == totals.speed_of and totals.speed is not None:
-            found[name] = totals.speed
+            metrics[name] = totals.speed
         elif name == "mfu" and totals.mfu is not None:
-            found[name] = totals.mfu
+            metrics[name] = totals.mfu
         elif not (name == "samples_per_second" and totals.speed_of):
-            found[name] = last
-    return found
+            metrics[name] = last
+    return metrics
 
 
 def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
     about = run.read_about()
-    asked = about.job.get("resources")
+    requested = about.job.get("resources")
     settings = {
         **{name: value for name, value in about.job.items() if name not in _NOT_COMPARED},
         "resources": {
-            **(asked if isinstance(asked, Mapping) else {}),
+            **(requested if isinstance(requested, Mapping) else {}),
             "nodes": about.nodes,
             "gpus_per_node": about.gpus_per_node,
             "ranks_per_node": about.get("ranks_per_node"),
@@ -165,14 +167,14 @@ def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in _flat(settings).items() if value is not None}
 
 
-def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, one in value.items():
-        if isinstance(one, Mapping):
-            found |= _flat(one, f"{above}{name}.")
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{name}.")
         else:
-            found[f"{above}{name}"] = one
-    return found
+            flat[f"{prefix}{name}"] = item
+    return flat
 
 
 def _key(value: Any) -> str:
@@ -196,58 +198,64 @@ def shown(name: str, value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 or value == round(value) else f"{value:.4g}"
 
 
-def table(found: Comparison, names: tuple[str, ...], *, state: bool = True) -> list[tuple[str, ...]]:
+def table(comparison: Comparison, names: tuple[str, ...], *, state: bool = True) -> list[tuple[str, ...]]:
     """Return a row for each run: its id, its state if `state`, and the named settings or results."""
     return [
-        (run.run, *([run.state] if state else []), *(shown(name, found.value(run, name)) for name in names))
-        for run in found.runs
+        (
+            run.run,
+            *([run.state] if state else []),
+            *(shown(name, comparison.value(run, name)) for name in names),
+        )
+        for run in comparison.runs
     ]
 
 
-def parallel(found: Comparison) -> dict[str, Any] | None:
+def parallel(comparison: Comparison) -> dict[str, Any] | None:
     """Return differing settings and a result as parallel axes from 0 to 1, or None for fewer than three runs.
 
     The last axis is the result that sorts the runs, or else the loss of evaluations or of training.
     """
-    wanted = (found.by, "eval_loss", "loss", *found.results)
-    last = next((name for name in wanted if name in found.results), None)
-    if last is None or not found.differing or len(found.runs) < 3:
+    candidates = (comparison.by, "eval_loss", "loss", *comparison.results)
+    last = next((name for name in candidates if name in comparison.results), None)
+    if last is None or not comparison.differing or len(comparison.runs) < 3:
         return None
-    names = (*found.differing[:MAX_AXES], last)
-    columns = {name: _places(_values(found, name)) for name in names}
-    axes = [f"{name}{_range(found, name, places)}" for name, places in columns.items()]
+    names = (*comparison.differing[:MAX_AXES], last)
+    columns = {name: _positions(_values(comparison, name)) for name in names}
+    axes = [f"{name}{_range(comparison, name, places)}" for name, places in columns.items()]
     rows = zip(*columns.values(), strict=True)
-    series = [{"label": run.run, "values": row} for run, row in zip(found.runs, rows, strict=True)]
+    series = [{"label": run.run, "values": row} for run, row in zip(comparison.runs, rows, strict=True)]
     return {"axes": axes, "series": series}
 
 
-def _range(found: Comparison, name: str, places: Sequence[float | None]) -> str:
+def _range(comparison: Comparison, name: str, places: Sequence[float | None]) -> str:
     """Return `: lowest to highest`, or "" if all values are equal."""
     if 1.0 not in places:
         return ""
-    low, high = (shown(name, found.value(found.runs[places.index(end)], name)) for end in (0.0, 1.0))
-    return f": {low} to {high}{', logarithmic' if _spread_wide(_values(found, name)) else ''}"
+    low, high = (
+        shown(name, comparison.value(comparison.runs[places.index(end)], name)) for end in (0.0, 1.0)
+    )
+    return f": {low} to {high}{', logarithmic' if _has_wide_range(_values(comparison, name)) else ''}"
 
 
-def _values(found: Comparison, name: str) -> list[Any]:
-    return [found.value(run, name) for run in found.runs]
+def _values(comparison: Comparison, name: str) -> list[Any]:
+    return [comparison.value(run, name) for run in comparison.runs]
 
 
-def _spread_wide(values: Sequence[Any]) -> bool:
+def _has_wide_range(values: Sequence[Any]) -> bool:
     """Return whether the values are positive numbers that span at least two orders of magnitude."""
     known = [value for value in values if value is not None]
     numbers = [value for value in known if isinstance(value, int | float) and value > 0]
     return len(numbers) == len(known) > 0 and max(numbers) >= 100 * min(numbers)
 
 
-def _places(values: Sequence[Any]) -> list[float | None]:
-    """Return each value's position between the lowest (0) and the highest (1).
+def _positions(values: Sequence[Any]) -> list[float | None]:
+    """Return the position of each value between the lowest (0) and the highest (1).
 
-    Text is ordered alphabetically, and numbers that span a wide range are placed by their logarithms.
+    Texts are ordered alphabetically, and numbers of a wide range are placed by their logarithms.
     """
     known = [value for value in values if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        measure = math.log if _spread_wide(known) else float
+        measure = math.log if _has_wide_range(known) else float
         scale = {_key(value): measure(value) for value in known}
     else:
         keys = sorted({_key(value) for value in known})

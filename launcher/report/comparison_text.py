@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Rows = Sequence[Sequence[str]]
-"A table. Its first row holds the column heads, and its first column the runs."
+"A table. Its first row has the column heads, and its first column has the runs."
 GAP = 2
 "Characters between two columns."
 
 
-def show_comparison(console: Console, found: Comparison) -> None:
+def show_comparison(console: Console, comparison: Comparison) -> None:
     """Print the differing settings, then the results: as tables if they fit, or else one block per run."""
-    if not found.differing:
+    if not comparison.differing:
         console.print("job, recipe and environment are the same\n")
-    settings = _rows(("run", "state", *found.differing), table(found, found.differing))
-    results = _rows(("run", *found.results), table(found, found.results, state=False))
+    settings = _rows(("run", "state", *comparison.differing), table(comparison, comparison.differing))
+    results = _rows(("run", *comparison.results), table(comparison, comparison.results, state=False))
     parts = [settings, results]
     if not fitting_tables(results, console.width):  # one block per run
-        parts = [[[*one, *more[1:]] for one, more in zip(settings, results, strict=True)]]
-    shown = [one for rows in parts for one in _drawn(rows, console.width)]
-    for number, one in enumerate(shown):
+        parts = [[[*row, *more[1:]] for row, more in zip(settings, results, strict=True)]]
+    shown = [drawn for rows in parts for drawn in _drawn_tables(rows, console.width)]
+    for number, drawn in enumerate(shown):
         if number:
             console.print()
-        console.print(one)
+        console.print(drawn)
 
 
 def fitting_tables(rows: Rows, width: int) -> list[Rows]:
@@ -43,16 +43,16 @@ def fitting_tables(rows: Rows, width: int) -> list[Rows]:
 
     Return [] if none of these fits into `width` characters.
     """
-    for whole in (rows, _turned(rows)):
+    for whole in (rows, _transposed(rows)):
         if _width(whole) <= width:
             return [whole]
-    runs, *others = _turned(rows)
+    runs, *others = _transposed(rows)
     parts = [[runs]]
     for column in others:
-        if _width(_turned([*parts[-1], column])) > width and len(parts[-1]) > 1:
+        if _width(_transposed([*parts[-1], column])) > width and len(parts[-1]) > 1:
             parts.append([runs])
         parts[-1].append(column)
-    tables = [_turned(part) for part in parts]
+    tables = [_transposed(part) for part in parts]
     return tables if all(_width(one) <= width for one in tables) else []
 
 
@@ -60,11 +60,11 @@ def _rows(head: Sequence[str], below: Rows) -> Rows:
     return [[plain(cell) for cell in row] for row in (head, *below)]
 
 
-def _turned(rows: Rows) -> Rows:
+def _transposed(rows: Rows) -> Rows:
     return list(zip(*rows, strict=True))
 
 
-def _drawn(rows: Rows, width: int) -> list[RenderableType]:
+def _drawn_tables(rows: Rows, width: int) -> list[RenderableType]:
     if tables := fitting_tables(rows, width):
         return [_table(one) for one in tables]
     (_, *names), *below = rows
@@ -72,7 +72,7 @@ def _drawn(rows: Rows, width: int) -> list[RenderableType]:
 
 
 def _width(rows: Rows) -> int:
-    """Characters that a table needs."""
+    """Return the number of characters that a table needs."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     return sum(widths) + GAP * (len(widths) - 1)
 

@@ -19,7 +19,7 @@ from launcher.spec.job import Job
 from launcher.spec.rules import changes_line
 
 LAUNCH_BOUND = 0.01
-"Seconds. The time of a shorter step is dominated by launching thousands of kernels, a few microseconds each."
+"Seconds. A shorter step mostly consists of launching thousands of kernels, a few microseconds each."
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Section(NamedTuple):
     rows: Sequence[Sequence[str]] = ()
     columns: Sequence[str] = ()
     conclusion: str = ""
-    "Stands below the table."
+    "Shown below the table."
     lines: Sequence[str] = ()
 
 
 def sections(page: Page, *, explain: bool) -> Iterator[Section]:
-    """Yield what follows the summary and the memory of the GPU. Without `explain`, only answers and notes."""
+    """Yield the sections after the summary and the GPU memory. Without `explain`, only answers and notes."""
     decision = page.decision if explain else None
     if decision is not None:
         yield Section("host memory of a node", _host_rows(decision))
@@ -61,9 +61,9 @@ def sections(page: Page, *, explain: bool) -> Iterator[Section]:
             ("CHANGE", "NEEDED", "SAVED", "SPEED LOST"),
         )  # fmt: skip
         yield Section("why", lines=decision.explained)
-    for one in page.comparisons:
-        columns, rows = _comparison_table(page, one)
-        yield Section(one.question, rows, columns, one.conclusion)
+    for comparison in page.comparisons:
+        columns, rows = _comparison_table(page, comparison)
+        yield Section(comparison.question, rows, columns, comparison.conclusion)
     if page.zero is not None:
         yield _zero(page.zero)
         yield Section("about the table", lines=_zero_lines(page.zero))
@@ -81,7 +81,7 @@ def lead(page: Page) -> list[tuple[str, str]]:
     plan = decision.plan
     job, cluster, recipe, batch, why = plan_rows(page.job, page.cluster, plan)
     frozen = f", {decision.trained:,} of them trained" if decision.trained != decision.parameters else ""
-    below = ladder_line(plan)
+    ladder = ladder_line(plan)
     return [
         ("fits", _fits(decision)),
         ("host memory", _host(decision)),
@@ -92,7 +92,7 @@ def lead(page: Page) -> list[tuple[str, str]]:
         recipe,
         batch,
         why,
-        *([("if memory runs out", below)] if below else []),
+        *([("if memory runs out", ladder)] if ladder else []),
     ]
 
 
@@ -112,9 +112,9 @@ def _fits(decision: Decision) -> str:
 
 
 def _host(decision: Decision) -> str:
-    needed, there = format_bytes(decision.chosen.estimate.host_per_node), decision.room.host
-    has = "the host memory of a node is unknown" if there is None else f"of {format_bytes(there)}"
-    return f"{needed} on each node; {has}" if there is None else f"{needed} {has} on each node"
+    needed, capacity = format_bytes(decision.chosen.estimate.host_per_node), decision.room.host
+    has = "the host memory of a node is unknown" if capacity is None else f"of {format_bytes(capacity)}"
+    return f"{needed} on each node; {has}" if capacity is None else f"{needed} {has} on each node"
 
 
 def _duration(page: Page, decision: Decision) -> str:
@@ -123,9 +123,9 @@ def _duration(page: Page, decision: Decision) -> str:
         return "unknown: launcher predicts the time only of models that it can trace"
     if step is None:
         gpu = page.cluster.node.gpu
-        several = gpu_types_of(gpu.type) if gpu is not None else []
-        if len(several) > 1 and gpu is not None:
-            labels = ", ".join(one.label for one in several)
+        candidates = gpu_types_of(gpu.type) if gpu is not None else []
+        if len(candidates) > 1 and gpu is not None:
+            labels = ", ".join(one.label for one in candidates)
             return f"unknown: node.gpu.type {gpu.type!r} may be {labels}; name one in the profile"
         return "unknown: there are no speed figures for this hardware"
     pace = f"{seconds(step.total)} a step, {speed(step.samples_per_second, page.tokens_per_sample)}"
@@ -164,10 +164,10 @@ def memory_rows(decision: Decision) -> list[tuple[str, str]]:
 
 def _host_rows(decision: Decision) -> list[tuple[str, str]]:
     """Return rows with the host memory of one node."""
-    estimate, there = decision.chosen.estimate, decision.room.host
+    estimate, capacity = decision.chosen.estimate, decision.room.host
     rows = [(name, format_bytes(size)) for name, size in estimate.host.items()]
     rows.append(("needed", format_bytes(estimate.host_per_node)))
-    has = "unknown: `node.memory` is not set in the profile" if there is None else format_bytes(there)
+    has = "unknown: `node.memory` is not set in the profile" if capacity is None else format_bytes(capacity)
     return [*rows, ("capacity", has)]
 
 
@@ -176,20 +176,20 @@ def _time_rows(page: Page) -> list[tuple[str, str]]:
     time = page.decision.chosen.time if page.decision is not None else None
     if time is None:
         return []
-    rows = [(name, f"{seconds(value)}{words}") for name, value, words in time_parts(time) if value]
+    rows = [(name, f"{seconds(value)}{remark}") for name, value, remark in time_parts(time) if value]
     total = [("step", seconds(time.total)), ("speed", speed(time.samples_per_second, page.tokens_per_sample))]
     return [*rows, *total]
 
 
 def time_parts(time: StepTime) -> list[tuple[str, float, str]]:
-    """(name, seconds, more words) of each part of a step. The seconds add up to the step."""
-    beside = f", of {seconds(time.communication)} in all" if time.communication > time.exposed else ""
+    """Return (name, seconds, remark) of each part of a step. The seconds add up to the whole step."""
+    extra = f", of {seconds(time.communication)} in all" if time.communication > time.exposed else ""
     if time.tensor:
-        beside += f", {seconds(time.tensor)} of them within tensor-parallel layers"
+        extra += f", {seconds(time.tensor)} of them within tensor-parallel layers"
     return [
         ("matrix products", time.compute, ""),
         ("other kernels", time.memory, ""),
-        ("communication", time.exposed, f" in which nothing else runs{beside}"),
+        ("communication", time.exposed, f" in which nothing else runs{extra}"),
         ("pipeline bubble", time.bubble, " in which a stage waits for others"),
         ("offload", time.offload, ""),
         ("optimizer", time.optimizer, ""),
@@ -216,15 +216,15 @@ def _ladder_rows(decision: Decision) -> list[tuple[str, ...]]:
     return rows
 
 
-def _comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _comparison_table(page: Page, comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return (columns, rows): memory, fit and speed of each answer, and how its recipe differs."""
-    costs = any(answer.hours is not None for answer in one.answers)
-    beside = page.decision.plan.recipe if page.decision is not None and not costs else None
+    costs = any(answer.hours is not None for answer in comparison.answers)
+    base_recipe = page.decision.plan.recipe if page.decision is not None and not costs else None
     columns = ("", "NEEDED", "FITS", "SAMPLES/S", *(("TIME", "PRICE") if costs else ()), "RECIPE")
     rows: list[tuple[str, ...]] = []
-    if page.decision is not None and beside is not None:
-        rows.append(("chosen", *_facts(page.decision.chosen), recipe_line(beside)))
-    for answer in one.answers:
+    if page.decision is not None and base_recipe is not None:
+        rows.append(("chosen", *_facts(page.decision.chosen), recipe_line(base_recipe)))
+    for answer in comparison.answers:
         chosen = answer.choice.chosen
         if chosen is None:
             rows.append((answer.label, "-", "no", "-", *(("-", "-") if costs else ()), answer.choice.reason))
@@ -233,10 +233,10 @@ def _comparison_table(page: Page, one: Comparison) -> tuple[tuple[str, ...], lis
         if costs:
             time = "-" if answer.hours is None else format_duration(answer.hours * 3600)
             price = (time, "-" if answer.usd is None else f"{answer.usd:,.2f} USD")
-        if beside is None:
+        if base_recipe is None:
             recipe = recipe_line(chosen.recipe)
         else:
-            recipe = changes_line(chosen.recipe, beside) or "the same"
+            recipe = changes_line(chosen.recipe, base_recipe) or "the same"
         rows.append((answer.label, *_facts(chosen), *price, recipe))
     return columns, rows
 
@@ -248,14 +248,14 @@ def _facts(fitting: Candidate) -> tuple[str, str, str]:
 
 def _zero(zero: Stages) -> Section:
     """Return a row for each stage of ZeRO. The title has the unit."""
-    most = max(stage.total for stage in zero.stages)
-    unit, name = (GIB, "GiB") if most >= GIB else (2**20, "MiB")
+    largest = max(stage.total for stage in zero.stages)
+    unit, name = (GIB, "GiB") if largest >= GIB else (2**20, "MiB")
     rows: list[tuple[str, ...]] = []
-    for one in zero.stages:
-        sizes = (one.parameters, one.gathered, one.gradients, one.optimizer, one.total)
-        cells = [f"{size / unit:.4g}" if size else "-" for size in (*sizes, one.candidate.estimate.needed)]
-        fits = "-" if one.fits is None else "yes" if one.fits else "no"
-        rows.append((f"{one.name}, {one.sharding}", *cells, fits))
+    for stage in zero.stages:
+        sizes = (stage.parameters, stage.gathered, stage.gradients, stage.optimizer, stage.total)
+        cells = [f"{size / unit:.4g}" if size else "-" for size in (*sizes, stage.candidate.estimate.needed)]
+        fits = "-" if stage.fits is None else "yes" if stage.fits else "no"
+        rows.append((f"{stage.name}, {stage.sharding}", *cells, fits))
     columns = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "NEEDED", "FITS")
     return Section(f"ZeRO: {name} on each GPU", rows, columns)
 

@@ -57,13 +57,13 @@ def submitted_data(prepared: Prepared, warnings: Sequence[str], handle: str | No
     }
 
 
-def _candidate(one: Candidate) -> dict[str, Any]:
-    time = one.time
-    data = one.model_dump(mode="json")
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    time = candidate.time
+    data = candidate.model_dump(mode="json")
     data["estimate"] |= {
-        "needed": one.estimate.needed,
-        "allocated": one.estimate.allocated,
-        "host_per_node": one.estimate.host_per_node,
+        "needed": candidate.estimate.needed,
+        "allocated": candidate.estimate.allocated,
+        "host_per_node": candidate.estimate.host_per_node,
     }
     if time is not None:
         data["time"] |= {"total": time.total, "samples_per_second": time.samples_per_second}
@@ -73,29 +73,29 @@ def _candidate(one: Candidate) -> dict[str, Any]:
 def _stages(zero: Stages) -> dict[str, Any]:
     stages = [
         {
-            **one.model_dump(mode="json", exclude={"candidate"}),
-            "total": one.total,
-            "in_the_paper": one.in_the_paper,
-            **_candidate(one.candidate),
+            **stage.model_dump(mode="json", exclude={"candidate"}),
+            "total": stage.total,
+            "in_the_paper": stage.in_the_paper,
+            **_candidate(stage.candidate),
         }
-        for one in zero.stages
+        for stage in zero.stages
     ]
     per_parameter = zero.per_parameter._asdict()
     return {"recipe": zero.recipe.model_dump(), "bytes_per_parameter": per_parameter, "stages": stages}
 
 
-def _comparison(one: Comparison) -> dict[str, Any]:
+def _comparison(comparison: Comparison) -> dict[str, Any]:
     return {
-        "question": one.question,
-        "conclusion": one.conclusion,
-        "answers": [_answer(answer) for answer in one.answers],
+        "question": comparison.question,
+        "conclusion": comparison.conclusion,
+        "answers": [_answer(answer) for answer in comparison.answers],
     }
 
 
-def _answer(one: Answer) -> dict[str, Any]:
-    chosen = one.choice.chosen
-    found = {"label": one.label, "fits": chosen is not None, "reason": one.choice.reason}
+def _answer(answer: Answer) -> dict[str, Any]:
+    chosen = answer.choice.chosen
+    fields = {"label": answer.label, "fits": chosen is not None, "reason": answer.choice.reason}
     if chosen is None:
-        return found
-    cost = {} if one.hours is None else {"hours": one.hours, "usd": one.usd}
-    return {**found, **_candidate(chosen), **cost}
+        return fields
+    cost = {} if answer.hours is None else {"hours": answer.hours, "usd": answer.usd}
+    return {**fields, **_candidate(chosen), **cost}

@@ -33,7 +33,7 @@ _FIRST_LINES = 4
 "Lines kept from the beginning of a longer history. The other lines are the latest ones."
 
 Steps = Sequence[dict[str, Any]]
-"Lines of metrics.jsonl, without the metrics: a long run has millions of lines."
+"Lines of metrics.jsonl, without the metrics to save memory: a long run has millions of lines."
 _OF_STEP = ("time", "attempt", "step", "seconds", "seconds_lost")
 
 
@@ -58,13 +58,13 @@ class Turn(NamedTuple):
         """Seconds without training progress, or None until the next attempt has started."""
         if not self.restart:
             return self.event.seconds if isinstance(self.event, RecipeChange) else None
-        begun, again = self.started
-        if again is None:
+        this_start, next_start = self.started
+        if next_start is None:
             return None
         if not self.before:
-            return max(0.0, again - begun)
+            return max(0.0, next_start - this_start)
         if not self.after:
-            return max(0.0, again - _seconds(self.before[-1]["time"]))
+            return max(0.0, next_start - _seconds(self.before[-1]["time"]))
         first = self.after[0]
         repeated = sum(line["seconds"] for line in self.before if line["step"] >= first["step"])
         taken = first["seconds"] + first.get("seconds_lost", 0.0)
@@ -98,7 +98,7 @@ def history_lines(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -
             number, recipe = number + 1, next_recipe
         elif (sentence := _line_of(event, attempt)) is not None:
             later.append(sentence)
-        # A handover is recorded before the turn it belongs to.
+        # A handover is recorded before the turn to which it belongs.
         if isinstance(event, RecipeChange | Retry | Probed | Resumed | DataChanged):
             lines, later = lines + later, []
     if len(lines) > MAX_LINES:
@@ -111,23 +111,24 @@ def history_lines(run: RunDir, events: Sequence[Event], turns: Sequence[Turn]) -
 def turns_of(events: Sequence[Event], metrics: Iterable[dict[str, Any]]) -> list[Turn]:
     """Return every turn of the run, in order."""
     started: dict[int, float] = {}
-    found: list[tuple[RecipeChange | Retry, int]] = []
+    turn_events: list[tuple[RecipeChange | Retry, int]] = []
     attempt, stopped = 0, False
     for event in events:
         if isinstance(event, AttemptStarted):
             attempt = event.attempt
-            if not (stopped and found and found[-1][1] == attempt - 1):  # a user's pause is not lost time
+            # A user's pause is not lost time.
+            if not (stopped and turn_events and turn_events[-1][1] == attempt - 1):
                 started[attempt] = _seconds(event.time)
             stopped = False
         elif isinstance(event, RecipeChange | Retry):
-            found.append((event, attempt))
+            turn_events.append((event, attempt))
         stopped = stopped or isinstance(event, Finished)
-    steps: list[list[dict[str, Any]]] = [[] for _ in range(len(found) + 1)]
-    for line in metrics if found else ():
-        kept = {name: line[name] for name in _OF_STEP if name in line}
-        steps[sum(_follows(line, event, at) for event, at in found)].append(kept)
+    steps: list[list[dict[str, Any]]] = [[] for _ in range(len(turn_events) + 1)]
+    for line in metrics if turn_events else ():
+        fields = {name: line[name] for name in _OF_STEP if name in line}
+        steps[sum(_follows(line, event, at) for event, at in turn_events)].append(fields)
     turns = []
-    for (event, at), (before, after) in zip(found, pairwise(steps), strict=True):
+    for (event, at), (before, after) in zip(turn_events, pairwise(steps), strict=True):
         times = (started.get(at, _seconds(event.time)), started.get(at + 1))
         turns.append(Turn(event, at, before, after, times))
     return turns
@@ -245,8 +246,8 @@ def _line_of(event: Event, attempt: int) -> str | None:
         case Probed():
             size = event.micro_batch_size
             planned = "as planned" if event.planned in (None, size) else f"planned {event.planned}"
-            asked = 1 if event.asked is None else event.asked
-            effort = f"{asked} tried, {_span(event.seconds)}"
+            tried = 1 if event.asked is None else event.asked
+            effort = f"{tried} tried, {_span(event.seconds)}"
             return f"  attempt {attempt}  probe: micro-batch {size} fits, {planned} ({effort})"
         case HandedOver():
             return f"    handed over in shared memory: step {event.step}, {format_bytes(event.bytes)}"

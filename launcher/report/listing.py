@@ -44,9 +44,9 @@ class Row(NamedTuple):
 
 
 HEADS = {"usd": "USD", "gpus": "GPUS"}
-GIVES_WAY = ("attempt", "tags", "usd", "gpus", "loss", "cluster", "duration", "age", "step")
+DROP_ORDER = ("attempt", "tags", "usd", "gpus", "loss", "cluster", "duration", "age", "step")
 "Columns to leave out if the terminal is too narrow, in this order."
-LEAST_REASON = 24
+MIN_REASON_WIDTH = 24
 "Minimum width of the column with the reason."
 
 
@@ -75,7 +75,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
 
 
 def as_json(status: Status, run: RunDir) -> dict[str, Any]:
-    """Return the status with the time and the money that the run took."""
+    """Return the status, with the time and the cost of the run so far."""
     return {**status.as_json(), **paid_for(run, run.read_events(), time.time(), ended=status.ended)._asdict()}
 
 
@@ -91,12 +91,12 @@ def columns(rows: Sequence[Row], width: int) -> list[str]:
         widths = [
             max(len(name), *(len(getattr(row, name)) for row in rows)) for name in names if name != "reason"
         ]
-        return sum(widths) + len(names) + (LEAST_REASON if "reason" in names else 0)
+        return sum(widths) + len(names) + (MIN_REASON_WIDTH if "reason" in names else 0)
 
-    for name in (*GIVES_WAY, "reason"):
+    for name in (*DROP_ORDER, "reason"):
         if needed(shown) <= width:
             break
-        shown = [one for one in shown if one != name]
+        shown = [other for other in shown if other != name]
     return shown
 
 
@@ -130,7 +130,7 @@ def show_status(console: Console, status: Status, row: Row, lines: Sequence[str]
         table.add_row("attempt", str(status.attempt))
     if status.step is not None:
         table.add_row("step", f"{status.step}" + (f" of {status.steps}" if status.steps else ""))
-    for name, value in _beside(row):
+    for name, value in _facts(row):
         table.add_row(name, escape(value))
     if status.checkpoint_step is not None:
         table.add_row("checkpoint", f"step {status.checkpoint_step}")
@@ -138,24 +138,27 @@ def show_status(console: Console, status: Status, row: Row, lines: Sequence[str]
     for line in lines:
         table.add_row("", escape(line))
     if status.resumable:
-        again = f"launcher resume {escape(status.run_id)}"
+        resume = f"launcher resume {escape(status.run_id)}"
         # A failure that was not understood may happen again.
-        table.add_row("next", f"see the reason; then {again}" if status.failure == "unknown" else again)
+        table.add_row(
+            "next",
+            f"see the reason; then {resume}" if status.failure == "unknown" else resume,
+        )
     console.print(table)
 
 
-def _beside(row: Row) -> list[tuple[str, str]]:
+def _facts(row: Row) -> list[tuple[str, str]]:
     where = row.cluster + (f", {row.gpus} GPUs" if row.gpus else "")
     age = f"{row.age} ago" if row.age else ""
     ran = f"ran for {row.duration}" if row.duration else ""
-    found = [
+    pairs = [
         ("loss", row.loss),
         ("cluster", where),
         ("submitted", ", ".join(filter(None, (age, ran)))),
         ("cost", f"about {row.usd} USD" if row.usd else ""),
         ("tags", row.tags),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in pairs if value]
 
 
 def as_html(rows: Sequence[Row]) -> str:

@@ -47,7 +47,7 @@ class Bar(NamedTuple):
     phase: str
     module: str
     parts: dict[str, int]
-    "Bytes that are allocated, then of everything else."
+    "Category -> bytes. Allocated categories come first."
     allocated: int | None
     "Allocated bytes only; None in the bar of the total."
 
@@ -59,14 +59,14 @@ class Bar(NamedTuple):
 def bars(estimate: Estimate) -> list[Bar]:
     """Return a bar for each peak, including memory outside the allocator, and one for the total needed."""
     outside = sum(estimate.overhead.values())
-    found = []
+    all_bars = []
     for peak in sorted(estimate.peaks, key=lambda peak: WHENS.index(peak.when)):
         parts = _sorted({**peak.parts, OUTSIDE: outside})
-        found.append(Bar(peak.when, peak.phase, peak.module, parts, peak.allocated))
+        all_bars.append(Bar(peak.when, peak.phase, peak.module, parts, peak.allocated))
     worst = estimate.worst
     rest = max(0, estimate.needed - outside - worst.allocated)
     parts = _sorted({**worst.parts, ALLOCATOR: rest, OUTSIDE: outside})
-    return [*found, Bar("needed", "in all", "", parts, None)]
+    return [*all_bars, Bar("needed", "in all", "", parts, None)]
 
 
 def _sorted(parts: dict[str, int]) -> dict[str, int]:

@@ -147,12 +147,12 @@ def charts_of(names: Sequence[str] | dict[str, Any]) -> list[Chart]:
 
 def _widened(values: Sequence[float | None]) -> list[float | None]:
     """Extend each gap over the missing values next to it, so that no line begins there."""
-    found = list(values)
-    for rows in (range(1, len(found)), range(len(found) - 2, -1, -1)):
+    widened = list(values)
+    for rows in (range(1, len(widened)), range(len(widened) - 2, -1, -1)):
         for row in rows:
-            if found[row] is None and is_gap(found[row - rows.step]):
-                found[row] = math.nan
-    return found
+            if widened[row] is None and is_gap(widened[row - rows.step]):
+                widened[row] = math.nan
+    return widened
 
 
 def _rounded(value: float | None) -> float | None:

@@ -100,12 +100,12 @@ def drawn_bars(bars: Sequence[Bar], capacity: int | None) -> dict[str, Any]:
 
 
 def _rectangles(bar: Bar, scale: int) -> list[dict[str, Any]]:
-    found, at = [], 0
+    rectangles, at = [], 0
     for name, size in bar.parts.items():
         place = {"x": _share(at, scale), "width": _share(size, scale)}
-        found.append({"name": name, "bytes": size, "colour": _colour(name), **place})
+        rectangles.append({"name": name, "bytes": size, "colour": _colour(name), **place})
         at += size
-    return found
+    return rectangles
 
 
 def _share(size: int, scale: int) -> float:
@@ -117,5 +117,5 @@ def _colour(name: str) -> str:
 
 
 def _names(bars: Sequence[Bar]) -> list[str]:
-    there = dict.fromkeys(name for bar in bars for name in bar.parts)
-    return [*(name for name in CATEGORIES if name in there), *(n for n in there if n not in CATEGORIES)]
+    present = dict.fromkeys(name for bar in bars for name in bar.parts)
+    return [*(name for name in CATEGORIES if name in present), *(n for n in present if n not in CATEGORIES)]

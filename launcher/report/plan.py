@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 MODULE = 17
 "Characters shown of a module's name. Its end is more specific than its beginning."
-BESIDE_THE_BAR = 36
+OTHER_COLUMNS = 36
+"Characters of the columns other than the bar and the module."
 
 
 def show_page(console: Console, page: Page) -> None:
     console.print(grid(lead(page)))
     if page.explain and page.decision is not None:
         _memory(console, page.decision)
-    for one in sections(page, explain=page.explain):
-        if one.rows:
-            table = _table(one.columns, one.rows) if one.columns else grid(one.rows)
-            _section(console, one.title, table)
-        if one.conclusion:
-            console.print(Text(one.conclusion, style="bold"))
-        _lines(console, one.title, one.lines)
+    for section in sections(page, explain=page.explain):
+        if section.rows:
+            table = _table(section.columns, section.rows) if section.columns else grid(section.rows)
+            _section(console, section.title, table)
+        if section.conclusion:
+            console.print(Text(section.conclusion, style="bold"))
+        _lines(console, section.title, section.lines)
     if page.decision is not None and not page.explain:
         console.print()
         console.print("--explain shows each peak of memory, the parts of a step, and why not another recipe")
@@ -45,10 +46,10 @@ def _memory(console: Console, decision: Decision) -> None:
     drawn = bars(estimate)
     scale = max(capacity or 0, *(bar.total for bar in drawn))
     module = max(len("MODULE"), *(min(MODULE, len(bar.module)) for bar in drawn))
-    width = min(console.width, 120) - BESIDE_THE_BAR - module
+    width = min(console.width, 120) - OTHER_COLUMNS - module
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name, least in (("WHEN", 12), ("PHASE", 9)):
-        table.add_column(name, no_wrap=True, min_width=least)
+    for name, min_width in (("WHEN", 12), ("PHASE", 9)):
+        table.add_column(name, no_wrap=True, min_width=min_width)
     table.add_column("ALLOCATED", no_wrap=True, justify="right")
     # The right edge is the capacity, unless more is needed.
     table.add_column("" if capacity is None else f"OF {format_bytes(scale)}", no_wrap=True)
@@ -75,9 +76,9 @@ def _drawn(bar: Bar, scale: int, width: int) -> Text:
 
 
 def _legend(drawn: Sequence[Bar], width: int) -> Text:
-    there = {name for bar in drawn for name in bar.parts}
+    present = {name for bar in drawn for name in bar.parts}
     text, column = Text(), 0
-    for name in (name for name in [*CATEGORIES, *there - CATEGORIES.keys()] if name in there):
+    for name in (name for name in [*CATEGORIES, *present - CATEGORIES.keys()] if name in present):
         category, words = CATEGORIES.get(name, OTHER), f" {name}  "
         if column + 1 + len(words) > width:
             text.append("\n")

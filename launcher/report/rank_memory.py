@@ -1,4 +1,4 @@
-"""Read the memory of every rank over time from `attempts/*/memory/`, and thin it out on the way."""
+"""Read the memory of every rank over time from `attempts/*/memory/`, thinned out while reading."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class RankMemory:
 def read_rank_memory(run: RunDir, began: float) -> RankMemory:
     """Read every attempt. `began` is when the first attempt started, in Unix seconds."""
     attempts = [(attempt, files) for attempt in run.attempts() if (files := _files(attempt))]
-    everyone = sorted({rank for _, files in attempts for rank in files})
-    ranks = everyone[:: -(-len(everyone) // MAX_RANKS)] if everyone else []
+    all_ranks = sorted({rank for _, files in attempts for rank in files})
+    ranks = all_ranks[:: -(-len(all_ranks) // MAX_RANKS)] if all_ranks else []
     clocks = [_clock(files) for _, files in attempts]
     rows = sum(map(len, clocks))
     most = max(40, min(500, 16_000 // max(len(ranks), 1)))
@@ -75,8 +75,8 @@ def read_rank_memory(run: RunDir, began: float) -> RankMemory:
         firsts = [clock[part.start][0] for part in parts]
         single = len(parts[0]) == 1
         for place, rank in enumerate(ranks):
-            found = _read(files[rank], firsts, single) if rank in files else {}
-            for name, (values, top, step) in found.items():
+            measures = _read(files[rank], firsts, single) if rank in files else {}
+            for name, (values, top, step) in measures.items():
                 column = columns.setdefault(name, [[] for _ in ranks])[place]
                 column += [None] * (before - len(column)) + values
                 if name not in highest or top > highest[name].bytes:
@@ -89,7 +89,7 @@ def read_rank_memory(run: RunDir, began: float) -> RankMemory:
         tuple(ranks),
         {name: tuple(map(tuple, columns[name])) for name in MEASURES if name in columns},
         highest,
-        len(everyone),
+        len(all_ranks),
         of_steps=run.read_about().job.task is not None,
     )
 
@@ -115,12 +115,12 @@ def _files(attempt: AttemptDir) -> dict[int, Path]:
 
 def _clock(files: dict[int, Path]) -> list[tuple[int, float]]:
     """Return (step, time) of each line of the first rank. All ranks have the same steps."""
-    found: list[tuple[int, float]] = []
+    clock: list[tuple[int, float]] = []
     for line in _lines(files[min(files)]):
         time = seconds_of(line["time"]) if isinstance(line.get("time"), str) else None
-        if time is not None and (not found or line["step"] > found[-1][0]):
-            found.append((line["step"], time))
-    return found
+        if time is not None and (not clock or line["step"] > clock[-1][0]):
+            clock.append((line["step"], time))
+    return clock
 
 
 class _Read(NamedTuple):

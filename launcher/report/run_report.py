@@ -206,11 +206,11 @@ def _moments(run: RunDir, estimate: Estimate | None) -> tuple[Moment, ...]:
         for peak in estimate.peaks:
             predicted[peak.when] = max(predicted.get(peak.when, 0), peak.allocated)
     names = dict.fromkeys([*predicted, *measured])
-    found = [Moment(f"tensors, {name}", predicted.get(name), measured.get(name)) for name in names]
+    moments = [Moment(f"tensors, {name}", predicted.get(name), measured.get(name)) for name in names]
     if entry is not None and entry.reserved is not None:
         reserved = estimate.reserved if estimate is not None and entry.predicted else None
-        found.append(Moment("held by PyTorch's allocator", reserved, entry.reserved))
-    return tuple(found)
+        moments.append(Moment("held by PyTorch's allocator", reserved, entry.reserved))
+    return tuple(moments)
 
 
 def _categories(estimate: Estimate | None, worst: Parts | None) -> tuple[Moment, ...]:
@@ -223,18 +223,18 @@ def _categories(estimate: Estimate | None, worst: Parts | None) -> tuple[Moment,
     planned: dict[str, int] = {}
     *_, rest = worst.bytes
     for name, size in estimate.worst.parts.items() if estimate is not None else ():
-        own = next((one for one in worst.bytes if name in one.split(", ")), rest)
-        planned[own] = planned.get(own, 0) + size
+        category = next((one for one in worst.bytes if name in one.split(", ")), rest)
+        planned[category] = planned.get(category, 0) + size
     names = dict.fromkeys([*worst.bytes, *planned])
     return tuple(Moment(name, planned.get(name), worst.bytes.get(name)) for name in names)
 
 
 def recipe_now(run: RunDir, events: Sequence[Event]) -> dict[str, Any]:
     """Return the recipe that the run used last, or the planned one."""
-    found: dict[str, Any] = read_record(run.plan).get("recipe") or {}
+    last_recipe: dict[str, Any] = read_record(run.plan).get("recipe") or {}
     for recipe, _ in _recipes(events):
-        found = recipe.model_dump()
-    return found
+        last_recipe = recipe.model_dump()
+    return last_recipe
 
 
 def _recipe_rows(about: RunRecord, recipe: dict[str, Any]) -> Rows:
@@ -251,7 +251,7 @@ def _recipe_rows(about: RunRecord, recipe: dict[str, Any]) -> Rows:
 
 def _recipes(events: Sequence[Event]) -> list[tuple[Recipe, str]]:
     """Return every recipe that the run used, with the attempt and step at which it began."""
-    found: list[tuple[Recipe, str]] = []
+    recipes: list[tuple[Recipe, str]] = []
     recipe: Recipe | None = None
     attempt = 0
     for event in events:
@@ -267,8 +267,8 @@ def _recipes(events: Sequence[Event]) -> list[tuple[Recipe, str]]:
                 continue
         except ValueError:  # another version's recipe
             continue
-        found.append((recipe, f"attempt {attempt}{when}"))
-    return found
+        recipes.append((recipe, f"attempt {attempt}{when}"))
+    return recipes
 
 
 def _rungs(plan: dict[str, Any], events: Sequence[Event]) -> tuple[Rung, ...]:
@@ -279,10 +279,10 @@ def _rungs(plan: dict[str, Any], events: Sequence[Event]) -> tuple[Rung, ...]:
     taken: dict[Recipe, list[str]] = {}
     for recipe, when in _recipes(events):
         taken.setdefault(recipe, []).append(when)
-    beyond = [recipe for recipe in taken if recipe not in recipes]
+    not_in_ladder = [recipe for recipe in taken if recipe not in recipes]
     speeds = [1.0, *plan.get("ladder_speed", ())]
     rungs = []
-    for number, recipe in enumerate([*recipes, *beyond]):
+    for number, recipe in enumerate([*recipes, *not_in_ladder]):
         above = recipes[min(number, len(recipes)) - 1] if number else None
         words = "the planned recipe" if above is None else changes_line(recipe, above) or "as above"
         speed = f"{speeds[number]:.0%}" if number < len(speeds) > 1 else ""
@@ -292,11 +292,11 @@ def _rungs(plan: dict[str, Any], events: Sequence[Event]) -> tuple[Rung, ...]:
 
 
 def _failures(run: RunDir) -> tuple[Failure, ...]:
-    found = []
+    failures = []
     for attempt, verdict, then in verdicts(run):
         if verdict.ok:
             continue
-        cause = next((one for one in verdict.seen if not one.why), None)
+        cause = next((finding for finding in verdict.seen if not finding.why), None)
         if cause is not None:
             lines = (*cause.before, f"{cause.place}  {cause.text}".strip())
         else:
@@ -305,8 +305,8 @@ def _failures(run: RunDir) -> tuple[Failure, ...]:
             lines = (*lines, verdict.exception)
         memory = memory_text(verdict.memory)
         done = "" if then == verdict.reason else then
-        found.append(Failure(attempt, verdict.failure, verdict.reason, memory, lines, done))
-    return tuple(found)
+        failures.append(Failure(attempt, verdict.failure, verdict.reason, memory, lines, done))
+    return tuple(failures)
 
 
 def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
@@ -377,7 +377,7 @@ def _text(value: object) -> str:
 
 
 QUEUED = 10.0
-"Seconds in the queue below which nothing is said of it: a run without a queue takes some to start."
+"Seconds. A shorter time in the queue is not shown, because a run without a queue also takes time to start."
 
 
 def headline(report: Report) -> list[tuple[str, str]]:

@@ -27,12 +27,12 @@ from launcher.spec.events import (
 
 
 class Paid(NamedTuple):
-    """What a run has taken so far. None means unknown."""
+    """The time and cost of a run so far. None means unknown."""
 
     seconds: float | None
     "Total seconds from each start of a supervisor to its end; None before the first start."
     usd: float | None
-    "Their price: of each part at what its pod costs, or else at the plan's price."
+    "Price of these seconds: at the price of the pod of each part, or else at the plan's price."
 
 
 def paid_for(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> Paid:
@@ -51,28 +51,28 @@ def paid_for(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -
 def _parts(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> Iterator[tuple[float, float]]:
     """Yield (start, end) of each supervisor, in Unix seconds.
 
-    A killed supervisor has recorded no end, so its time ends when it was last seen alive. If the clock
-    was set back meanwhile, it counts as no time.
+    A killed supervisor has recorded no end, so the time when it was last seen alive is used. If the clock was
+    set back meanwhile, the part has no length.
     """
-    begun: float | None = None
+    started: float | None = None
     attempt: int | None = None
     last = 0.0
     for event in events:
         moment = seconds_of(event.time) or last
-        if begun is not None and is_seen_after_its_end(event):
-            yield begun, max(begun, last_alive(run, attempt, last, moment))
-            begun = None
+        if started is not None and is_seen_after_its_end(event):
+            yield started, max(started, last_alive(run, attempt, last, moment))
+            started = None
         match event:
             case SupervisorStarted():
-                begun, attempt = moment, None
+                started, attempt = moment, None
             case AttemptStarted():
                 attempt = event.attempt
-            case Finished() if begun is not None:
-                yield begun, max(begun, moment)
-                begun = None
+            case Finished() if started is not None:
+                yield started, max(started, moment)
+                started = None
         last = moment
-    if begun is not None:
-        yield begun, max(begun, last_alive(run, attempt, last, now) if ended else now)
+    if started is not None:
+        yield started, max(started, last_alive(run, attempt, last, now) if ended else now)
 
 
 def _prices(events: Sequence[Event]) -> list[tuple[float, float]]:
@@ -95,8 +95,8 @@ def _price_at(end: float, prices: Sequence[tuple[float, float]], planned: Any) -
 
 def is_seen_after_its_end(event: Event) -> bool:
     """Return whether an event shows that a supervisor had ended before, perhaps without recording its end."""
-    seen = isinstance(event, Finished) and event.by is not None
-    return seen or isinstance(event, Submitted | Requeued | Waiting | SupervisorStarted)
+    is_recorded_later = isinstance(event, Finished) and event.by is not None
+    return is_recorded_later or isinstance(event, Submitted | Requeued | Waiting | SupervisorStarted)
 
 
 def last_alive(run: RunDir, attempt: int | None, since: float, until: float) -> float:

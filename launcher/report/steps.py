@@ -13,11 +13,11 @@ from launcher.rundir.time import seconds_of
 _NO_METRIC = frozenset({"time", "attempt", "step", "steps", "samples", "seconds", "seconds_lost"})
 _MEMORY = ("memory_peak", "memory_rss")
 _LARGEST = 2**53
-"Larger integers are no exact floats; no run has as many steps."
+"Larger integers are not exact as floats. No run has so many steps."
 
 
 class Column:
-    """The numbers of one metric, and the rows that have one. A value that is no finite number is NaN."""
+    """The numbers of one metric, and the rows that have one. A value that is not a finite number is NaN."""
 
     def __init__(self) -> None:
         self._rows, self._values = array("q"), array("d")
@@ -30,7 +30,7 @@ class Column:
             self._values.append(value)
 
     def cut(self, row: int) -> None:
-        """Forget this row and those after it."""
+        """Remove this row and those after it."""
         kept = bisect_left(self._rows, row)
         del self._rows[kept:], self._values[kept:]
 
@@ -43,14 +43,14 @@ class Column:
 
     def over(self, rows: int) -> list[float | None]:
         """Return a value for each of the rows: None for a row without one."""
-        found: list[float | None] = [None] * rows
+        values_by_row: list[float | None] = [None] * rows
         for row, value in zip(self._rows, self._values, strict=True):
-            found[row] = value
-        return found
+            values_by_row[row] = value
+        return values_by_row
 
 
 class Steps:
-    """The steps that count, a row each: without steps that a later attempt repeated.
+    """The steps of a run, one row each, without those that a later attempt has repeated.
 
     Lines of the same step and attempt, such as of training and evaluation, are one row.
     """
@@ -114,12 +114,12 @@ class Steps:
             self.columns.get(name, Column()).over(len(self))
             for name in ("tokens", "weight", "tokens_per_second")
         )
-        found, total = [], 0.0
+        cumulative, total = [], 0.0
         for of_step, weighs, per_second in zip(tokens, weight, speed, strict=True):
             counted = of_step if of_step is not None or per_second is None else weighs
             total += number(counted) or 0.0
-            found.append(total)
-        return found if total else None
+            cumulative.append(total)
+        return cumulative if total else None
 
     def peak(self) -> float | None:
         """Return the highest memory of rank 0 in bytes: of its GPU, or else of the process."""

@@ -22,8 +22,8 @@ from launcher.spec.events import (
     read_event,
 )
 
-MOST_BYTES = 2**20
-"Bytes of events.jsonl to read at most in one call. A run writes far less between two calls."
+MAX_BYTES = 2**20
+"Maximum bytes of events.jsonl to read in one call. A run writes far less between two calls."
 
 
 class Story:
@@ -31,7 +31,7 @@ class Story:
 
     def __init__(self, run: RunDir, since: str = "") -> None:
         """`since` is a time stamp. Earlier events are left out."""
-        self._lines, self._since = NewLines(run.events, MOST_BYTES), since
+        self._lines, self._since = NewLines(run.events, MAX_BYTES), since
 
     def news(self) -> list[str]:
         """Return lines for the events since the last call. Most events need none."""
@@ -48,7 +48,7 @@ def _sentence(event: Event) -> str | None:
         case AttemptEnded() if event.failure != "succeeded":
             return f"attempt {event.attempt} ended: {event.failure}: {event.reason}"
         case Probed() if event.micro_batch_size != event.planned:
-            return f"the probe takes micro-batch {event.micro_batch_size} for {event.planned}"
+            return f"the probe chose micro-batch {event.micro_batch_size} instead of {event.planned}"
         case Downgrade() if event.in_process:
             where = event.phase or "a step"
             where += f" of step {event.step} on rank {event.rank}" if event.step is not None else ""

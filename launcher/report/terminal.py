@@ -128,10 +128,10 @@ def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     if cost is None:
         return []
     total = "total unknown" if cost.usd is None else f"{usd(cost.usd)} predicted"
-    most = cost.worst if cost.worst_usd is None else f"{usd(cost.worst_usd)} ({cost.worst})"
+    upper_bound = cost.worst if cost.worst_usd is None else f"{usd(cost.worst_usd)} ({cost.worst})"
     price = cost.price if cost.usd_per_hour is None else f"{usd(cost.usd_per_hour)}/h {cost.price}"
-    beyond = cost.usd is not None and cost.worst_usd is not None and cost.usd > cost.worst_usd
-    return [("cost", f"{total}, {price}; {'but it ends at' if beyond else 'at most'} {most}")]
+    exceeds_bound = cost.usd is not None and cost.worst_usd is not None and cost.usd > cost.worst_usd
+    return [("cost", f"{total}, {price}; {'but it ends at' if exceeds_bound else 'at most'} {upper_bound}")]
 
 
 def show_plan(

@@ -34,25 +34,25 @@ def parts_with_gaps(series: Iterable[Values], parts: Sequence[range]) -> frozens
 
 def extremes(values: Values) -> tuple[float | None, float | None]:
     """Return the lowest and the highest value in the order in which they occur. No value may be NaN."""
-    there = [value for value in values if value is not None]
-    if not there:
+    known = [value for value in values if value is not None]
+    if not known:
         return None, None
-    low, high = min(there), max(there)
-    return (low, high) if there.index(low) <= there.index(high) else (high, low)
+    low, high = min(known), max(known)
+    return (low, high) if known.index(low) <= known.index(high) else (high, low)
 
 
 def thinned(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> list[float | None]:
     """Return one value for a part with a single row, three for a part in `gaps`, and two for other parts."""
-    found: list[float | None] = []
+    values_of_parts: list[float | None] = []
     for number, part in enumerate(parts):
         rows = values[part.start : part.stop]
         if len(part) == 1:
-            found.append(rows[0])
+            values_of_parts.append(rows[0])
         elif number in gaps:
-            found += _extremes_and_gap(rows)
+            values_of_parts += _extremes_and_gap(rows)
         else:
-            found += extremes(rows)
-    return found
+            values_of_parts += extremes(rows)
+    return values_of_parts
 
 
 def ends(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> list[float | None]:
@@ -60,12 +60,12 @@ def ends(values: Values, parts: Sequence[range], gaps: Container[int] = ()) -> l
 
     They are the first and last value of each part, and for a part in `gaps`, one between them.
     """
-    found: list[float | None] = []
+    positions: list[float | None] = []
     for number, part in enumerate(parts):
         middle = [part[len(part) // 2]] if number in gaps else []
         rows = part if len(part) == 1 else (part[0], *middle, part[-1])
-        found += [values[row] for row in rows]
-    return found
+        positions += [values[row] for row in rows]
+    return positions
 
 
 def _extremes_and_gap(values: Values) -> list[float | None]:

@@ -215,15 +215,15 @@ def _short(value: object, most: int = 300) -> str:
 
 def _lines_around(run: RunDir, events: Sequence[Event], number: int) -> tuple[str, ...]:
     """Return lines of the event's rank, or of rank 0, before and after the event."""
-    begun = [event for event in events[: number + 1] if isinstance(event, AttemptStarted)]
-    if not begun:
+    starts = [event for event in events[: number + 1] if isinstance(event, AttemptStarted)]
+    if not starts:
         return ()
     rank = events[number].get("rank")
     rank = rank if isinstance(rank, int) else 0
     moment = events[number].time
     before: list[bytes] = []
     after: list[bytes] = []
-    for file in attempt_files(run.attempt(begun[-1].attempt), {rank}):
+    for file in attempt_files(run.attempt(starts[-1].attempt), {rank}):
         try:
             offset = offset_of(file.path, moment.encode())
             with open_regular(file.path) as opened:

@@ -26,17 +26,17 @@ _BETWEEN = {"submitted": "it has not restarted yet", "stopping": "its ranks have
 "States in which the last verdict belongs to an earlier start or attempt."
 _UNJUDGED = ("rendered", "damaged", "lost")
 "States that no verdict explains."
-_FINE = ("succeeded", "running")
+_NO_ACTION_STATES = ("succeeded", "running")
 "States in which there is nothing to do."
 
 
 def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
     """Return (attempt, verdict, what was done then) for every judged attempt."""
-    found = []
+    judged_attempts = []
     for attempt in run.attempts():
         if (judged := attempt.read_verdict()) is not None:  # skip a damaged verdict
-            found.append((attempt.number, judged.verdict, judged.then))
-    return found
+            judged_attempts.append((attempt.number, judged.verdict, judged.then))
+    return judged_attempts
 
 
 def why(run: RunDir, state: str, reason: str) -> list[str]:
@@ -52,7 +52,7 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     number, verdict, _ = failures[-1]
     ended = run.read_state()
     between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
-    if between and state not in _FINE:
+    if between and state not in _NO_ACTION_STATES:
         return [
             f"{run.id} {_sentence(state)}",
             f"cause     {ended.failure}: {cut(ended.reason, _MESSAGE)} (after attempt {number})",
@@ -108,7 +108,7 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
     memory = memory_text(verdict.memory)
     if memory:
         lines.append(f"memory    {cut(memory, _MESSAGE)}")
-    kept = None if state in _FINE else _kept(run)
+    kept = None if state in _NO_ACTION_STATES else _kept(run)
     lines += _decisive(verdict, _SHOWN_LOG_LINES - bool(memory) - bool(kept))
     if verdict.evidence:
         lines.append(f"evidence  {cut('; '.join(verdict.evidence))} ({verdict.confidence})")
@@ -121,7 +121,7 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
         lines.append(f"before    {earlier}")
     if state == "succeeded":
         lines += _skipped(run)
-    if state in _FINE:
+    if state in _NO_ACTION_STATES:
         return lines[:MAX_LINES]
     if kept:
         lines.append(kept)
@@ -142,11 +142,11 @@ def _examine(run: RunDir, verdict: Verdict) -> list[str]:
 
 
 def _decisive(verdict: Verdict, most: int) -> list[str]:
-    """At most `most` lines: the decisive line with its place and the lines before it, then other findings.
+    """Return the decisive line with its place and the lines before it, then other findings.
 
-    If no line was decisive, the last lines.
+    If no line was decisive, return the last lines. There are at most `most` lines.
     """
-    cause = next((one for one in verdict.seen if not one.why), None)
+    cause = next((finding for finding in verdict.seen if not finding.why), None)
     if cause is None or not cause.place:
         last = [line for line in verdict.last_lines if line.strip() and not _repeats(line, verdict.exception)]
         shown = [f"  | {cut(line)}" for line in last[-most:]]
@@ -154,12 +154,12 @@ def _decisive(verdict: Verdict, most: int) -> list[str]:
         shown = [f"  | {cut(line)}" for line in cause.before[-2:] if line.strip()]
         text = "" if _repeats(cause.text, verdict.exception) else f"  {cause.text}"
         shown.append(f"line      {cut(cause.place + text)}")
-    others = [one for one in verdict.seen if one.why]
+    others = [finding for finding in verdict.seen if finding.why]
     room = most - len(shown)
     shown += [
-        f"{label_of(one.why):<10}{cut(f'{label}: {one.place}  {one.text}'.strip())}"
-        for one in others[: max(room, 1)]
-        for label in [other_sentence(one.failure, one.why)]
+        f"{label_of(finding.why):<10}{cut(f'{label}: {finding.place}  {finding.text}'.strip())}"
+        for finding in others[: max(room, 1)]
+        for label in [other_sentence(finding.failure, finding.why)]
     ]
     return shown
 

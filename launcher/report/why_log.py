@@ -23,7 +23,7 @@ def judged_log(lines: Iterable[bytes]) -> Cause | None:
 
 
 def why_log(name: str, cause: Cause | None) -> list[str]:
-    """Return the class, the decisive line and its place, and other findings with why they are not it."""
+    """Return the class, the decisive line and its place, and why other findings are not decisive."""
     if cause is None:
         return [f"{name}: unknown: no line shows a failure"]
     clue = cause.candidate.clue
@@ -80,7 +80,7 @@ def advice_of(failure: FailureClass, clue: Clue) -> str:
 
 def _distinct(cause: Cause) -> list[tuple[Clue, str]]:
     """Return one clue for each kind and reason."""
-    found: dict[tuple[str, str], tuple[Clue, str]] = {}
+    by_kind: dict[tuple[str, str], tuple[Clue, str]] = {}
     for other, why in cause.others:
-        found.setdefault((other.clue.kind, why), (other.clue, why))
-    return list(found.values())[:MAX_OTHERS]
+        by_kind.setdefault((other.clue.kind, why), (other.clue, why))
+    return list(by_kind.values())[:MAX_OTHERS]

@@ -1,1 +1,1 @@
-"""A server that stands in for RunPod on this machine, for trying launcher out and for tests."""
+"""A server that simulates RunPod on this machine, for trying out launcher and for tests."""

@@ -22,27 +22,29 @@ def pods(ledger: Ledger, query: dict[str, str], now: float) -> dict[str, Any]:
         first, last = _window(query, size, now)
     except ValueError as error:
         raise ProblemError(422, str(error)) from None
-    wanted = query.get("podId")
+    pod_id = query.get("podId")
     records: list[dict[str, Any]] = []
     start = first
     while start < last:
-        following = _next(start, size)
+        end = _next(start, size)
         amounts: dict[str, dict[str, float]] = {}
         for charge in ledger.charges.values():
-            usd = charge.usd(now, start.timestamp(), following.timestamp())
-            if usd and wanted in (None, charge.pod):
+            usd = charge.usd(now, start.timestamp(), end.timestamp())
+            if usd and pod_id in (None, charge.pod):
                 kinds = amounts.setdefault(charge.pod, {"gpu": 0.0, "cpu": 0.0})
                 kinds[charge.kind] += usd
         for pod, kinds in sorted(amounts.items()):
-            records.append({"podId": pod, **_range(start, following), **_amounts(kinds["gpu"], kinds["cpu"])})
-        start = following
-    totals = _amounts(sum(one["gpuAmount"] for one in records), sum(one["cpuAmount"] for one in records))
+            records.append({"podId": pod, **_range(start, end), **_amounts(kinds["gpu"], kinds["cpu"])})
+        start = end
+    totals = _amounts(
+        sum(record["gpuAmount"] for record in records), sum(record["cpuAmount"] for record in records)
+    )
     return {
         "records": records,
         "metadata": {
-            "query": {**_range(first, last), "bucketSize": size, "podId": wanted},
+            "query": {**_range(first, last), "bucketSize": size, "podId": pod_id},
             "recordCount": len(records),
-            "uniquePodCount": len({one["podId"] for one in records}),
+            "uniquePodCount": len({record["podId"] for record in records}),
             "totals": totals,
         },
     }

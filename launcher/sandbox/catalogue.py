@@ -85,35 +85,35 @@ SPOT = 0.5
 "Lowest bid, as a fraction of the on-demand price."
 
 
-def gpu(one: Gpu, available: bool) -> dict[str, Any]:
+def gpu(gpu_type: Gpu, available: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
-        "id": one.id,
-        "name": one.name,
+        "id": gpu_type.id,
+        "name": gpu_type.name,
         "pool": None,
         "manufacturer": "NVIDIA",
-        "memory": one.memory,
+        "memory": gpu_type.memory,
         "secure": True,
         "community": True,
-        "price": {"secure": one.secure, "community": one.community},
-        "maxCount": {"secure": one.max_count, "community": one.max_count},
+        "price": {"secure": gpu_type.secure, "community": gpu_type.community},
+        "maxCount": {"secure": gpu_type.max_count, "community": gpu_type.max_count},
     }
     if available:
-        answer["availability"] = best(one.stock.values())
+        answer["availability"] = best(gpu_type.stock.values())
         answer["dataCenters"] = [
-            {"id": centre, "name": centre, "availability": level} for centre, level in one.stock.items()
+            {"id": centre, "name": centre, "availability": level} for centre, level in gpu_type.stock.items()
         ]
         answer["cudaVersions"] = [{"version": version, "available": True} for version in CUDA]
     return answer
 
 
-def cpu(one: Cpu, available: bool) -> dict[str, Any]:
+def cpu(flavor: Cpu, available: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
-        "id": one.id,
-        "name": one.name,
-        "group": one.group,
-        "vcpu": {"min": 2, "max": one.max_vcpu},
-        "ramGbPerVcpu": one.ram_per_vcpu,
-        "price": {"securePerVcpu": one.per_vcpu, "serverlessPerVcpu": one.per_vcpu * 1.5},
+        "id": flavor.id,
+        "name": flavor.name,
+        "group": flavor.group,
+        "vcpu": {"min": 2, "max": flavor.max_vcpu},
+        "ramGbPerVcpu": flavor.ram_per_vcpu,
+        "price": {"securePerVcpu": flavor.per_vcpu, "serverlessPerVcpu": flavor.per_vcpu * 1.5},
     }
     if available:
         answer["availability"] = "HIGH"
@@ -132,13 +132,13 @@ def centre(id: str, include: set[str]) -> dict[str, Any]:
     }
     if "GPU_AVAILABILITY" in include:
         answer["gpuAvailability"] = [
-            {"id": one.id, "name": one.name, "availability": one.stock[id]}
-            for one in GPUS.values()
-            if id in one.stock
+            {"id": gpu_type.id, "name": gpu_type.name, "availability": gpu_type.stock[id]}
+            for gpu_type in GPUS.values()
+            if id in gpu_type.stock
         ]
     if "CPU_AVAILABILITY" in include:
         answer["cpuAvailability"] = [
-            {"id": one.id, "name": one.name, "availability": "HIGH"} for one in CPUS.values()
+            {"id": flavor.id, "name": flavor.name, "availability": "HIGH"} for flavor in CPUS.values()
         ]
     return answer
 

@@ -1,4 +1,4 @@
-"""The pods: create, run, restart when their command returns, stop, end and bill them."""
+"""Create pods, run them, restart them when their command returns, stop, end and bill them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Cloud:
         self.gone: list[dict[str, Any]] = []
         "Pods that have been ended."
         (self.folder / "pods").mkdir(parents=True, exist_ok=True)
-        self._after_a_crash()
+        self._end_leftover_pods()
         self.ledger = Ledger(self.folder / "ledger.jsonl", time.time())
         self._load_volumes()
 
@@ -83,7 +83,7 @@ class Cloud:
     def remove_volume(self, id: str) -> None:
         del self.volumes[id]
         shutil.rmtree(self.volume_folder(id))
-        _write(self.folder / "volumes.json", json.dumps([vars(one) for one in self.volumes.values()]))
+        _write(self.folder / "volumes.json", json.dumps([vars(volume) for volume in self.volumes.values()]))
 
     def _load_volumes(self) -> None:
         file = self.folder / "volumes.json"
@@ -121,8 +121,8 @@ class Cloud:
         compute = body.compute
         gpu = GpuConfig(id=compute.gpuTypeId, count=compute.gpuCountPerPod)
         centre = place(body, gpu, self.volumes, self.dice)
-        one = catalogue.GPUS[gpu.id]
-        price = self._factor() * one.secure * gpu.count
+        gpu_type = catalogue.GPUS[gpu.id]
+        price = self._factor() * gpu_type.secure * gpu.count
         now = time.time()
         unlisted = self.dice.happens("unlisted") or 0.0
         cluster = Cluster(self._id(), body.name, body.type, compute.model_dump(), centre, now, now + unlisted)
@@ -166,21 +166,21 @@ class Cloud:
             (mount["volumeId"], self.volume_folder(mount["volumeId"]), mount["path"])
             for mount in pod.mounts.get("network", [])
         ]
-        if kept := pod.mounts.get("persistent"):
+        if persistent := pod.mounts.get("persistent"):
             (folder / "persistent").mkdir()
-            volumes = [("", folder / "persistent", kept["path"])]
+            volumes = [("", folder / "persistent", persistent["path"])]
         self._containers[pod.id] = Container(pod, folder, self.isolation, self.logs[pod.id], volumes)
-        self._go(pod)
+        self._provision(pod)
         self.save()
 
-    def _go(self, pod: Pod) -> None:
+    def _provision(self, pod: Pod) -> None:
         pod.status = "PROVISIONING"
         self._tasks[pod.id] = asyncio.ensure_future(self._live(pod))
 
     async def _live(self, pod: Pod) -> None:
         log = self.logs[pod.id]
         if pod.terminate_after is not None:
-            self._later(
+            self._schedule(
                 pod.terminate_after - time.time(), lambda: self.terminate(pod, "terminateAfter has passed")
             )
         await asyncio.sleep(self.pace.provisioning)
@@ -195,7 +195,7 @@ class Cloud:
             return
         after = self.dice.happens("interrupt") if pod.interruptible else None
         if after is not None:
-            self._later(after, lambda: self.interrupt(pod))
+            self._schedule(after, lambda: self.interrupt(pod))
         pod.started = time.time()
         self._set_status(pod, "RUNNING")
         while pod.live and pod.id not in self._halting:
@@ -237,7 +237,7 @@ class Cloud:
             await self.stop(pod, "the spot instance was taken away", INTERRUPTED_GRACE)
 
     def start(self, pod: Pod) -> None:
-        self._go(pod)
+        self._provision(pod)
         self.save()
 
     async def restart(self, pod: Pod) -> None:
@@ -251,11 +251,11 @@ class Cloud:
         pod.status = "TERMINATED"
         pod.ended = time.time()
         self.logs[pod.id].add("system", f"remove container: {why}")
-        place = len(self.gone)
+        index = len(self.gone)
         self.gone.append(pod.summary())
         self.save()
         await self._halt(pod, self.pace.grace if grace is None else grace)
-        self.gone[place] = pod.summary()
+        self.gone[index] = pod.summary()
         self.save()
         self.logs.pop(pod.id).close()
         del self._containers[pod.id]
@@ -271,7 +271,7 @@ class Cloud:
         """Run work that takes longer than the API's answer."""
         _keep_task(self._ending, work)
 
-    def _later(self, delay: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _schedule(self, delay: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def wait() -> None:
             await asyncio.sleep(max(0.0, delay))
             self.background(work())
@@ -294,14 +294,14 @@ class Cloud:
         live = [pod.summary() for pod in self.pods.values()]
         _write(self.folder / "pods.json", json.dumps({"live": live, "gone": self.gone}))
 
-    def _after_a_crash(self) -> None:
+    def _end_leftover_pods(self) -> None:
         """End the pods of a server that was killed. Kill those of their processes that still run."""
         file = self.folder / "pods.json"
         if not file.exists():
             return
-        known = json.loads(file.read_text())
-        self.gone = known["gone"]
-        for record in known["live"]:
+        records = json.loads(file.read_text())
+        self.gone = records["gone"]
+        for record in records["live"]:
             kill_marked(f"{MARK}={record['id']}")
             shutil.rmtree(self.folder / "pods" / record["id"] / "disk", ignore_errors=True)
             self.gone.append({**record, "status": "TERMINATED", "ended": time.time()})

@@ -17,10 +17,10 @@ class Contract:
         """Load the document. Raises ValueError if it is not RunPod's."""
         try:
             document = json.loads(file.read_text())
-            known = document["openapi"].startswith("3.1") and "/v2/pods" in document["paths"]
+            valid = document["openapi"].startswith("3.1") and "/v2/pods" in document["paths"]
         except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
+            valid = False
+        if not valid:
             raise ValueError(
                 f"{file}: not RunPod's OpenAPI 3.1 document of /v2 (https://api.runpod.io/v2/openapi.json)"
             )
@@ -33,43 +33,49 @@ class Contract:
 
     def wrong_body(self, method: str, path: str, body: object) -> list[str]:
         """Return what is wrong with a request body."""
-        found = self._operation(method, path).get("requestBody")
-        return self._check(found["content"]["application/json"]["schema"], body) if found else []
+        body_spec = self._operation(method, path).get("requestBody")
+        return self._check(body_spec["content"]["application/json"]["schema"], body) if body_spec else []
 
     def wrong_query(self, method: str, path: str, query: dict[str, str]) -> list[str]:
         """Return what is wrong with query parameters."""
-        known = [self._resolve(one) for one in self._operation(method, path).get("parameters", [])]
-        schemas = {one["name"]: one["schema"] for one in known if one["in"] == "query"}
-        wrong = [f"query parameter {name} is not known" for name in query if name not in schemas]
+        parameters = [
+            self._resolve(parameter) for parameter in self._operation(method, path).get("parameters", [])
+        ]
+        schemas = {
+            parameter["name"]: parameter["schema"] for parameter in parameters if parameter["in"] == "query"
+        }
+        problems = [f"query parameter {name} is not known" for name in query if name not in schemas]
         for name in query.keys() & schemas.keys():
-            wrong += [
+            problems += [
                 f"{name}: {text}" for text in self._check(schemas[name], _typed(query[name], schemas[name]))
             ]
-        return wrong
+        return problems
 
     def wrong_answer(self, method: str, path: str, status: int, body: object) -> list[str]:
         """Return what is wrong with an answer."""
         answers = self._operation(method, path)["responses"]
-        found = self._resolve(answers.get(str(status)) or answers["default"])
-        content = found.get("content", {})
-        kind = content.get("application/json") or content.get("application/problem+json")
-        if kind is None:
+        answer = self._resolve(answers.get(str(status)) or answers["default"])
+        content = answer.get("content", {})
+        media_type = content.get("application/json") or content.get("application/problem+json")
+        if media_type is None:
             return [] if body is None else [f"{status} has no body in the document"]
-        return self._check(kind["schema"], body)
+        return self._check(media_type["schema"], body)
 
     def _operation(self, method: str, path: str) -> dict[str, Any]:
-        fits = [operations for pattern, operations in self._paths if pattern.fullmatch(path)]
+        matches = [operations for pattern, operations in self._paths if pattern.fullmatch(path)]
         # A fixed path comes before one with a parameter, because the document lists them in this order.
-        found: dict[str, Any] = next((one[method.lower()] for one in fits if method.lower() in one), {})
-        return found
+        operation: dict[str, Any] = next(
+            (operations[method.lower()] for operations in matches if method.lower() in operations), {}
+        )
+        return operation
 
-    def _resolve(self, one: dict[str, Any]) -> dict[str, Any]:
-        while "$ref" in one:
-            found = self._document
-            for part in one["$ref"].removeprefix("#/").split("/"):
-                found = found[part]
-            one = found
-        return one
+    def _resolve(self, node: dict[str, Any]) -> dict[str, Any]:
+        while "$ref" in node:
+            target = self._document
+            for part in node["$ref"].removeprefix("#/").split("/"):
+                target = target[part]
+            node = target
+        return node
 
     def _check(self, schema: dict[str, Any], value: object) -> list[str]:
         key = json.dumps(schema, sort_keys=True)
@@ -83,11 +89,11 @@ class Contract:
 
 def _typed(text: str, schema: dict[str, Any]) -> object:
     """Return a query parameter with its type in the JSON Schema."""
-    kind = schema.get("type")
-    if kind == "array":
+    type_ = schema.get("type")
+    if type_ == "array":
         return text.split(",")
-    if kind == "integer" and re.fullmatch(r"-?\d+", text):
+    if type_ == "integer" and re.fullmatch(r"-?\d+", text):
         return int(text)
-    if kind == "boolean" and text in ("true", "false"):
+    if type_ == "boolean" and text in ("true", "false"):
         return text == "true"
     return text

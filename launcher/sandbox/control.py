@@ -1,4 +1,4 @@
-"""Routes that RunPod does not have, for tests and trials: read the sandbox's state and inject faults."""
+"""Routes that RunPod does not have, for tests: read the sandbox's state and inject faults."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Control:
                 "clusters": list(self.cloud.clusters),
                 "usd": self.cloud.ledger.total(time.time()),
                 "faults": self.cloud.dice.record(),
-                "fell": self.cloud.dice.fell,
+                "fell": self.cloud.dice.counts,
                 "isolated": bool(self.cloud.isolation),
             }
         )
@@ -47,10 +47,10 @@ class Control:
         if denied := self._denied(request):
             return denied
         try:
-            found = faults.read(json.loads(await request.body()))
+            new_faults = faults.read(json.loads(await request.body()))
         except ValueError as error:
             return JSONResponse({"detail": str(error)}, 422)
-        self.cloud.dice.set(found)
+        self.cloud.dice.set(new_faults)
         return JSONResponse(self.cloud.dice.record())
 
     async def interrupt(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Faults to inject, with their probabilities. Equal seeds give equal faults."""
+"""Decide which faults to inject, by their probabilities. Equal seeds give equal faults."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Fault(BaseModel):
 def parse(text: str) -> tuple[str, Fault]:
     """Parse `no-capacity=0.3`, `slow-pull=0.5:20` or `lost-response=1x2` (the first two times)."""
     name, _, rest = text.partition("=")
-    found = _TEXT.fullmatch(rest)
-    if name not in KINDS or found is None:
+    match = _TEXT.fullmatch(rest)
+    if name not in KINDS or match is None:
         raise ValueError(
             f"fault {text!r}: write NAME=PROBABILITY[:VALUE][xTIMES], e.g. slow-pull=0.5:20; "
             f"NAME is one of {', '.join(KINDS)}"
         )
-    return name, read({name: {key: value for key, value in found.groupdict().items() if value}})[name]
+    return name, read({name: {key: value for key, value in match.groupdict().items() if value}})[name]
 
 
 def read(record: object) -> dict[str, Fault]:
@@ -64,11 +64,11 @@ def read(record: object) -> dict[str, Fault]:
         raise ValueError("faults: write a mapping, e.g. {no-capacity: 0.3}")
     if unknown := sorted(set(record) - set(KINDS)):
         raise ValueError(f"fault {unknown[0]!r} is not known; known are {', '.join(KINDS)}")
-    whole = {
+    full_record = {
         name: {"p": value} if isinstance(value, int | float) else value for name, value in record.items()
     }
     try:
-        return TypeAdapter(dict[str, Fault]).validate_python(whole)
+        return TypeAdapter(dict[str, Fault]).validate_python(full_record)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"fault {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -83,7 +83,7 @@ class Dice:
 
     def set(self, faults: dict[str, Fault]) -> None:
         self.faults = faults
-        self.fell: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self._random = {name: random.Random(f"{self.seed} {name}") for name in faults}
 
     def happens(self, name: str, on: str = "") -> float | None:
@@ -91,11 +91,11 @@ class Dice:
         fault = self.faults.get(name)
         if fault is None or (fault.on is not None and not re.search(fault.on, on)):
             return None
-        if fault.times is not None and self.fell.get(name, 0) >= fault.times:
+        if fault.times is not None and self.counts.get(name, 0) >= fault.times:
             return None
         if self._random[name].random() >= fault.p:
             return None
-        self.fell[name] = self.fell.get(name, 0) + 1
+        self.counts[name] = self.counts.get(name, 0) + 1
         return DEFAULTS.get(name, 0.0) if fault.value is None else fault.value
 
     def record(self) -> dict[str, Any]:

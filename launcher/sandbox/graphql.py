@@ -73,7 +73,7 @@ class _Deploy(RequestBody):
                 "cloud": "COMMUNITY" if self.cloudType == "COMMUNITY" else "SECURE",
                 "args": self.dockerArgs,
                 "disk": self.containerDiskInGb,
-                "env": {one.key: one.value for one in self.env},
+                "env": {variable.key: variable.value for variable in self.env},
                 "ports": [port for port in self.ports.split(",") if port],
                 "dataCenterIds": [self.dataCenterId] if self.dataCenterId else [],
                 "mounts": self.mounts(),
@@ -124,9 +124,9 @@ class DeployCpu(_Deploy):
 
     def computing(self) -> dict[str, Any]:
         flavor, vcpu, memory = self.instanceId.split("-")
-        one = catalogue.CPUS.get(flavor)
-        if one is None or float(memory) != one.ram_per_vcpu * int(vcpu):
-            raise ProblemError(400, f"instanceId: there is no {self.instanceId}")
+        flavor_ = catalogue.CPUS.get(flavor)
+        if flavor_ is None or float(memory) != flavor_.ram_per_vcpu * int(vcpu):
+            raise ProblemError(400, f"instanceId: {self.instanceId} does not exist")
         return {"cpu": {"id": flavor, "vcpuCount": int(vcpu)}}
 
 
@@ -145,11 +145,11 @@ class GraphQL:
         require_account_key(request)
         try:
             body = json.loads(await request.body())
-            name, given = _asked(body["query"], body.get("variables") or {})
+            name, input_ = _parse_query(body["query"], body.get("variables") or {})
         except (ValueError, KeyError, TypeError) as error:
             return _error(f"the query is not understood: {error}", "GRAPHQL_VALIDATION_FAILED")
         try:
-            return JSONResponse({"data": {name: self._do(name, given)}})
+            return JSONResponse({"data": {name: self._do(name, input_)}})
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -157,15 +157,15 @@ class GraphQL:
         except ProblemError as problem:
             return _error(problem.detail, "RUNPOD")
 
-    def _do(self, name: str, given: dict[str, Any]) -> Any:
+    def _do(self, name: str, input_: dict[str, Any]) -> Any:
         if name == "gpuTypes":
-            return [_gpu_type(one) for one in catalogue.GPUS.values()]
+            return [_gpu_type(gpu_type) for gpu_type in catalogue.GPUS.values()]
         if name == "deployCpuPod":
-            cpu = DeployCpu.model_validate(given)
+            cpu = DeployCpu.model_validate(input_)
             return _pod(self.cloud.create(cpu.body(), terminate_after=cpu.limit()))
         if name in ("podRentInterruptable", "podFindAndDeployOnDemand"):
-            return self._deploy(Deploy.model_validate(given), interruptible=name == "podRentInterruptable")
-        pod = self.cloud.pods.get(str(given.get("podId")))
+            return self._deploy(Deploy.model_validate(input_), interruptible=name == "podRentInterruptable")
+        pod = self.cloud.pods.get(str(input_.get("podId")))
         if name == "pod":
             return None if pod is None else _pod(pod)
         if pod is None:
@@ -179,28 +179,28 @@ class GraphQL:
             self.cloud.start(pod)
         return _pod(pod)
 
-    def _deploy(self, wanted: Deploy, interruptible: bool) -> dict[str, Any]:
-        if interruptible != (wanted.bidPerGpu is not None):
+    def _deploy(self, deploy: Deploy, interruptible: bool) -> dict[str, Any]:
+        if interruptible != (deploy.bidPerGpu is not None):
             raise ProblemError(400, "podRentInterruptable needs bidPerGpu, and no other mutation accepts it")
-        one = catalogue.GPUS.get(wanted.gpuTypeId)
-        if one is not None and wanted.minMemoryInGb > one.host * wanted.gpuCount:
+        gpu_type = catalogue.GPUS.get(deploy.gpuTypeId)
+        if gpu_type is not None and deploy.minMemoryInGb > gpu_type.host * deploy.gpuCount:
             raise ProblemError(400, NO_CAPACITY)
-        return _pod(self.cloud.create(wanted.body(), interruptible, wanted.bidPerGpu, wanted.limit()))
+        return _pod(self.cloud.create(deploy.body(), interruptible, deploy.bidPerGpu, deploy.limit()))
 
 
-def _asked(query: str, variables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _parse_query(query: str, variables: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the query's field and its input. Raises ValueError."""
     inside = query[query.index("{") + 1 :]
-    found = _FIELD.search(inside)
-    if found is None:
+    match = _FIELD.search(inside)
+    if match is None:
         raise ValueError("it has none of the fields that this server knows")
-    if found["variable"]:
-        given = variables[found["variable"]]
-        if not isinstance(given, dict):
-            raise ValueError(f"variable {found['variable']} is not an object")
-        return found["name"], given
-    pairs = _PAIR.findall(found["object"] or "")
-    return found["name"], {
+    if match["variable"]:
+        input_ = variables[match["variable"]]
+        if not isinstance(input_, dict):
+            raise ValueError(f"variable {match['variable']} is not an object")
+        return match["name"], input_
+    pairs = _PAIR.findall(match["object"] or "")
+    return match["name"], {
         key: variables[value[1:]] if value.startswith("$") else json.loads(value) for key, value in pairs
     }
 
@@ -220,18 +220,18 @@ def _pod(pod: Pod) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gpu_type(one: catalogue.Gpu) -> dict[str, Any]:
+def _gpu_type(gpu_type: catalogue.Gpu) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "displayName": one.name,
-        "memoryInGb": one.memory,
-        "securePrice": one.secure,
-        "communityPrice": one.community,
-        "secureSpotPrice": one.secure * catalogue.SPOT,
-        "communitySpotPrice": one.community * catalogue.SPOT,
+        "id": gpu_type.id,
+        "displayName": gpu_type.name,
+        "memoryInGb": gpu_type.memory,
+        "securePrice": gpu_type.secure,
+        "communityPrice": gpu_type.community,
+        "secureSpotPrice": gpu_type.secure * catalogue.SPOT,
+        "communitySpotPrice": gpu_type.community * catalogue.SPOT,
         "lowestPrice": {
-            "minimumBidPrice": one.secure * catalogue.SPOT,
-            "uninterruptablePrice": one.secure,
-            "stockStatus": catalogue.best(one.stock.values()).capitalize(),
+            "minimumBidPrice": gpu_type.secure * catalogue.SPOT,
+            "uninterruptablePrice": gpu_type.secure,
+            "stockStatus": catalogue.best(gpu_type.stock.values()).capitalize(),
         },
     }

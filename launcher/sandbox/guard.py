@@ -1,4 +1,4 @@
-"""Checks around every request's handler: API key, rate limit, injected faults and RunPod's contract."""
+"""Checks around the handler of each request: API key, rate limit, injected faults and RunPod's contract."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         self._minute = 0
-        self._used = 0
+        self._requests = 0
 
     def __call__(self, handler: Endpoint) -> Endpoint:
         async def endpoint(request: Request) -> Response:
@@ -61,39 +61,39 @@ class Guard:
 
     async def _guarded(self, request: Request, handler: Endpoint) -> Response:
         dice = self.cloud.dice
-        on = f"{request.method} {request.url.path}"
+        target = f"{request.method} {request.url.path}"
         self._admit(request)
-        if self._used > self.per_minute:
-            raise ProblemError(429, "too many requests", headers={"Retry-After": str(self._rest())})
-        if (wait := dice.happens("rate-limit", on)) is not None:
+        if self._requests > self.per_minute:
+            raise ProblemError(429, "too many requests", headers={"Retry-After": str(self._seconds_left())})
+        if (wait := dice.happens("rate-limit", target)) is not None:
             raise ProblemError(429, "too many requests", headers={"Retry-After": f"{wait:g}"})
-        if (status := dice.happens("server-error", on)) is not None:
+        if (status := dice.happens("server-error", target)) is not None:
             raise ProblemError(int(status), "injected: the upstream failed")
-        if dice.happens("redirect", on) is not None:
+        if dice.happens("redirect", target) is not None:
             return RedirectResponse("http://elsewhere.invalid" + request.url.path)
         if self.contract is not None:
             query = dict(request.query_params)
             if wrong := self.contract.wrong_query(request.method, request.url.path, query):
                 raise ProblemError(422, "invalid query", wrong)
         answer = self._conforming(request, await handler(request))
-        if (wait := dice.happens("slow-answer", on)) is not None:
+        if (wait := dice.happens("slow-answer", target)) is not None:
             await asyncio.sleep(wait)
-        return self._with_fault(on, answer)
+        return self._with_fault(target, answer)
 
-    def _with_fault(self, on: str, answer: Response) -> Response:
+    def _with_fault(self, target: str, answer: Response) -> Response:
         """Return the answer, or an injected fault in its place. The handler has carried out the request."""
         dice = self.cloud.dice
-        if dice.happens("lost-response", on) is not None:
+        if dice.happens("lost-response", target) is not None:
             return Broken()
-        if dice.happens("gateway-timeout", on) is not None:
+        if dice.happens("gateway-timeout", target) is not None:
             return ProblemError(504, "upstream request timeout").response()
-        if dice.happens("wrong-types", on) is not None:
+        if dice.happens("wrong-types", target) is not None:
             return JSONResponse(
                 {"id": 17, "name": None, "status": ["RUNNING"], "cost": "free", "pods": "none"}
             )
-        if dice.happens("not-json", on) is not None:
+        if dice.happens("not-json", target) is not None:
             return HTMLResponse("<html><body>Welcome to this hotel's network</body></html>")
-        if (size := dice.happens("huge-body", on)) is not None:
+        if (size := dice.happens("huge-body", target)) is not None:
             return StreamingResponse(_huge(int(size)), media_type="application/json")
         return answer
 
@@ -114,15 +114,15 @@ class Guard:
     def _limits(self) -> dict[str, str]:
         minute = int(time.time() // 60)
         if minute != self._minute:
-            self._minute, self._used = minute, 0
-        self._used += 1
-        left = max(0, self.per_minute - self._used)
+            self._minute, self._requests = minute, 0
+        self._requests += 1
+        left = max(0, self.per_minute - self._requests)
         return {
             "RateLimit-Policy": f'"minute";q={self.per_minute};w=60',
-            "RateLimit": f'"minute";r={left};t={self._rest()}',
+            "RateLimit": f'"minute";r={left};t={self._seconds_left()}',
         }
 
-    def _rest(self) -> int:
+    def _seconds_left(self) -> int:
         return 60 - int(time.time() % 60)
 
     def _conforming(self, request: Request, answer: Response) -> Response:
@@ -131,10 +131,12 @@ class Guard:
         if self.contract is None or not path.startswith("/v2/") or isinstance(answer, StreamingResponse):
             return answer
         body = json.loads(bytes(answer.body)) if answer.body else None
-        wrong = self.contract.wrong_answer(request.method, path, answer.status_code, body)
-        if not wrong:
+        problems = self.contract.wrong_answer(request.method, path, answer.status_code, body)
+        if not problems:
             return answer
-        return ProblemError(500, "a defect of the sandbox: its answer breaks the contract", wrong).response()
+        return ProblemError(
+            500, "a defect of the sandbox: its answer breaks the contract", problems
+        ).response()
 
     async def body(self, request: Request, model: type[Model]) -> Model:
         """Read the request's body and check it against the contract. Answers 422 with every error."""
@@ -149,8 +151,8 @@ class Guard:
         try:
             return model.model_validate(record)
         except ValidationError as error:
-            found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-            raise ProblemError(422, "request body does not match the contract", found) from None
+            problems = [f"{'.'.join(map(str, error_['loc']))}: {error_['msg']}" for error_ in error.errors()]
+            raise ProblemError(422, "request body does not match the contract", problems) from None
 
 
 def require_pod_access(request: Request, pod: Pod) -> None:

@@ -1,4 +1,4 @@
-"""Start a pod's command in namespaces of its own, if this machine allows it."""
+"""Start a pod's command in its own namespaces, if this machine allows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ISOLATE = Path(__file__).with_name("isolate.sh")
 
 @dataclass(frozen=True)
 class Isolation:
-    """The commands that isolate a pod. `prefix` precedes its command; empty if namespaces are not allowed."""
+    """The command that isolates a pod. `prefix` precedes the pod's command; empty for no isolation."""
 
     prefix: tuple[str, ...]
 
@@ -40,7 +40,7 @@ class Isolation:
 
 
 def find_isolation() -> Isolation:
-    """Return the isolation that works here. It is tried out, because containers often forbid namespaces.
+    """Return the isolation that works here. Try it out, because containers often forbid namespaces.
 
     Root mounts directly; other users need a user namespace.
     """
@@ -51,14 +51,14 @@ def find_isolation() -> Isolation:
     prefix = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     if os.geteuid() != 0:
         prefix.append("--map-root-user")
-    found = Isolation((*prefix, "--"))
+    isolation = Isolation((*prefix, "--"))
     with tempfile.TemporaryDirectory() as folder:
-        trial = found.argv(Path(folder), ["true"], [(Path(folder), "/workspace-trial/x")], [])
+        trial = isolation.argv(Path(folder), ["true"], [(Path(folder), "/workspace-trial/x")], [])
         try:
             done = subprocess.run(trial, capture_output=True, timeout=20)
         except subprocess.TimeoutExpired:
             return Isolation(())
-    return found if done.returncode == 0 else Isolation(())
+    return isolation if done.returncode == 0 else Isolation(())
 
 
 def first_process(pid: int) -> int:
@@ -71,11 +71,11 @@ def first_process(pid: int) -> int:
 def kill_marked(mark: str) -> None:
     """Send SIGKILL to every process whose environment holds `mark` (NAME=VALUE), until none is left."""
     killed: set[int] = set()
-    while found := [pid for pid in _marked(mark.encode()) if pid not in killed]:
-        for pid in found:
+    while pids := [pid for pid in _marked(mark.encode()) if pid not in killed]:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        killed.update(found)
+        killed.update(pids)
 
 
 def _marked(mark: bytes) -> Iterator[int]:

@@ -27,7 +27,7 @@ class PodLog:
         self.lines: deque[tuple[int, str, str, str]] = deque(maxlen=KEPT)
         "The newest lines as (number, time, source, text)."
         self._count = 0
-        self._more = asyncio.Event()
+        self._new_line = asyncio.Event()
         self.closed = False
 
     def add(self, source: str, text: str) -> None:
@@ -44,14 +44,14 @@ class PodLog:
         self._wake()
 
     def _wake(self) -> None:
-        self._more.set()
-        self._more = asyncio.Event()
+        self._new_line.set()
+        self._new_line = asyncio.Event()
 
     async def follow(self, source: str | None, after: int) -> AsyncIterator[str]:
         """Yield the lines numbered above `after` as events, until the pod is removed."""
         yield ": here\n\n"  # so that the response's headers are sent at once
         while True:
-            more = self._more
+            new_line = self._new_line
             for number, when, origin, text in list(self.lines):
                 if number > after:
                     after = number
@@ -61,7 +61,7 @@ class PodLog:
             if self.closed:
                 return
             try:
-                await asyncio.wait_for(more.wait(), QUIET)
+                await asyncio.wait_for(new_line.wait(), QUIET)
             except asyncio.TimeoutError:
                 yield ": waiting\n\n"
 

@@ -27,8 +27,8 @@ def stamp(seconds: float) -> str:
 
 def seconds(text: str) -> float:
     """Parse an RFC 3339 time into seconds since the epoch. Raises ValueError."""
-    found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+    moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Seat:
-    """A pod's place in a cluster."""
+    """A pod's rank and addresses in a cluster."""
 
     cluster: str
     rank: int
@@ -200,28 +200,30 @@ class Ledger:
         self.charges: dict[tuple[str, float], Charge] = {}
         if file.exists():
             for line in file.read_text().splitlines():
-                one = Charge(**json.loads(line))
-                self.charges[one.pod, one.start] = one
+                charge = Charge(**json.loads(line))
+                self.charges[charge.pod, charge.start] = charge
             # The pods of a killed server ended with it. The file's modification time shows when.
-            beat = min(now, file.stat().st_mtime)
-            for one in [one for one in self.charges.values() if one.end is None]:
-                self.close(one.pod, max(beat, one.start))
+            last_alive = min(now, file.stat().st_mtime)
+            for charge in [charge for charge in self.charges.values() if charge.end is None]:
+                self.close(charge.pod, max(last_alive, charge.start))
 
     def open(self, pod: str, kind: str, usd_per_hour: float, now: float) -> None:
         self._write(Charge(pod, kind, now, None, usd_per_hour))
 
     def close(self, pod: str, now: float) -> None:
-        for one in [one for one in self.charges.values() if one.pod == pod and one.end is None]:
-            self._write(Charge(one.pod, one.kind, one.start, now, one.usd_per_hour))
+        for charge in [
+            charge for charge in self.charges.values() if charge.pod == pod and charge.end is None
+        ]:
+            self._write(Charge(charge.pod, charge.kind, charge.start, now, charge.usd_per_hour))
 
-    def beat(self) -> None:
-        if any(one.end is None for one in self.charges.values()):
+    def keep_alive(self) -> None:
+        if any(charge.end is None for charge in self.charges.values()):
             self.file.touch()
 
     def total(self, now: float) -> float:
-        return sum(one.usd(now) for one in self.charges.values())
+        return sum(charge.usd(now) for charge in self.charges.values())
 
-    def _write(self, one: Charge) -> None:
-        self.charges[one.pod, one.start] = one
+    def _write(self, charge: Charge) -> None:
+        self.charges[charge.pod, charge.start] = charge
         with open(self.file, "a") as file:
-            file.write(json.dumps(vars(one)) + "\n")
+            file.write(json.dumps(vars(charge)) + "\n")

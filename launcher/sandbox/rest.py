@@ -57,12 +57,12 @@ class Rest:
         require_account_key(request)
         members = request.query_params.get("includeClusterPods") == "true"
         now = time.time()
-        found = [
+        records = [
             pod.record(now)
             for pod in self.cloud.pods.values()
             if pod.listed_from <= now and (members or pod.seat is None)
         ]
-        return JSONResponse({"pods": found})
+        return JSONResponse({"pods": records})
 
     async def create_pod(self, request: Request) -> Response:
         require_account_key(request)
@@ -123,8 +123,8 @@ class Rest:
     async def list_clusters(self, request: Request) -> Response:
         require_account_key(request)
         now = time.time()
-        found = [one.record() for one in self.cloud.clusters.values() if one.listed_from <= now]
-        return JSONResponse({"clusters": found})
+        records = [cluster.record() for cluster in self.cloud.clusters.values() if cluster.listed_from <= now]
+        return JSONResponse({"clusters": records})
 
     async def create_cluster(self, request: Request) -> Response:
         require_account_key(request)

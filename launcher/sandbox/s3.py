@@ -105,13 +105,13 @@ class S3:
             return await _refusal(request, error)
 
     def _volume(self, request: Request) -> Path:
-        found = re.search(r"Credential=([^/,]+)/", request.headers.get("authorization", ""))
-        if found is None:
+        match = re.search(r"Credential=([^/,]+)/", request.headers.get("authorization", ""))
+        if match is None:
             raise S3Error(403, "AccessDenied", "the request is not signed")
-        if found[1] != self.access_key:
+        if match[1] != self.access_key:
             raise S3Error(403, "InvalidAccessKeyId", "the access key is not known")
-        on = f"{request.method} {request.url.path}"
-        if (status := self.cloud.dice.happens("s3-error", on)) is not None:
+        target = f"{request.method} {request.url.path}"
+        if (status := self.cloud.dice.happens("s3-error", target)) is not None:
             raise S3Error(int(status), "SlowDown", "injected: please try again")
         bucket = request.path_params["bucket"]
         if bucket not in self.cloud.volumes:
@@ -125,14 +125,14 @@ class S3:
             raise S3Error(501, "NotImplemented", "only ListObjectsV2")
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = query.get("continuation-token") or query.get("start-after", "")
-        most = min(int(query.get("max-keys", "1000")), 1000)
+        max_keys = min(int(query.get("max-keys", "1000")), 1000)
 
-        def shown(key: str) -> str:
+        def encoded(key: str) -> str:
             return quote(key) if query.get("encoding-type") == "url" else key
 
         entries: list[tuple[str, Any]] = []
         last = ""
-        more = False
+        truncated = False
         for key, path in _keys(volume, prefix):
             name = key
             if delimiter and (cut := key.find(delimiter, len(prefix))) >= 0:
@@ -140,32 +140,32 @@ class S3:
             # A folder that is already in the answer covers all of its keys.
             if name <= after or name == last:
                 continue
-            if len(entries) == most:
-                more = True
+            if len(entries) == max_keys:
+                truncated = True
                 break
             last = name
             if name != key:
-                entries.append(("CommonPrefixes", [("Prefix", shown(name))]))
+                entries.append(("CommonPrefixes", [("Prefix", encoded(name))]))
                 continue
             try:
                 stat = path.stat()
             except FileNotFoundError:
                 continue
             fields = [
-                ("Key", shown(key)), ("LastModified", stamp(stat.st_mtime)), ("ETag", _etag(stat)),
+                ("Key", encoded(key)), ("LastModified", stamp(stat.st_mtime)), ("ETag", _etag(stat)),
                 ("Size", str(stat.st_size)), ("StorageClass", "STANDARD"),
             ]  # fmt: skip
             entries.append(("Contents", fields))
         head: list[tuple[str, Any]] = [
-            ("Name", bucket), ("Prefix", shown(prefix)), ("MaxKeys", str(most)),
+            ("Name", bucket), ("Prefix", encoded(prefix)), ("MaxKeys", str(max_keys)),
             ("KeyCount", str(len(entries))),
-            ("IsTruncated", "true" if more else "false"),
+            ("IsTruncated", "true" if truncated else "false"),
         ]  # fmt: skip
         if delimiter:
-            head.append(("Delimiter", shown(delimiter)))
+            head.append(("Delimiter", encoded(delimiter)))
         if "encoding-type" in query:
             head.append(("EncodingType", query["encoding-type"]))
-        if more:
+        if truncated:
             head.append(("NextContinuationToken", last))
         return _xml("ListBucketResult", [*head, *entries])
 
@@ -228,14 +228,14 @@ def _path(volume: Path, key: str) -> Path:
 def _keys(volume: Path, prefix: str) -> Iterator[tuple[str, Path]]:
     """Yield (key, path) in S3's order, which compares whole keys."""
     start = volume / prefix.rpartition("/")[0]
-    found = []
+    entries = []
     for folder, _, files in os.walk(start):
         for name in files:
             path = Path(folder) / name
             key = str(path.relative_to(volume))
             if key.startswith(prefix):
-                found.append((key, path))
-    yield from sorted(found)
+                entries.append((key, path))
+    yield from sorted(entries)
 
 
 def _get(path: Path, request: Request) -> Response:
@@ -251,32 +251,32 @@ def _get(path: Path, request: Request) -> Response:
         "Accept-Ranges": "bytes",
     }
     status = 200
-    if wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", "")):
-        if wanted[1]:
-            first, last = int(wanted[1]), min(int(wanted[2] or last), last)
+    if range_ := re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", "")):
+        if range_[1]:
+            first, last = int(range_[1]), min(int(range_[2] or last), last)
         else:
-            first = max(0, stat.st_size - int(wanted[2]))
+            first = max(0, stat.st_size - int(range_[2]))
         if first > last:
             file.close()
             raise S3Error(416, "InvalidRange", "the range is not satisfiable")
         status = 206
         headers["Content-Range"] = f"bytes {first}-{last}/{stat.st_size}"
     headers["Content-Length"] = str(last - first + 1)
-    kind = "application/octet-stream"
+    media_type = "application/octet-stream"
     if request.method == "HEAD":
         file.close()
-        return Response(status_code=status, headers=headers, media_type=kind)
+        return Response(status_code=status, headers=headers, media_type=media_type)
 
     async def content() -> AsyncIterator[bytes]:
         with file:
             file.seek(first)
-            left = last - first + 1
+            remaining = last - first + 1
             # If the file shrinks meanwhile, the connection ends before Content-Length, as it should.
-            while left > 0 and (chunk := file.read(min(CHUNK, left))):
-                left -= len(chunk)
+            while remaining > 0 and (chunk := file.read(min(CHUNK, remaining))):
+                remaining -= len(chunk)
                 yield chunk
 
-    return StreamingResponse(content(), status, headers, kind)
+    return StreamingResponse(content(), status, headers, media_type)
 
 
 def _delete(volume: Path, path: Path) -> None:
@@ -291,7 +291,7 @@ def _delete(volume: Path, path: Path) -> None:
 
 
 def _etag(stat: os.stat_result) -> str:
-    """Return an ETag of time and size, to avoid reading large files. The suffix shows that it is no MD5."""
+    """Return an ETag of time and size, to avoid reading large files. Its suffix shows that it is no MD5."""
     text = f"{stat.st_mtime_ns} {stat.st_size} {stat.st_ino}"
     return f'"{hashlib.md5(text.encode()).hexdigest()}-1"'
 

@@ -1,4 +1,4 @@
-"""The sandbox server: its routes, files, start and end."""
+"""The sandbox server: routes, files, start and stop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ network:
   interface: lo
 container:
   runtime: runpod
-  image: sandbox/any   # the pods see this machine's files, whatever the image is called
+  image: sandbox/any   # any name will do: the pods see this machine's files
 paths:
   python: {python}
 runpod:
@@ -86,12 +86,12 @@ class Keys:
 def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> None:
     """Serve until SIGINT or SIGTERM, then end every pod. `ready` gets the variables for the user's shell."""
     contract = Contract(options.openapi) if options.openapi is not None else None
-    ours = not options.folder.exists() or not any(options.folder.iterdir())
+    is_new = not options.folder.exists() or not any(options.folder.iterdir())
     options.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = options.folder.resolve()
     listening = _listen(options.port)
-    alone = _lock(folder)
-    if ours:  # if the folder is in a project, exclude it from the job's code
+    lock = _lock(folder)
+    if is_new:  # if the folder is in a project, exclude it from the job's code
         (folder / ".gitignore").write_text("*\n")
     cloud = Cloud(folder, find_isolation(), Dice(options.seed, options.faults), options.pace)
     if VOLUME not in cloud.volumes:
@@ -101,9 +101,9 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        beating = asyncio.ensure_future(_beat(cloud))
+        keep_alive = asyncio.ensure_future(_keep_alive(cloud))
         yield
-        beating.cancel()
+        keep_alive.cancel()
         await cloud.close()
 
     parts = (
@@ -133,13 +133,13 @@ def serve(options: Options, ready: Callable[[Path, dict[str, str]], None]) -> No
         folder / "env.sh",
         "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
     )
-    at = "/workspace" if cloud.isolation else str(cloud.volume_folder(VOLUME))
+    volume_path = "/workspace" if cloud.isolation else str(cloud.volume_folder(VOLUME))
     profile = PROFILE.format(
-        python=json.dumps(sys.executable), volume=VOLUME, path=json.dumps(at), centre=CENTRE
+        python=json.dumps(sys.executable), volume=VOLUME, path=json.dumps(volume_path), centre=CENTRE
     )
     (folder / "runpod-sandbox.yaml").write_text(profile)
     ready(folder, environment)
-    with listening, alone:
+    with listening, lock:
         server.run(sockets=[listening])
 
 
@@ -147,7 +147,7 @@ def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise ValueError(f"127.0.0.1:{port}: {error.strerror}; `--port 0` takes any free one") from None
+        raise ValueError(f"127.0.0.1:{port}: {error.strerror}; `--port 0` takes any free port") from None
 
 
 def _lock(folder: Path) -> IO[str]:
@@ -160,21 +160,21 @@ def _lock(folder: Path) -> IO[str]:
     return file
 
 
-async def _beat(cloud: Cloud) -> None:
+async def _keep_alive(cloud: Cloud) -> None:
     while True:
         await asyncio.sleep(1)
-        cloud.ledger.beat()
+        cloud.ledger.keep_alive()
 
 
 def _keys(file: Path) -> Keys:
     """Return the keys. They are created once and stay valid when the server restarts."""
     if not file.exists():
-        made = Keys(
+        keys = Keys(
             f"rpa_sandbox_{secrets.token_hex(16)}",
             f"user_{secrets.token_hex(8)}",
             f"rps_{secrets.token_hex(16)}",
         )
-        _private(file, json.dumps(vars(made)))
+        _private(file, json.dumps(vars(keys)))
     return Keys(**json.loads(file.read_text()))
 
 

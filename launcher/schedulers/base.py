@@ -1,4 +1,4 @@
-"""The protocol of every scheduler. What is prepared is what is shown, and what is shown is what is sent."""
+"""The protocol of every scheduler. `prepare` builds a run completely, and `submit` sends exactly that."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PreparedSweep:
 
     id: str
     folder: Path
-    "Folder of the sweep's own files, beside the run directories."
+    "Folder of the sweep's own files, next to the run directories."
     runs: tuple[Prepared, ...]
     script: RenderedFile | None = None
     "The script that starts all of them, if there is one."
@@ -92,7 +92,10 @@ class PreparedSweep:
 
 @dataclass(frozen=True)
 class Status:
-    """`state` is one of `spec.records.STATES`, or `damaged` if the run's records cannot be read."""
+    """The status of a run.
+
+    `state` is one of `spec.records.STATES`, or `damaged` if the run's records cannot be read.
+    """
 
     run_id: str
     name: str
@@ -131,7 +134,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What was done with those of several runs that had not ended, as numbers of runs."""
+    """How many of several runs were cancelled, by how far they had got."""
 
     waiting: int = 0
     "Removed from the queue."
@@ -149,7 +152,11 @@ class Cancelled:
         return cls(len(waiting), len(runs) - len(waiting) - ended, ended)
 
     def __add__(self, other: Cancelled) -> Cancelled:
-        return Cancelled(self.waiting + other.waiting, self.asked + other.asked, self.ended + other.ended)
+        return Cancelled(
+            self.waiting + other.waiting,
+            self.asked + other.asked,
+            self.ended + other.ended,
+        )
 
 
 class SchedulerError(RefusedError):
@@ -175,7 +182,7 @@ class Streaming(Protocol):
 
 @runtime_checkable
 class Sweeping(Protocol):
-    """A scheduler that takes many runs in one submission and queues those for which there is no room yet."""
+    """A scheduler that takes many runs in one submission and queues those that cannot start yet."""
 
     def prepare_sweep(
         self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
@@ -200,11 +207,11 @@ class Sweeping(Protocol):
 
 
 class Scheduler(abc.ABC):
-    """Where runs are started. One object serves all runs of one place.
+    """Starts and follows runs. One object serves all runs of one place.
 
     `docs/schedulers.md` shows how to write another one.
 
-    The methods that are not abstract are right for a run directory on a disk of this machine.
+    The methods that are not abstract suit a run directory on a disk of this machine.
     """
 
     multi_node: ClassVar[bool] = False
@@ -222,7 +229,7 @@ class Scheduler(abc.ABC):
 
     @classmethod
     def place(cls, cluster: Mapping[str, Any]) -> Hashable:
-        """Return where run directories are, if that is not on a disk of this machine.
+        """Return an identifier of where run directories are, or None for a disk of this machine.
 
         Profiles of one place share one object, and a run can only be resumed with a profile of the same
         place.
@@ -231,7 +238,7 @@ class Scheduler(abc.ABC):
 
     @classmethod
     def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
-        """Return whether the run's supervisor is a process of this machine, although its profile is of
+        """Return whether the run's supervisor is a process of this machine, although its profile names
         another place."""
         return False
 
@@ -244,7 +251,7 @@ class Scheduler(abc.ABC):
 
     @classmethod
     def with_hardware(cls, cluster: Cluster, job: Job) -> Cluster:
-        """Return the profile with what it leaves open and can be asked for: the GPUs of `node.gpu: auto`.
+        """Fill in what the profile leaves open and can be detected, such as the GPUs of `node.gpu: auto`.
 
         Raises SchedulerError.
         """
@@ -276,12 +283,11 @@ class Scheduler(abc.ABC):
 
     @classmethod
     def by_hand(cls, scripts: Path) -> str:
-        """Return a sentence that says how a person starts a run that was only rendered. `scripts` is its
-        `scripts/`."""
+        """Return a sentence that says how to start a rendered run by hand. `scripts` is its `scripts/`."""
         return f"{scripts / 'start.sh'} starts it by hand"
 
     def check(self, prepared: Prepared) -> tuple[str, ...]:
-        """Look for what would fail, before anything is sent. Return warnings; raise SchedulerError."""
+        """Check for what would fail, before anything is sent. Return warnings; raise SchedulerError."""
         return ()
 
     @abc.abstractmethod
@@ -293,7 +299,7 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def resume(self, run: RunDir, again: Prepared | None = None) -> None:
-        """Continue a run that has ended, with `again` if it was planned again.
+        """Continue a run that has ended. `again` is its new plan if it was planned again.
 
         Raises SchedulerError; then the run is as it was.
         """
@@ -305,7 +311,7 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def status(self, run: RunDir) -> Status:
-        """Return the run's status, and do what has become due. Raises SchedulerError."""
+        """Return the run's status, and do what is due, such as ending a pod. Raises SchedulerError."""
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Return the status of many runs in their order, with as few queries as possible."""
@@ -328,34 +334,34 @@ class Scheduler(abc.ABC):
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
         """Cancel the runs that have not ended.
 
-        `name` is what messages call them together. Raises SchedulerError.
+        Messages call them `name`. Raises SchedulerError.
         """
-        living = [run for run, now in zip(runs, self.statuses(runs), strict=True) if not now.ended]
+        living = [run for run, status in zip(runs, self.statuses(runs), strict=True) if not status.ended]
         again = {run for run in living if run.cancel.exists()}
-        asked: list[RunDir] = []
-        for run in reversed(living):  # none that waits gets the place of one that ends
+        cancelled: list[RunDir] = []
+        for run in reversed(living):  # the latest first, so that no waiting run starts when another one ends
             try:
                 self.cancel(run)
             except SchedulerError:
-                now = self.statuses([run])[0]
-                if not now.ended:
+                status = self.statuses([run])[0]
+                if not status.ended:
                     raise
-                if now.state != "cancelled":  # it has ended by itself in the meantime
+                if status.state != "cancelled":  # it has ended by itself in the meantime
                     continue
-            asked.append(run)
-        return Cancelled.of(asked, again, [run for run in asked if not self.has_begun(run)])
+            cancelled.append(run)
+        return Cancelled.of(cancelled, again, [run for run in cancelled if not self.has_begun(run)])
 
     def has_begun(self, run: RunDir) -> bool:
-        """Return whether the run has begun, by its records here. A run that has not never starts if it is
-        cancelled."""
+        """Return whether the run has begun, according to its local records. If not, cancelling it is enough
+        to keep it from starting."""
         return True
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        """Fetch what the run has written so far, and send what was written here. Raises SchedulerError."""
+        """Fetch what the run has written, and send local changes. Raises SchedulerError."""
         return
 
     def where(self, run: RunDir) -> str:
-        """Return the run directory as a person finds it: `host:path` if it is not on this machine."""
+        """Return the run directory for people: `host:path` if it is not on this machine."""
         return str(run.path)
 
     def remove(self, runs: Sequence[RunDir]) -> None:

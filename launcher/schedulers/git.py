@@ -1,10 +1,10 @@
-"""The environment in which git is asked about a folder."""
+"""The environment for git commands about a folder."""
 
 from __future__ import annotations
 
 import os
 
-_OF_A_REPOSITORY = frozenset(
+_REPOSITORY_VARIABLES = frozenset(
     f"GIT_{name}"
     for name in (
         "DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "COMMON_DIR", "OBJECT_DIRECTORY",
@@ -16,5 +16,5 @@ _OF_A_REPOSITORY = frozenset(
 
 def environment() -> dict[str, str]:
     """Return our environment, in which git finds the repository by the folder and answers in English."""
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+    kept = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
     return {**kept, "LC_ALL": "C"}

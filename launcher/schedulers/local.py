@@ -92,7 +92,7 @@ class LocalScheduler(OneByOne):
         from launcher.schedulers.prepare import ready
 
         if not request.workdir.is_dir():
-            raise SchedulerError(f"workdir: {request.workdir} is no directory")
+            raise SchedulerError(f"workdir: {request.workdir} is not a directory")
         place, python = STORE.place(request), request.cluster.paths.python or sys.executable
         return ready(self, request, place, python, (python, "-m", "launcher.supervise", place.run_dir))
 
@@ -152,7 +152,7 @@ class LocalScheduler(OneByOne):
             raise KeyboardInterrupt from None
 
     def status(self, run: RunDir) -> Status:
-        """The actual state: what the supervisor wrote last, or `lost` if it died without a record."""
+        """Return the state that the supervisor wrote last, or `lost` if it died without recording its end."""
         state = run.read_state()
         if state.get("state") in LIVING and supervisor_gone(run):
             state = run.read_state()  # it may have ended between the two checks
@@ -160,7 +160,7 @@ class LocalScheduler(OneByOne):
         if name == "submitted" and _is_unsent(run):
             name, reason = ("submitted", SENDING) if may_be_sent(run) else ("failed", UNSENT)
         elif name in LIVING and supervisor_gone(run):
-            lost = {"state": "lost", "failure": "node-failed", "reason": _lost(run)}
+            lost = {"state": "lost", "failure": "node-failed", "reason": _why_lost(run)}
             end = end_told(run) or lost
             name, failure, reason = end["state"], end["failure"], end["reason"] or ""
         if not state and not run.run.exists():
@@ -168,12 +168,12 @@ class LocalScheduler(OneByOne):
         elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
         elif name == "rendered":
-            kind = scheduler_class(run.read_about().get("cluster", {}).get("scheduler", "local"))
-            reason = f"written by `launcher render`, not started; {kind.by_hand(run.scripts)}"
+            scheduler = scheduler_class(run.read_about().get("cluster", {}).get("scheduler", "local"))
+            reason = f"written by `launcher render`, not started; {scheduler.by_hand(run.scripts)}"
         return status_of(run, self.handle(run), state | {"state": name, "reason": reason, "failure": failure})
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """The supervisor's own output from byte `since` on."""
+        """Return the supervisor's own output from byte `since` on."""
         try:
             with open_regular(run.supervisor_log) as file:
                 file.seek(since)
@@ -203,23 +203,23 @@ class LocalScheduler(OneByOne):
 
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
         run.append(Starting(command=list(command)))
-        before, process = run.read_state(), None
-        with open(run.supervisor_log, "ab", opener=_for_us_alone) as log:
+        earlier_state, process = run.read_state(), None
+        with open(run.supervisor_log, "ab", opener=_open_private) as log:
             start = log.tell()
             replace_json(run.state, {"state": "submitted", "time": now()})
             if run.supervisor_lock.exists():
                 os.truncate(run.supervisor_lock, 0)  # drop the last supervisor's record, keep the lock itself
             try:
                 with _interrupt_later():
-                    process = _detached(command, run.path, log)
+                    process = _start_detached(command, run.path, log)
                 self._wait_for_start(run, process, start)
             except SchedulerError as error:
-                raise _not_started(run, before, str(error)) from None
+                raise _not_started(run, earlier_state, str(error)) from None
             except KeyboardInterrupt:
                 if process is not None:
                     process.kill()
                 reason = "interrupted by Ctrl-C as it started"
-                raise _InterruptedStartError(_not_started(run, before, reason)) from None
+                raise _InterruptedStartError(_not_started(run, earlier_state, reason)) from None
 
     def _wait_for_start(self, run: RunDir, process: subprocess.Popen[bytes], start: int) -> None:
         """Wait until the supervisor, whose output begins at byte `start`, has its lock. Raises
@@ -239,7 +239,7 @@ class LocalScheduler(OneByOne):
 
 
 class _InterruptedStartError(SchedulerError):
-    """The user pressed Ctrl-C while a supervisor started, which was then ended."""
+    """The user pressed Ctrl-C while a supervisor started. The supervisor was ended."""
 
 
 @contextlib.contextmanager
@@ -248,17 +248,17 @@ def _interrupt_later() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda signum, _: came.append(signum))
+    received: list[int] = []
+    previous_handler = signal.signal(signal.SIGINT, lambda signum, _: received.append(signum))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    for signum in came[:1]:
+        signal.signal(signal.SIGINT, previous_handler)
+    for signum in received[:1]:
         signal.raise_signal(signum)
 
 
-def _detached(command: Sequence[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_detached(command: Sequence[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a process that does not end with the terminal. Raises SchedulerError."""
     try:
         return subprocess.Popen(
@@ -274,12 +274,12 @@ def _detached(command: Sequence[str], folder: Path, log: IO[bytes]) -> subproces
         raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
-def _for_us_alone(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     """Open a file for this user only: the output of the interpreter and the dynamic linker is not masked."""
     return os.open(path, flags, 0o600)
 
 
-def _lost(run: RunDir) -> str:
+def _why_lost(run: RunDir) -> str:
     reason = "the supervisor was killed or this machine was restarted; its ranks ended with it"
     if disk_full(run.path):
         reason += f"; or it could not write how the run ended: less than 1 MiB is free in {run.path.parent}"
@@ -292,10 +292,10 @@ def _is_unsent(run: RunDir) -> bool:
     return elsewhere and run.read_state().state == "submitted" and not was_sent(run)
 
 
-def _not_started(run: RunDir, before: Mapping[str, Any], reason: str) -> SchedulerError:
-    """Restore the run's earlier state and add the reason. A new run has failed."""
-    state = "failed" if before.get("state") == "submitted" else before.get("state")
-    replace_json(run.state, {**before, "state": state, "reason": reason})
+def _not_started(run: RunDir, earlier_state: Mapping[str, Any], reason: str) -> SchedulerError:
+    """Restore the run's earlier state, or `failed` for a new run, and add the reason."""
+    state = "failed" if earlier_state.get("state") == "submitted" else earlier_state.get("state")
+    replace_json(run.state, {**earlier_state, "state": state, "reason": reason})
     return SchedulerError(reason)
 
 

@@ -1,4 +1,4 @@
-"""Functions for local copies of run directories that are on another host or on a volume.
+"""Local copies of run directories that are on another host or on a volume.
 
 `launcher.rundir.contents` lists the files that are copied.
 """
@@ -51,7 +51,7 @@ def is_state(data: bytes) -> bool:
 
 
 def keep_checkpoints(run: RunDir, names: Collection[str]) -> None:
-    """Mirror the checkpoints' names as empty folders; delete folders whose checkpoint no longer exists."""
+    """Create an empty folder for each checkpoint, and delete folders whose checkpoint no longer exists."""
     for name in names:
         (run.checkpoints / name).mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):

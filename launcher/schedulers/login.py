@@ -1,4 +1,4 @@
-"""Run commands on this host or on another one: several of them in one round trip."""
+"""Run commands on this host or on another one, several in one round trip."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class Login(Protocol):
         ...
 
 
-def whole(script: str) -> bytes:
-    """POSIX shell text that does nothing unless all of it arrives: until its last brace it is no command.
+def all_or_nothing(script: str) -> bytes:
+    """Wrap a script in braces, so that a shell runs nothing until the closing brace has arrived.
 
-    Otherwise a shell would run the beginning of a script whose sender dies, or whose connection breaks.
+    Otherwise the shell would run the first lines of a script if its sender dies or the connection breaks.
     """
     return f"{{ :\n{script}\n}}".encode()
 
 
-class Here:
+class LocalLogin:
     """This host. `first` is shell that runs before each script."""
 
     name = "this host"
@@ -70,7 +70,7 @@ class Here:
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         try:
-            text = whole(self.first + script)  # on stdin: an argument has at most 128 KiB
+            text = all_or_nothing(self.first + script)  # on stdin: an argument has at most 128 KiB
             command = ["sh", "-c", f'eval "$(head -c {len(text)})"']
             with working("waiting for commands on this host"):
                 return subprocess.run(command, input=text + stdin, capture_output=True, timeout=timeout)
@@ -79,24 +79,24 @@ class Here:
 
 
 def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 60.0) -> dict[str, Answer]:
-    """Run commands in parallel in one round trip. The answers have the names of the queries.
+    """Run commands in parallel in one round trip. Return the answers by the names in `questions`.
 
     Raises LoginError if the host cannot be reached or an answer is incomplete.
     """
     mark = secrets.token_hex(8)  # a login shell's own output cannot contain it
-    asked = list(questions.items())
-    lines = ["t=$(mktemp -d) || exit 70", "trap 'rm -rf \"$t\"' EXIT", "export LC_ALL=C"]
-    for i, (_, command) in enumerate(asked):
-        lines.append(
+    commands = list(questions.items())
+    script_lines = ["t=$(mktemp -d) || exit 70", "trap 'rm -rf \"$t\"' EXIT", "export LC_ALL=C"]
+    for i, (_, command) in enumerate(commands):
+        script_lines.append(
             f'{{ {shlex.join(command)}; echo $? >"$t/{i}.c"; }} >"$t/{i}.o" 2>"$t/{i}.e" </dev/null &'
         )
-    files = [f'"$t/{i}.{kind}"' for i in range(len(asked)) for kind in "coe"]
-    every = " ".join(files)
-    lines.append(f"wait; echo {mark}; wc -c {every}; echo {mark}; cat {every}")
-    done = login.run("\n".join(lines), timeout=timeout)
+    files = [f'"$t/{i}.{kind}"' for i in range(len(commands)) for kind in "coe"]
+    all_files = " ".join(files)
+    script_lines.append(f"wait; echo {mark}; wc -c {all_files}; echo {mark}; cat {all_files}")
+    done = login.run("\n".join(script_lines), timeout=timeout)
     _, _, rest = done.stdout.partition(f"{mark}\n".encode())
-    counted, _, rest = rest.partition(f"{mark}\n".encode())
-    sizes = [int(line.split()[0]) for line in counted.splitlines()]
+    size_lines, _, rest = rest.partition(f"{mark}\n".encode())
+    sizes = [int(line.split()[0]) for line in size_lines.splitlines()]
     parts = []
     for size in sizes[:-1]:  # the last one is their sum
         parts.append(rest[:size].decode(errors="replace"))
@@ -106,5 +106,6 @@ def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 6
         raise LoginError(f"{login.name}: the answer is incomplete: {message}")
     answers = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     return {
-        name: Answer(int(code), out, err) for (name, _), (code, out, err) in zip(asked, answers, strict=True)
+        name: Answer(int(code), out, err)
+        for (name, _), (code, out, err) in zip(commands, answers, strict=True)
     }

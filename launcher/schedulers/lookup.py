@@ -20,14 +20,14 @@ def scheduler_of(run: RunDir) -> Scheduler:
     A run that was only rendered or written, and one whose supervisor is a process of this machine, are local.
     """
     cluster: dict[str, Any] = run.read_about().get("cluster") or LOCAL
-    kind = scheduler_class(str(cluster.get("scheduler", "local")))
-    if not was_sent(run) or kind.is_here(run, cluster):
+    scheduler = scheduler_class(str(cluster.get("scheduler", "local")))
+    if not was_sent(run) or scheduler.is_here(run, cluster):
         return of_record(LOCAL)
     return of_record(cluster)
 
 
 def statuses(runs: Iterable[RunDir]) -> list[Status]:
-    """Status of each run, in the given order.
+    """Return the status of each run, in the given order.
 
     Runs deleted in the meantime are left out; unreadable ones are damaged.
     """
@@ -35,22 +35,22 @@ def statuses(runs: Iterable[RunDir]) -> list[Status]:
 
 
 def states_of(runs: Iterable[RunDir]) -> dict[RunDir, Status]:
-    """Like `statuses`, as a mapping from each run."""
+    """Return the same as `statuses`, as a mapping from each run."""
     chosen = list(runs)
-    found: dict[RunDir, Status] = {}
+    statuses_by_run: dict[RunDir, Status] = {}
     by_scheduler: dict[Scheduler, list[RunDir]] = {}
     for run in chosen:
         try:
             by_scheduler.setdefault(scheduler_of(run), []).append(run)
         except (*DAMAGE, UnknownSchedulerError) as error:
-            found |= _damaged(run, error)
+            statuses_by_run |= _damaged(run, error)
     for scheduler, its_runs in by_scheduler.items():
-        found |= _states_at(scheduler, its_runs)
-    return {run: found[run] for run in chosen if run in found}
+        statuses_by_run |= _states_at(scheduler, its_runs)
+    return {run: statuses_by_run[run] for run in chosen if run in statuses_by_run}
 
 
 def _states_at(scheduler: Scheduler, runs: Sequence[RunDir]) -> dict[RunDir, Status]:
-    """Status of the runs of one scheduler. If any is damaged, each is queried by itself."""
+    """Return the statuses of the runs of one scheduler. If any is damaged, query each by itself."""
     try:
         return dict(zip(runs, scheduler.statuses(runs), strict=True))
     except DAMAGE as error:
@@ -64,17 +64,17 @@ DAMAGE = (RunNotFoundError, LookupError, TypeError, ValueError, AttributeError, 
 
 
 def _damaged(run: RunDir, error: Exception) -> dict[RunDir, Status]:
-    """The status of a damaged run; empty if the run was deleted in the meantime."""
+    """Return the status of a damaged run, or nothing if the run was deleted in the meantime."""
     if not run.submitted.exists():
         return {}
-    known = isinstance(error, RunNotFoundError | SchedulerError)
-    reason = str(error) if known else f"{type(error).__name__}: {error}"
+    explained = isinstance(error, RunNotFoundError | SchedulerError)
+    reason = str(error) if explained else f"{type(error).__name__}: {error}"
     handle = of_record(LOCAL).handle(run)
     return {run: Status(run.id, "", "damaged", handle, reason=reason, path=str(run.path))}
 
 
 def cancel_all(runs: Iterable[RunDir], name: str) -> Cancelled:
-    """Cancel the runs that have not ended, with one query per cluster. `name` is what messages call them.
+    """Cancel the runs that have not ended, with one query per cluster. Messages call them `name`.
 
     Raises SchedulerError, also if all of them have ended.
     """
@@ -91,28 +91,30 @@ def remove(runs: Iterable[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
 
     Return those that could not be deleted, each with the reason.
     """
-    kept: dict[RunDir, SchedulerError | OSError] = {}
+    failed: dict[RunDir, SchedulerError | OSError] = {}
     for scheduler, its_runs in _by_scheduler(runs).items():
-        kept |= _kept(scheduler, its_runs)
-    return kept
+        failed |= _remove_at(scheduler, its_runs)
+    return failed
 
 
-def _kept(scheduler: Scheduler, runs: Sequence[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
-    """Delete runs of one scheduler, each by itself if it cannot delete all of them together."""
+def _remove_at(scheduler: Scheduler, runs: Sequence[RunDir]) -> dict[RunDir, SchedulerError | OSError]:
+    """Delete runs of one scheduler, or each by itself if that fails. Return those that are left, and why."""
     from launcher.schedulers.login import LoginError
 
     try:
         scheduler.remove(runs)
     except (SchedulerError, OSError) as error:
-        left = [run for run in runs if run.path.exists()]
-        if len(left) < 2 or isinstance(error, LoginError):  # a host that does not answer is not asked again
-            return dict.fromkeys(left, error)
-        return {run: why for single in left for run, why in _kept(scheduler, [single]).items()}
+        remaining = [run for run in runs if run.path.exists()]
+        if len(remaining) < 2 or isinstance(
+            error, LoginError
+        ):  # a host that does not answer is not asked again
+            return dict.fromkeys(remaining, error)
+        return {run: why for single in remaining for run, why in _remove_at(scheduler, [single]).items()}
     return {}
 
 
 def _by_scheduler(runs: Iterable[RunDir]) -> dict[Scheduler, list[RunDir]]:
-    found: dict[Scheduler, list[RunDir]] = {}
+    by_scheduler: dict[Scheduler, list[RunDir]] = {}
     for run in runs:
-        found.setdefault(scheduler_of(run), []).append(run)
-    return found
+        by_scheduler.setdefault(scheduler_of(run), []).append(run)
+    return by_scheduler

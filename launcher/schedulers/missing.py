@@ -1,6 +1,6 @@
-"""Find what a job names and does not exist, without running the user's code.
+"""Find scripts, modules and files that a job names and that do not exist, without running the user's code.
 
-It is asked here before anything is sent, and on a node by the doctor.
+This runs on this machine before anything is sent, and on a node as part of the doctor.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
 
 
-def check_there(request: Request) -> None:
-    """Check what is in the job's `workdir`. What may be installed elsewhere is not checked.
+def check_workdir(request: Request) -> None:
+    """Check that the job's script or task exists. Skip what may be installed where the job runs.
 
     Raises SpecError if a script, a module, a class or an argument of the task is missing.
     """
     where = str(request.job_file) if request.job_file.exists() else "the job"
     cluster, workdir = request.cluster, request.workdir
-    runs_here, sees = _runs_here(request), _sees_these_files(request)
-    found = missing(request.job, workdir, cluster.setup, python=runs_here, files=sees)
-    problems = [Problem(where, field, message) for field, message in found]
+    same_python, same_files = _uses_this_python(request), _sees_these_files(request)
+    messages = missing(request.job, workdir, cluster.setup, python=same_python, files=same_files)
+    problems = [Problem(where, field, message) for field, message in messages]
     if error := _syntax_error(request.cluster.setup):
         problems.append(Problem(f"profile {request.cluster.name}", "setup", error))
     if problems:
@@ -40,7 +40,7 @@ def check_there(request: Request) -> None:
 
 
 def _syntax_error(setup: Sequence[str]) -> str:
-    """bash's message about lines that it cannot parse; empty if it can, or if there is no bash."""
+    """Return bash's message about lines that it cannot parse, or "" if there are none or there is no bash."""
     if not setup or (bash := shutil.which("bash")) is None:
         return ""
     text = "".join(f"{line}\n" for line in setup)
@@ -48,29 +48,29 @@ def _syntax_error(setup: Sequence[str]) -> str:
     return "" if done.returncode == 0 else done.stderr.strip().partition("\n")[0].removeprefix("bash: ")
 
 
-def _runs_here(request: Request) -> bool:
-    """Whether this Python runs the job and will find the same modules as now."""
+def _uses_this_python(request: Request) -> bool:
+    """Return whether this Python runs the job, and will find the same modules as now."""
     cluster = request.cluster
     own_python = cluster.paths.python is None and cluster.container.runtime == "none"
     settings = (*request.job.env, *cluster.env, *cluster.setup)
-    here = scheduler_class(cluster.scheduler).uses_this_python
-    return here and own_python and not any("PYTHONPATH" in setting for setting in settings)
+    scheduler_uses_it = scheduler_class(cluster.scheduler).uses_this_python
+    return scheduler_uses_it and own_python and not any("PYTHONPATH" in setting for setting in settings)
 
 
 def missing(
     job: Job, workdir: Path, setup: Sequence[str], *, python: bool, files: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (field, message) for what the job names and does not exist.
+    """Yield (field, message) for each script, module or file that the job names and that does not exist.
 
-    What lines of `setup` mention is skipped, because they may create it. `python`: this Python runs the job.
-    `files`: paths mean the same files for the job.
+    Names in lines of `setup` are skipped, because these lines may create them. `python`: this Python runs the
+    job. `files`: a path means the same file here and for the job.
     """
     if not workdir.is_dir():
         return
     if job.command is not None:
         script = script_of(job.command)
-        made = script is not None and any(PurePath(script).name in line for line in setup)
-        if script is not None and not made:
+        created_by_setup = script is not None and any(PurePath(script).name in line for line in setup)
+        if script is not None and not created_by_setup:
             yield from _no_program(job.command[0], script, workdir)
         elif script is None and python and not setup and "PATH" not in job.env:
             yield from _not_on_path(job.command[0], workdir)
@@ -94,36 +94,38 @@ def missing(
         if not _is_assigned(tree, name):
             yield from _arguments(classes[name], job, file)
             if files:
-                yield from _data(classes[name], job, workdir, setup)
+                yield from _data_files(classes[name], job, workdir, setup)
     elif not _may_have(tree, name):
         others = f"; it has {', '.join(classes)}" if classes else ""
         yield "task", f"{file} has no class {name}{others}"
 
 
 def _sees_these_files(request: Request) -> bool:
-    """Whether a path means the same file here and where the job runs."""
+    """Return whether a path means the same file here and where the job runs."""
     record = request.cluster.model_dump(mode="json")
     inside = request.cluster.container.runtime != "none"
     return not inside and scheduler_class(request.cluster.scheduler).place(record) is None
 
 
-def _data(task: ast.ClassDef, job: Job, workdir: Path, setup: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _data_files(
+    task: ast.ClassDef, job: Job, workdir: Path, setup: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """Check the files that the arguments name: those annotated as `Path`, and `data` of launcher's own tasks.
 
     `data` may be a pattern. Files that `setup:` mentions are skipped, because it may create them.
     """
-    own = (job.task or "").startswith("launcher.tasks.")
+    is_shipped = (job.task or "").startswith("launcher.tasks.")
     inits = [node for node in task.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     arguments = [argument for init in inits for argument in (*init.args.args, *init.args.kwonlyargs)]
     for argument in arguments:
         value = job.args.get(argument.arg)
         annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
-        is_path = re.search(r"\bPath\b", annotation) or (own and argument.arg == "data")
+        is_path = re.search(r"\bPath\b", annotation) or (is_shipped and argument.arg == "data")
         if not isinstance(value, str) or not is_path:
             continue
-        made = any(PurePath(value).name in line for line in setup)
+        created_by_setup = any(PurePath(value).name in line for line in setup)
         pattern = str(workdir / Path(value).expanduser())
-        if not made and not glob.glob(pattern, recursive=True):  # noqa: PTH207 (an absolute pattern)
+        if not created_by_setup and not glob.glob(pattern, recursive=True):  # noqa: PTH207 (an absolute pattern)
             yield f"args.{argument.arg}", f"there is no {value} (looked from {workdir})"
 
 
@@ -133,7 +135,7 @@ _SHELLS = ("sh", "bash", "zsh", "dash")
 
 
 def script_of(command: tuple[str, ...]) -> str | None:
-    """The file that a command needs in the working directory: `python -u train.py`, `./train.sh`."""
+    """Return the file that a command needs in the working directory: `python -u train.py`, `./train.sh`."""
     first, rest = command[0], list(command[1:])
     program = PurePath(first).name
     if re.fullmatch(r"python[\d.]*", program):
@@ -148,11 +150,11 @@ def script_of(command: tuple[str, ...]) -> str | None:
 
 
 def _no_program(first: str, script: str, workdir: Path) -> Iterator[tuple[str, str]]:
-    """Say why a script cannot be started: it does not exist, or it is the program and not executable."""
+    """Yield why a script cannot be started: it does not exist, or it is the program and not executable."""
     try:
         mode = (workdir / script).stat().st_mode
     except OSError:
-        yield "command", f"there is no {script} in {workdir}{_near(script, workdir)}"
+        yield "command", f"there is no {script} in {workdir}{_did_you_mean(script, workdir)}"
         return
     if first == script and not (stat.S_ISREG(mode) and mode & 0o111):
         yield (
@@ -162,7 +164,7 @@ def _no_program(first: str, script: str, workdir: Path) -> Iterator[tuple[str, s
 
 
 def _not_on_path(first: str, workdir: Path) -> Iterator[tuple[str, str]]:
-    """Say how to write a program that is in the folder but not in a folder of PATH."""
+    """Yield how to write a program that is in the working directory but not in a folder of PATH."""
     if "/" not in first and (workdir / first).is_file() and shutil.which(first) is None:
         yield "command", f"{first} is in {workdir}, which is not on the PATH: write `{_run_by(first)}`"
 
@@ -171,13 +173,13 @@ def _run_by(script: str) -> str:
     return f"{'python' if script.endswith('.py') else 'bash'} {script}"
 
 
-def _near(script: str, workdir: Path) -> str:
-    found = difflib.get_close_matches(script, [path.name for path in workdir.glob("*.*")], n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+def _did_you_mean(script: str, workdir: Path) -> str:
+    similar = difflib.get_close_matches(script, [path.name for path in workdir.glob("*.*")], n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _file_of(module: str, workdir: Path) -> Path | None:
-    """A module's source, in the working directory or where this Python has it. No package is imported."""
+    """Return a module's source file, in the working directory or installed. Imports no package."""
     parts = module.split(".")
     roots = [workdir]
     if (spec := _installed(parts[0])) is not None:
@@ -200,7 +202,7 @@ def _installed(package: str) -> ModuleSpec | None:
 
 
 def _may_be_elsewhere(module: str) -> bool:
-    """Whether the module may be compiled, or its package may look for modules in further folders."""
+    """Return whether the module may be compiled, or its package may search further folders for modules."""
     spec = _installed(module.partition(".")[0])
     if spec is None:
         return False
@@ -213,16 +215,16 @@ def _may_be_elsewhere(module: str) -> bool:
 
 
 def _is_assigned(tree: ast.Module, name: str) -> bool:
-    """Whether the name is also assigned, and so may not be the class."""
+    """Return whether the name is also assigned, so that it may not be the class."""
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     return any(node.id == name and isinstance(node.ctx, ast.Store) for node in names)
 
 
-_ONLY_RUNNING_TELLS = {"*", "globals", "locals", "vars", "exec", "setattr", "__getattr__"}
+_DYNAMIC_NAMES = {"*", "globals", "locals", "vars", "exec", "setattr", "__getattr__"}
 
 
 def _may_have(tree: ast.Module, name: str) -> bool:
-    """Whether the module may define the name by an import, an assignment, or only when it runs."""
+    """Return whether the module may define the name by an import, an assignment, or only at run time."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
             names = {alias.asname or alias.name for alias in node.names}
@@ -230,13 +232,13 @@ def _may_have(tree: ast.Module, name: str) -> bool:
             names = {node.name}
         else:
             names = {node.id} if isinstance(node, ast.Name) else set()
-        if names & {name, *_ONLY_RUNNING_TELLS}:
+        if names & {name, *_DYNAMIC_NAMES}:
             return True
     return False
 
 
 def _arguments(task: ast.ClassDef, job: Job, file: Path) -> Iterator[tuple[str, str]]:
-    """Compare `args:` with the class's own `__init__`. An inherited one is not checked."""
+    """Compare `args:` with the class's own `__init__`. An inherited `__init__` is not checked."""
     methods = [node for node in task.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     if len(methods) != 1 or task.decorator_list or task.keywords:
         return
@@ -245,11 +247,11 @@ def _arguments(task: ast.ClassDef, job: Job, file: Path) -> Iterator[tuple[str, 
         return
     positional = [arg.arg for arg in init.args.args][1:]
     by_name = [arg.arg for arg in init.args.kwonlyargs]
-    known = [*positional, *by_name]
+    accepted = [*positional, *by_name]
     for name in job.args:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known) or 'none'}"
+        if name not in accepted:
+            near = difflib.get_close_matches(name, accepted, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its arguments: {', '.join(accepted) or 'none'}"
             yield f"args.{name}", f"{task.name} in {file} has no such argument; {hint}"
     required = positional[: len(positional) - len(init.args.defaults)] if positional else []
     required += [

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from launcher.render.values import Target
 
 FRESH_SECONDS = 1.0
-"A sweep prepares a thousand runs of the same code: those of a second share what git said."
+"How long git's answer is reused. A sweep prepares a thousand runs of the same code."
 _answers: dict[Path, tuple[float, dict[str, Any] | None]] = {}
-"Working directory -> (monotonic time of the question, what git said)."
+"Working directory -> (monotonic time of the query, state of the code)."
 
 
 def new_run_id(name: str) -> str:
-    """A run id such as `gpt-demo-20261121-085401-3fa2`: readable, sorted by time, unique without a server."""
+    """Return a run id such as `gpt-demo-20261121-085401-3fa2`, which sorts by time."""
     slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-_")[:40] or "run"
     return f"{slug}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
@@ -39,7 +39,10 @@ def new_run_id(name: str) -> str:
 def ready(
     scheduler: Scheduler, request: Request, place: Place, python: str, command: Sequence[str]
 ) -> Prepared:
-    """A run that starts without values of its scheduler's own. Raises RenderError, SpecError, ImageError."""
+    """Prepare a run whose scripts need no values from its scheduler.
+
+    Raises RenderError, SpecError, ImageError.
+    """
     where = target(request, place.run_dir, place.workdir, python, {})
     return Prepared(
         request=request,
@@ -53,7 +56,7 @@ def ready(
 
 
 def about(request: Request) -> dict[str, Any]:
-    """The content of run.json: what was requested, and the versions in use. Raises SpecError, ImageError."""
+    """Return the content of run.json: the request and the versions in use. Raises SpecError, ImageError."""
     request = _with_digest(request)
     return {
         "id": request.run_id,
@@ -72,7 +75,7 @@ def about(request: Request) -> dict[str, Any]:
 
 
 def target(request: Request, run_dir: str, workdir: str, python: str, carried: dict[str, str]) -> Target:
-    """The values that every template uses. Raises SpecError, ImageError."""
+    """Return the values that every template uses. Raises SpecError, ImageError."""
     from launcher.render.values import Target  # imports Jinja, which a plan does not need
 
     request = _with_digest(request)
@@ -92,7 +95,7 @@ def target(request: Request, run_dir: str, workdir: str, python: str, carried: d
 
 
 def _with_digest(request: Request) -> Request:
-    """Replace `catalog:NAME` by the image that it means now, so that a resumed run keeps it."""
+    """Replace `catalog:NAME` by the image that it names now, so that a resumed run keeps this image."""
     job, cluster = request.job, request.cluster
     if not any(
         image is not None and image.startswith(PREFIX) for image in (job.image, cluster.container.image)
@@ -111,17 +114,17 @@ def _with_digest(request: Request) -> Request:
 
 def _versions() -> dict[str, str]:
     versions = {"launcher": __version__, "python": platform.python_version()}
-    found = {package: version_of(package) for package in ("torch", "bitsandbytes", "numpy")}
-    return versions | {package: version for package, version in found.items() if version is not None}
+    optional = {package: version_of(package) for package in ("torch", "bitsandbytes", "numpy")}
+    return versions | {package: version for package, version in optional.items() if version is not None}
 
 
 def code_state(workdir: Path) -> dict[str, Any] | None:
-    """Return the commit, and the files with uncommitted changes; None if git knows no repository there.
+    """Return the commit and the files with uncommitted changes, or None if git finds no repository.
 
-    An answer is used again within FRESH_SECONDS.
+    An answer is reused within FRESH_SECONDS.
     """
-    asked, state = _answers.get(workdir, (-math.inf, None))
-    if time.monotonic() - asked > FRESH_SECONDS:
+    asked_at, state = _answers.get(workdir, (-math.inf, None))
+    if time.monotonic() - asked_at > FRESH_SECONDS:
         state = _ask_git(workdir)
         _answers[workdir] = time.monotonic(), state
     return state

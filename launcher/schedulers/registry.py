@@ -1,4 +1,4 @@
-"""Map a cluster to its scheduler: launcher's own, and those that other packages register.
+"""Find the scheduler of a cluster: one of launcher's own, or one that another package registers.
 
 A package registers a scheduler as an entry point of the group `launcher.schedulers`. The entry point's name
 is the `scheduler:` of a cluster profile, and its object is a subclass of `Scheduler`.
@@ -30,17 +30,17 @@ BUILT_IN = {
 
 
 def of_cluster(cluster: Cluster) -> Scheduler:
-    """The scheduler of a cluster. Raises SchedulerError."""
+    """Return the scheduler of a cluster. Raises SchedulerError."""
     return of_record(cluster.model_dump(mode="json", by_alias=True))
 
 
 def of_record(cluster: Mapping[str, Any]) -> Scheduler:
-    """The scheduler of a profile as recorded in `run.json`. Raises SchedulerError."""
-    kind = scheduler_class(str(cluster.get("scheduler")))
-    place = kind.place(cluster)
-    if (kind, place) not in opened:
-        opened[kind, place] = kind.at(cluster)
-    return opened[kind, place]
+    """Return the scheduler of a profile as recorded in `run.json`. Raises SchedulerError."""
+    scheduler = scheduler_class(str(cluster.get("scheduler")))
+    place = scheduler.place(cluster)
+    if (scheduler, place) not in opened:
+        opened[scheduler, place] = scheduler.at(cluster)
+    return opened[scheduler, place]
 
 
 opened: dict[tuple[type[Scheduler], Hashable], Scheduler] = {}
@@ -49,16 +49,16 @@ opened: dict[tuple[type[Scheduler], Hashable], Scheduler] = {}
 
 @functools.cache
 def scheduler_class(name: str) -> type[Scheduler]:
-    """The class of a scheduler. Raises UnknownSchedulerError."""
+    """Return the class of a scheduler. Raises UnknownSchedulerError."""
     if name in BUILT_IN:
-        module, _, found = BUILT_IN[name].partition(":")
-        kind: type[Scheduler] = getattr(importlib.import_module(module), found)
+        module, _, class_name = BUILT_IN[name].partition(":")
+        scheduler: type[Scheduler] = getattr(importlib.import_module(module), class_name)
     else:
         from launcher.spec.plugins import registered
 
         if (entry := registered().get(name)) is None:
             raise UnknownSchedulerError(
-                f"there is no scheduler {name!r} here; is the package installed that has it?"
+                f"there is no scheduler {name!r} here; install the package that provides it"
             )
-        kind = entry.load()
-    return kind
+        scheduler = entry.load()
+    return scheduler

@@ -42,7 +42,7 @@ def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
     partial = RunDir(final.with_name(f".{final.name}.partial"))
     try:
         partial.path.mkdir(mode=0o700)
-        partial.path.chmod(MODES[prepared.request.cluster.paths.access])  # whatever the umask is
+        partial.path.chmod(MODES[prepared.request.cluster.paths.access])  # independent of the umask
         _write_plan(partial.path, prepared)
         partial.checkpoints.mkdir()
         by = {"submitter": this_process()} if state == "submitted" else {}
@@ -106,9 +106,9 @@ def _write_plan(folder: Path, prepared: Prepared) -> None:
 
 @contextlib.contextmanager
 def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
-    """Put another plan in force, and take it back if an error shows that the run does not start with it.
+    """Put another plan in force for the block, and withdraw it after an error if the run does not start.
 
-    If the scheduler was asked to start the run and its answer is not known, the plan stays: the run may have
+    If the scheduler was asked to start the run and did not answer, the plan stays, because the run may have
     begun with it.
     """
     if again is None:
@@ -130,9 +130,9 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
 
 
 def withdraw_unused(run: RunDir) -> None:
-    """Take back the plan of a resume that was killed, or whose request was never answered.
+    """Withdraw the plan of a resume that was killed or never answered.
 
-    The run has ended, and no scheduler has confirmed that it started with that plan.
+    Call it for a run that has ended. If a scheduler has confirmed a start with the plan, the plan stays.
     """
     for event in reversed(run.read_events()):
         if isinstance(event, Replanned):
@@ -156,10 +156,10 @@ _STARTING = ("replanned", "submitting", "refused")
 
 @contextlib.contextmanager
 def asking_to_stop(runs: Sequence[RunDir], sent: Callable[[Path], bool], name: str) -> Iterator[None]:
-    """Wrap the code that writes `cancel` in each run and sends it. `name` is what messages call the runs.
+    """Wrap the code that writes `cancel` in each run and sends it. Messages call the runs `name`.
 
-    A request that was not `sent` is removed, so that no later query sends it. The SchedulerError raised says
-    so.
+    After an error, each request that was not `sent` is removed, so that no later query sends it, and the
+    SchedulerError says so.
     """
     before = {run: _request(run) for run in runs}
     try:
@@ -169,20 +169,20 @@ def asking_to_stop(runs: Sequence[RunDir], sent: Callable[[Path], bool], name: s
         if not unsent:
             raise
         for run in unsent:
-            _take_back(run, *before[run])
+            _restore_request(run, *before[run])
         if isinstance(error, MaybeDoneError):
             raise SchedulerError(
-                f"{error}; the request to stop may have arrived or not: `launcher status {name}` tells; "
-                "if it goes on, cancel it again"
+                f"{error}; the request to stop may or may not have arrived: see `launcher status {name}`, "
+                "and cancel it again if it keeps running"
             ) from None
         if isinstance(error, SchedulerError):
             raise SchedulerError(
-                f"{error}; {name} was not asked to stop and goes on: cancel it again"
+                f"{error}; {name} was not asked to stop and keeps running: cancel it again"
             ) from None
         raise
 
 
-def _take_back(run: RunDir, before: bytes | None, since: int) -> None:
+def _restore_request(run: RunDir, before: bytes | None, since: int) -> None:
     if before is None:
         run.cancel.unlink(missing_ok=True)
     else:
@@ -191,7 +191,7 @@ def _take_back(run: RunDir, before: bytes | None, since: int) -> None:
 
 
 def _request(run: RunDir) -> tuple[bytes | None, int]:
-    """Content and time (ns) of `cancel`."""
+    """Return the content and the time (ns) of `cancel`, or (None, 0) if there is none."""
     try:
         return run.cancel.read_bytes(), run.cancel.stat().st_mtime_ns
     except FileNotFoundError:
@@ -199,20 +199,19 @@ def _request(run: RunDir) -> tuple[bytes | None, int]:
 
 
 def end_told(run: RunDir) -> dict[str, Any]:
-    """How a run ended whose supervisor could not write state.json (a full disk), from its events and
-    verdicts.
+    """Return how a run ended, from its events and verdicts, or {} if they show no end since its last start.
 
-    {} if they show no end since the run was started last.
+    They may show it although state.json does not, because the supervisor could not write that (full disk).
     """
     for event in reversed(run.read_events()):
-        kind = event["event"]
-        if kind in ("starting", "submitted", "resubmitted", "submitting"):
+        event_name = event["event"]
+        if event_name in ("starting", "submitted", "resubmitted", "submitting"):
             return {}
-        if kind == "attempt":
+        if event_name == "attempt":
             break
-        if kind == "finished":
+        if event_name == "finished":
             return {name: event.get(name) for name in ("state", "failure", "reason")}
-        if kind == "ended" and event["failure"] == "succeeded":
+        if event_name == "ended" and event["failure"] == "succeeded":
             return {"state": "succeeded", "failure": "succeeded", "reason": event["reason"]}
     attempts = run.attempts()
     verdict = read_record(attempts[-1].verdict) if attempts else {}
@@ -222,7 +221,7 @@ def end_told(run: RunDir) -> dict[str, Any]:
 
 
 def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
-    """The status from a run's files, with `state` in place of its state.json."""
+    """Return the status from a run's files, with `state` in place of its state.json."""
     about = run.read_about()
     job: dict[str, Any] = about.get("job", {})
     attempts = run.attempts()

@@ -1,4 +1,4 @@
-"""Where run directories are: in a folder of this host, or on another host with copies of them here."""
+"""Stores of run directories: a folder of this host, or another host with local copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, Status
-from launcher.schedulers.login import Here, Login, LoginError
+from launcher.schedulers.login import LocalLogin, Login, LoginError
 from launcher.schedulers.rundir import write_run
 
 if TYPE_CHECKING:
@@ -32,24 +32,24 @@ class Place:
 
 
 class Store(Login, Protocol):
-    """Run directories, and a shell beside them.
+    """Run directories, and a shell on the host that holds them.
 
-    `run` executes a script where the runs are. If they are on another host (`far`), each call is one round
-    trip, which first sends what was written here into the directories of the chosen runs, and then fetches
-    what was written there.
+    `run` executes a script on that host. If it is another host (`remote`), each call is one round trip: it
+    sends local changes to the directories of the selected runs, executes the script, and fetches the host's
+    changes.
     """
 
     login: Login
     "The same shell without the runs."
-    far: bool
-    "Whether the runs are on another host. The answer to a request is then also the news of its runs."
+    remote: bool
+    "Whether the runs are on another host. The answer to a request then also updates the local copies."
 
     def place(self, request: Request) -> Place:
         """Return where the run and its code will be. Raises SchedulerError, OSError."""
         ...
 
     def check(self, request: Request) -> None:
-        """Look for what the run needs and this host lacks. Raises SchedulerError."""
+        """Check that this host has what the run needs. Raises SchedulerError."""
         ...
 
     def write(self, prepared: Prepared) -> RunDir:
@@ -60,47 +60,47 @@ class Store(Login, Protocol):
         """Return a file of a run directory, or the directory, as a path of the cluster."""
         ...
 
-    def look_along(self, runs: Sequence[RunDir]) -> None:
-        """Choose the runs that the next scripts bring up to date."""
+    def select_runs(self, runs: Sequence[RunDir]) -> None:
+        """Select the runs that the next round trips update."""
         ...
 
-    def bring(self) -> None:
-        """Bring the chosen runs up to date. Raises LoginError."""
+    def sync(self) -> None:
+        """Update the selected runs. Raises LoginError."""
         ...
 
-    def lately(self, run: RunDir, look: Callable[[], Status]) -> Status:
+    def cached_status(self, run: RunDir, look: Callable[[], Status]) -> Status:
         """Return `look()`, or its last result if it is too early to ask again."""
         ...
 
     def deliver(self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T]) -> T:
-        """Call `then` with the runs and their code in place. Raises NotSentError.
+        """Send the runs and their code if they are not there, then call `then`. Raises NotSentError.
 
-        `checks` is shell that must succeed on another host before anything else is done there.
+        On another host, the shell commands `checks` must succeed before anything else is done.
         """
         ...
 
     def ask_to_stop(
         self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
     ) -> str:
-        """Write the requests to stop, and return why `then` was refused, or "". `name` is for messages.
+        """Write the requests to stop, call `then` and return its result: why it was refused, or "".
 
-        `instead` stops the runs if the requests cannot be written, as on a full disk; it returns why not.
-        Raises SchedulerError if the requests may not have arrived.
+        If the requests cannot be written, as on a full disk, `instead` must stop the runs or return why it
+        cannot. Messages call the runs `name`. Raises SchedulerError if the requests may not have arrived.
         """
         ...
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        """Bring one run up to date. Raises SchedulerError."""
+        """Update the copy of one run. Raises SchedulerError."""
         ...
 
     def where(self, run: RunDir) -> str:
-        """Return the run directory as a person finds it."""
+        """Return the run directory for people: `host:path` if it is on another host."""
         ...
 
     def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
-        """Run `first` where the runs are, and delete there what is not at `run.path`.
+        """Run the shell text `first`, then delete the runs on the other host if there is one.
 
-        Raises SchedulerError.
+        `run.path` itself stays. Raises SchedulerError.
         """
         ...
 
@@ -112,12 +112,12 @@ def write_requests_to_stop(runs: Sequence[RunDir]) -> None:
 
 
 class Folder:
-    """A folder of this host. Every method is what `Store` says; most have nothing to do."""
+    """A `Store` that is a folder of this host."""
 
-    far = False
+    remote = False
 
     def __init__(self, login: Login | None = None) -> None:
-        self.login: Login = login if login is not None else Here()
+        self.login: Login = login if login is not None else LocalLogin()
         self.name, self.run = self.login.name, self.login.run
 
     def place(self, request: Request) -> Place:
@@ -127,7 +127,7 @@ class Folder:
         from launcher.supervise.secrets import SecretError, read_secrets
 
         if not request.workdir.is_dir():
-            raise SchedulerError(f"workdir: {request.workdir} is no directory")
+            raise SchedulerError(f"workdir: {request.workdir} is not a directory")
         try:
             read_secrets(request.job.secrets)
         except SecretError as error:
@@ -139,13 +139,13 @@ class Folder:
     def path(self, run: RunDir, file: Path) -> str:
         return str(file)
 
-    def look_along(self, runs: Sequence[RunDir]) -> None:
+    def select_runs(self, runs: Sequence[RunDir]) -> None:
         return
 
-    def bring(self) -> None:
+    def sync(self) -> None:
         return
 
-    def lately(self, run: RunDir, look: Callable[[], Status]) -> Status:
+    def cached_status(self, run: RunDir, look: Callable[[], Status]) -> Status:
         return look()
 
     def deliver(self, runs: Sequence[RunDir], checks: Sequence[str], then: Callable[[], T]) -> T:

@@ -1,6 +1,6 @@
-"""A process on this machine that looks after the runs of a sweep, which have no queue of their own.
+"""A process on this machine that starts or moves the runs of a sweep where there is no queue.
 
-It holds a lock in the sweep's folder until it ends, so that there is one at most.
+It holds a lock in the sweep's folder until it ends, so there is at most one per sweep.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from launcher.schedulers.base import SchedulerError
 LOCK, LOG = "queue.lock", "queue.log"
 
 
-def is_looked_after(folder: Path) -> bool:
-    """Whether the process of the sweep in this folder lives."""
+def has_sweep_process(folder: Path) -> bool:
+    """Return whether the process of the sweep in this folder is alive."""
     try:
         with open(folder / LOCK, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -31,30 +31,30 @@ def is_looked_after(folder: Path) -> bool:
     return False
 
 
-def look_after(folder: Path, module: str, *more: str) -> None:
-    """Start `python -m MODULE FOLDER MORE...`, unless it lives. Raises SchedulerError."""
+def start_sweep_process(folder: Path, module: str, *arguments: str) -> None:
+    """Start `python -m MODULE FOLDER ARGUMENTS...`, unless it is alive. Raises SchedulerError."""
     with _locked(folder) as lock:
         if lock is not None:
-            _start(lock, folder, module, more)
+            _start(lock, folder, module, arguments)
 
 
 @contextlib.contextmanager
-def looking_after(folder: Path, module: str) -> Iterator[None]:
-    """Wrap the code that submits runs of a sweep, which are looked after meanwhile, then call `look_after`.
+def sweep_process_afterwards(folder: Path, module: str) -> Iterator[None]:
+    """Wrap the code that submits runs of a sweep, and start the sweep's process after it, unless it is alive.
 
-    Raises SchedulerError.
+    During the block the lock is held, so that the sweep counts as having a process. Raises SchedulerError.
     """
     with _locked(folder) as lock:
         try:
             yield
-        finally:  # after an error, too: runs that were submitted before it go on
+        finally:  # also after an error: the runs that were submitted before it continue
             if lock is not None:
                 _start(lock, folder, module)
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[TextIO | None]:
-    """Take the lock; None if another process has it."""
+    """Take the lock, or yield None if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a", encoding="utf-8") as lock:
         try:
@@ -65,10 +65,10 @@ def _locked(folder: Path) -> Iterator[TextIO | None]:
             yield lock
 
 
-def _start(lock: TextIO, folder: Path, module: str, more: Sequence[str] = ()) -> None:
-    """Start the process, which has the lock until it ends, and note its id. Raises SchedulerError."""
-    command = [sys.executable, "-m", module, str(folder), *more]
-    with open(folder / LOG, "ab", opener=_for_us_alone) as log:
+def _start(lock: TextIO, folder: Path, module: str, arguments: Sequence[str] = ()) -> None:
+    """Start the process, which inherits the lock, and write its id. Raises SchedulerError."""
+    command = [sys.executable, "-m", module, str(folder), *arguments]
+    with open(folder / LOG, "ab", opener=_open_private) as log:
         try:
             process = subprocess.Popen(
                 command,
@@ -84,5 +84,5 @@ def _start(lock: TextIO, folder: Path, module: str, more: Sequence[str] = ()) ->
     lock.write(f"{process.pid}\n")
 
 
-def _for_us_alone(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

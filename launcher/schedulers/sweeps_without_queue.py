@@ -1,4 +1,4 @@
-"""Sweeps where there is no queue: each run is submitted by itself, and waits for its turn by itself."""
+"""Sweeps on clusters without a queue: each run is submitted separately and waits for its turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OneByOne(Scheduler):
     def prepare_sweep(
         self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
     ) -> PreparedSweep:
-        """Note in each run its place in the sweep."""
+        """Record in each run its place in the sweep."""
         folder = Path(runs[0][0].run_dir).parent / "sweeps" / sweep_id
         ready = [
             replace(
@@ -51,9 +51,8 @@ class OneByOne(Scheduler):
         return self.check(sweep.runs[0])
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
-        """Submit every run. Raises SchedulerError; the runs submitted before go on, unless the sweep was
-        cancelled meanwhile."""
-        return submitted(self, sweep, self.submit)
+        """Submit every run. Raises SchedulerError; earlier runs continue, unless the sweep was cancelled."""
+        return submit_in_order(self, sweep, self.submit)
 
     def has_begun(self, run: RunDir) -> bool:
         """Return whether an attempt has started since the run was submitted or resumed."""
@@ -65,9 +64,9 @@ CANCELLED = "cancelled"
 
 
 def stop_submission(sweep: str, runs: Sequence[RunDir]) -> None:
-    """Make a submission of the sweep that goes on stop before its next run.
+    """Make a submission of the sweep that is still in progress stop before its next run.
 
-    Call it before these runs, all that were found, are cancelled. The submission cancels the others.
+    Call it before you cancel `runs`, which are all that you found. The submission cancels the others.
     """
     for folder in dict.fromkeys(sweep_folder(run, sweep) for run in runs):
         try:
@@ -75,19 +74,19 @@ def stop_submission(sweep: str, runs: Sequence[RunDir]) -> None:
             replace_json(folder / CANCELLED, {"runs": [run.id for run in runs]})
         except OSError as error:
             print(
-                f"launcher: {folder / CANCELLED}: {error.strerror}; a `submit` that goes on does not see "
-                "that the sweep is cancelled",
+                f"launcher: {folder / CANCELLED}: {error.strerror}; a `submit` that is still in progress "
+                "does not see that the sweep is cancelled",
                 file=sys.stderr,
             )
 
 
-def submitted(
+def submit_in_order(
     scheduler: Scheduler, sweep: PreparedSweep, submit: Callable[[Prepared], RunDir]
 ) -> list[RunDir]:
     """Submit the runs in their order.
 
-    Raises SchedulerError or UnclearError, which say how many go on; if the sweep was cancelled meanwhile,
-    none does.
+    Raises SchedulerError or UnclearError with the number of runs that continue. If the sweep was cancelled
+    meanwhile, none continues.
     """
     started: list[RunDir] = []
     for prepared in sweep.runs:
@@ -107,41 +106,41 @@ def submitted(
 
 
 def _end_if_cancelled(scheduler: Scheduler, sweep: PreparedSweep, started: Sequence[RunDir]) -> None:
-    """Raise SchedulerError if the sweep was cancelled. All its runs are cancelled then.
+    """If the sweep was cancelled meanwhile, cancel the remaining runs and raise SchedulerError.
 
-    Whoever cancels a sweep cannot have found a run that is written after that, and may have found the last
-    one before it could be cancelled.
+    The remaining runs are those written after the cancellation, and the last one, which may have been found
+    before it could be cancelled.
     """
     folders = dict.fromkeys(sweep_folder(run, sweep.id) for run in started)
-    found = next((seen for folder in folders if (seen := read_record(folder / CANCELLED))), None)
-    if found is None:
+    cancellation = next((record for folder in folders if (record := read_record(folder / CANCELLED))), None)
+    if cancellation is None:
         return
     message = (
         f"{sweep.id} was cancelled while it was submitted: {len(started)} of {len(sweep.runs)} runs were "
         "submitted, and are cancelled"
     )
-    rest = [run for run in started if run.id not in found.get("runs", ()) or run is started[-1]]
+    remaining = [run for run in started if run.id not in cancellation.get("runs", ()) or run is started[-1]]
     try:
-        scheduler.cancel_all(rest, sweep.id)
+        scheduler.cancel_all(remaining, sweep.id)
     except SchedulerError as error:
         raise SchedulerError(f"{message}, except: {error}") from None
     raise SchedulerError(message)
 
 
 def runs_of(folder: Path) -> list[RunDir]:
-    """The runs of the sweep of this folder that still exist, in their order."""
-    found = [RunDir(path) for path in folder.parent.parent.glob(f"{folder.name}-*") if path.is_dir()]
-    return sorted((run for run in found if run.read_about().sweep is not None), key=task_of)
+    """Return the runs of the sweep of this folder that still exist, in their order."""
+    runs = [RunDir(path) for path in folder.parent.parent.glob(f"{folder.name}-*") if path.is_dir()]
+    return sorted((run for run in runs if run.read_about().sweep is not None), key=task_of)
 
 
 def task_of(run: RunDir) -> int:
-    """The run's number in its sweep."""
+    """Return the run's number in its sweep."""
     sweep = run.read_about().sweep
     return sweep.task if sweep is not None else 0
 
 
 def remove_here(run: RunDir) -> None:
-    """Delete the run directory on this machine, and its sweep's folder with the last run. Raises OSError."""
+    """Delete the local run directory, and with a sweep's last run the sweep's folder. Raises OSError."""
     sweep = run.read_about().sweep
     delete_folder(run.path)
     if sweep is not None and not any(run.path.parent.glob(f"{glob.escape(sweep.id)}-*")):

@@ -1,4 +1,4 @@
-"""What to fetch of a run that is on another host."""
+"""Which files to fetch of a run that is on another host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Wanted:
     nodes: frozenset[int] | None = None
 
     def covers(self, path: str) -> bool:
-        """Whether a round trip would fetch `path` (relative to a run) if it were new."""
+        """Return whether a round trip fetches `path` (relative to the run) if it is new."""
         parts = path.split("/")
         if not set(LOG_FOLDERS) & set(parts[:-1]):
             return True

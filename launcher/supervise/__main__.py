@@ -62,11 +62,11 @@ def main() -> int:
         about = read_json(run.run)
         if about is None:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
-        wanted = Job.model_validate(about["job"]).secrets
-        given, token = _on_stdin() if options.secrets_on_stdin else ({}, "")
+        declared = Job.model_validate(about["job"]).secrets
+        given_secrets, token = _read_stdin() if options.secrets_on_stdin else ({}, "")
         if about["cluster"]["scheduler"] == "runpod":  # a pod has the values under their names
-            given = {one.name: os.environ[one.name] for one in wanted if one.name in os.environ}
-        secrets = read_secrets(wanted, given)
+            given_secrets = {one.name: os.environ[one.name] for one in declared if one.name in os.environ}
+        secrets = read_secrets(declared, given_secrets)
         link = None
         if about.get("apart") and place.count > 1:
             place = replace(place, no_shared_folder=True)
@@ -92,13 +92,13 @@ def main() -> int:
 
 def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: Exception) -> int:
     """Record that the run failed and why. No other record would exist. The ranks end with this process."""
-    known = {**secrets, variables.SECRETS: ",".join(secrets)}
-    sys.stderr.write(masked_text(traceback.format_exc(), known))
+    masked_values = {**secrets, variables.SECRETS: ",".join(secrets)}
+    sys.stderr.write(masked_text(traceback.format_exc(), masked_values))
     if place.rank == 0:
-        what = masked_text(f"{type(error).__name__}: {error}", known).partition("\n")[0]
+        error_text = masked_text(f"{type(error).__name__}: {error}", masked_values).partition("\n")[0]
         verdict = Verdict(
             failure="unknown",
-            reason=f"the supervisor crashed ({what}): a defect of launcher, or damaged records",
+            reason=f"the supervisor crashed ({error_text}): a defect of launcher, or damaged records",
             node=0,
             evidence=(run.supervisor_log.name,),
         )
@@ -112,7 +112,7 @@ def _crashed(run: RunDir, place: NodePlace, secrets: Mapping[str, str], error: E
     return EXIT_CODES["unknown"]
 
 
-def _on_stdin() -> tuple[dict[str, str], str]:
+def _read_stdin() -> tuple[dict[str, str], str]:
     return json.loads(sys.stdin.readline()), sys.stdin.readline().strip()
 
 

@@ -38,9 +38,9 @@ from launcher.supervise.process import (
 )
 
 FAILED_SECONDS = 20.0
-"How long the ranks of a script have to end after SIGTERM, if another rank has failed."
+"Time that the ranks of a script have to end after SIGTERM if another rank has failed."
 KILL_SECONDS = 5.0
-"How long the workers have to record how their killed ranks ended. Then all remaining processes get SIGKILL."
+"Time that workers have to record how their killed ranks ended, before remaining processes get SIGKILL."
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class NodePlace:
     rendezvous_host: str | None = None
     port_base: int = 61000
     no_shared_folder: bool = False
-    "The nodes share no folder."
+    "Whether the nodes share no folder."
 
     def rendezvous_port(self, attempt: int) -> int:
         """Return the port at which the ranks of an attempt meet.
 
-        With several nodes each attempt has another port, so that late packets of the attempt before it reach
-        no listener. On one node it is a port that is free now, which only torchrun uses: several runs share
-        the host, and torchrun ends at once if its port is taken.
+        With several nodes each attempt uses a different port, so that late packets of the previous attempt
+        reach no listener. On one node it is a port that is free now, because several runs share the host and
+        torchrun ends at once if its port is taken. Only torchrun uses it there.
         """
         if self.count == 1:
             return free_port()
@@ -100,9 +100,9 @@ class RunningAttempt:
         self.run, self.attempt, self.node, self.process = run, attempt, node, process
         self.sends_sigterm = sends_sigterm
         self._output = output
-        self._asked: tuple[str, float] | None = None
-        self._until: float | None = None
-        self._failed = False
+        self._written_request: tuple[str, float] | None = None
+        self._kill_at: float | None = None
+        self._ends_failed = False
         self._signalled: set[tuple[int, signal.Signals]] = set()
 
     def ask_to_stop(self, reason: str, until: float) -> None:
@@ -110,30 +110,30 @@ class RunningAttempt:
 
         It may be called again with another reason or time.
         """
-        if not self._failed:
-            self._until = until
+        if not self._ends_failed:
+            self._kill_at = until
             self._write_request(reason)
 
     def end_failed(self) -> None:
-        """End the ranks without a checkpoint, because they wait in vain for a failed rank.
+        """End the ranks without a checkpoint, because they would wait forever for a failed rank.
 
-        A script that was already asked to stop keeps the time it was given.
+        A script that was already asked to stop keeps its time limit.
         """
-        if not self._failed and (self._until is None or not self.sends_sigterm):
-            self._failed = True
-            self._until = time.monotonic() + (FAILED_SECONDS if self.sends_sigterm else 0.0)
+        if not self._ends_failed and (self._kill_at is None or not self.sends_sigterm):
+            self._ends_failed = True
+            self._kill_at = time.monotonic() + (FAILED_SECONDS if self.sends_sigterm else 0.0)
             if self.sends_sigterm:
                 self._write_request("failed")
 
     def _write_request(self, reason: str) -> None:
         """Write the reason and the time of the kill into the stop file, before any signal is sent."""
-        assert self._until is not None
-        if (reason, self._until) != self._asked:
-            self._asked = reason, self._until
+        assert self._kill_at is not None
+        if (reason, self._kill_at) != self._written_request:
+            self._written_request = reason, self._kill_at
             if self.node != 0 and self.attempt.stop.exists():
                 return  # the nodes share the file, and rank 0 reads the time in it by node 0's clock
             with contextlib.suppress(OSError):
-                write_stop_request(self.attempt.stop, reason, time.time() + self._until - time.monotonic())
+                write_stop_request(self.attempt.stop, reason, time.time() + self._kill_at - time.monotonic())
 
     def wait(self, tick: Callable[[], None]) -> Ended:
         """Block until the attempt has ended, calling `tick` a few times a second."""
@@ -153,20 +153,20 @@ class RunningAttempt:
         return Ended(code or (-END_RANK if self._signalled else 0))
 
     def close(self) -> None:
-        """Write the output so far to its file. `wait` does so too."""
+        """Write the output so far to its file. `wait` calls this too."""
         self._output.close()
 
     def _remaining(self) -> set[int]:
         return {*processes_of(self.run.path, self.attempt.number, self.node), *descendants()}
 
     def _escalate(self) -> None:
-        if self._until is None:
+        if self._kill_at is None:
             return
-        over = time.monotonic() - self._until
-        if over > KILL_SECONDS or not (self._ranks_started() or self.attempt.only_saves):
+        overdue = time.monotonic() - self._kill_at
+        if overdue > KILL_SECONDS or not (self._ranks_started() or self.attempt.only_saves):
             signal_group(self.process.pid, signal.SIGKILL)
-        elif over > 0 or self.sends_sigterm:
-            signum = KILL_RANK if over > 0 else END_RANK
+        elif overdue > 0 or self.sends_sigterm:
+            signum = KILL_RANK if overdue > 0 else END_RANK
             starter = self.process.pid
             workers = workers_of(self.run.path, self.attempt.number, self.node, parent=starter)
             for worker in workers:
@@ -174,8 +174,8 @@ class RunningAttempt:
                     self._signalled.add((worker, signum))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker, signum)
-            if self._failed and self._signalled and not workers:
-                # torchrun takes ranks that were made to end for finished, and waits for the other nodes'.
+            if self._ends_failed and self._signalled and not workers:
+                # torchrun treats ranks that were told to end as finished, and waits for those of other nodes.
                 signal_group(starter, signal.SIGKILL)
 
     def _ranks_started(self) -> bool:
@@ -198,17 +198,19 @@ def start(
 
     Raises OSError if bash or the folder is missing.
     """
-    ours = _environment(run, attempt, place, secrets)
+    variables_of_attempt = _environment(run, attempt, place, secrets)
     if only_check:
-        ours[variables.ONLY_CHECK] = "1"
-    output = MaskedPipe(attempt.torchrun_log(place.rank), secrets_of({**os.environ, **secrets, **ours}))
+        variables_of_attempt[variables.ONLY_CHECK] = "1"
+    output = MaskedPipe(
+        attempt.torchrun_log(place.rank), secrets_of({**os.environ, **secrets, **variables_of_attempt})
+    )
     try:
         process = subprocess.Popen(
             ["bash", str(run.scripts / "start.sh")],
             stdin=subprocess.DEVNULL,
             stdout=output.end,
             stderr=output.end,
-            env={**split(os.environ)[0], **travelling(secrets), **ours},
+            env={**split(os.environ)[0], **travelling(secrets), **variables_of_attempt},
             # SIGKILL is safe: each worker notices that its parent is gone and ends its rank.
             preexec_fn=dying_with(os.getpid(), signal.SIGKILL, own_group=True, blocked=STOP_SIGNALS),
         )
@@ -246,13 +248,13 @@ def _environment(
 
 def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, list[Clue]]:
     """Return the clues in the output of each node's torchrun and of the script that starts it."""
-    found = {}
+    clues = {}
     for path in attempt.logs.glob("node-*/torchrun.err"):
         with contextlib.suppress(OSError), open_regular(path) as file:
-            found[int(path.parent.name.partition("-")[2])] = clues_of_text(
+            clues[int(path.parent.name.partition("-")[2])] = clues_of_text(
                 lines_of(file), failure_patterns(about)
             )
-    return found
+    return clues
 
 
 def tail(path: Path, begin: int = 0) -> list[str]:

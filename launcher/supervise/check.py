@@ -14,7 +14,7 @@ from launcher.supervise.judge import start_script_message
 from launcher.supervise.process import signal_group
 
 CHECK_SECONDS = 30.0
-"Time limit of the check, which takes a second. A file system that hangs must not hold the run up."
+"Time limit of the check, which takes a second. A hanging file system must not delay the run further."
 POLL_SECONDS = 0.1
 
 

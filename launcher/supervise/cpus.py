@@ -18,22 +18,22 @@ def bind(environ: Mapping[str, str]) -> None:
     if not lists:
         return
     rank = int(environ.get("LOCAL_RANK", "0"))
-    wanted = listed(lists[rank])
-    allowed = os.sched_getaffinity(0)
-    if not wanted & allowed:
+    rank_cpus = listed(lists[rank])
+    job_cpus = os.sched_getaffinity(0)
+    if not rank_cpus & job_cpus:
         print(
             f"launcher: node.cpu_bind: rank {rank} of this node should have CPUs {lists[rank]}, but the job "
             "has none of them; the rank is not bound",
             file=sys.stderr,
         )
         return
-    os.sched_setaffinity(0, wanted & allowed)
+    os.sched_setaffinity(0, rank_cpus & job_cpus)
 
 
 def listed(text: str) -> set[int]:
     """Return the numbers in a CPU list: `0-3,8` -> {0, 1, 2, 3, 8}."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus

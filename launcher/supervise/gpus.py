@@ -18,28 +18,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 FOLDER = Path("/tmp/launcher-gpus")
-"Holds one file per GPU, for all users of the host. Whoever holds its lock (flock) has the GPU."
+"Holds one file per GPU, for all users of the host. The process that holds its lock (flock) has the GPU."
 BUSY_MIB = 1024
-"With more than this in use the GPU is busy, even if nvidia-smi lists no process (another container)."
+"A GPU with more memory in use is busy, even if nvidia-smi lists no process (another container)."
 PATIENCE_SECONDS = 30
 "Timeout for nvidia-smi, which wakes every GPU up if persistence mode is off."
 
 
 class GpusError(Exception):
-    """The GPUs cannot be claimed; the message says which are busy, and with what."""
+    """The GPUs cannot be claimed. The message says which are busy, and what uses them."""
 
 
 class BusyError(GpusError):
-    """Too few GPUs are free now, or nvidia-smi does not tell: waiting may help."""
+    """Too few GPUs are free now, or nvidia-smi does not answer, so waiting may help."""
 
 
 class UnknownGpusError(GpusError):
-    """There is nothing to choose from: no nvidia-smi, or GPUs that the user has hidden."""
+    """There are no GPUs to choose from: no nvidia-smi, or the user has hidden all GPUs."""
 
 
 @dataclass(frozen=True)
 class InstalledGpu:
-    """A GPU as nvidia-smi lists it, in its order (PCI bus). Memory in MiB."""
+    """A GPU as nvidia-smi lists it, indexed in PCI bus order. Memory in MiB."""
 
     index: int
     uuid: str
@@ -51,30 +51,33 @@ class InstalledGpu:
 
 
 def choose(free: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """`count` adjacent GPUs if possible: links (NVLink, PCIe switch) connect aligned groups first."""
+    """Choose `count` GPUs, adjacent ones if possible: NVLink and PCIe switches connect aligned groups.
+
+    Return None if there are too few.
+    """
     ordered = sorted(free)
     groups = [tuple(ordered[at : at + count]) for at in range(len(ordered) - count + 1)]
     return min(groups, key=lambda group: (group[-1] - group[0], group[0] % count, group[0]), default=None)
 
 
 def short_of(gpus: Sequence[InstalledGpu], count: int) -> str:
-    """Why `count` GPUs cannot be claimed; empty if they can."""
+    """Return why `count` GPUs cannot be claimed, or "" if they can."""
     free = [gpu for gpu in gpus if not gpu.busy]
     if len(free) >= count:
         return ""
     busy = "; ".join(f"GPU {gpu.index}: {gpu.busy}" for gpu in gpus if gpu.busy)
-    have = f"{len(free)} of {len(gpus)} GPUs are free" if busy else f"there are {len(gpus)} GPUs"
-    return f"{have}, the job needs {count}" + (f" ({busy})" if busy else "")
+    counts = f"{len(free)} of {len(gpus)} GPUs are free" if busy else f"there are {len(gpus)} GPUs"
+    return f"{counts}, the job needs {count}" + (f" ({busy})" if busy else "")
 
 
 def installed() -> list[tuple[str, int | None]]:
-    """Name and memory in MiB of each GPU. Raises GpusError."""
+    """Return name and memory in MiB of each GPU. Raises GpusError."""
     rows = [row.rsplit(", ", 1) for row in _ask("--query-gpu=name,memory.total")]
     return [(name, _number(total)) for name, total in rows]
 
 
 def user() -> str:
-    """The name of this process's user, or its uid where it has no name, as in some containers."""
+    """Return the name of this process's user, or its uid if it has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # until Python 3.12, since 3.13
@@ -82,13 +85,13 @@ def user() -> str:
 
 
 def survey() -> list[InstalledGpu]:
-    """All GPUs, with whoever uses or has locked them. Raises GpusError."""
+    """Return all GPUs, with who uses or has locked each. Raises GpusError."""
     with _choosing():
         gpus = _installed_gpus()
-        taken, locks = _lock([gpu for gpu in gpus if not gpu.busy])
+        holders, locks = _lock([gpu for gpu in gpus if not gpu.busy])
         for lock in locks.values():
             os.close(lock)
-    return [replace(gpu, busy=gpu.busy or taken.get(gpu.index, "")) for gpu in gpus]
+    return [replace(gpu, busy=gpu.busy or holders.get(gpu.index, "")) for gpu in gpus]
 
 
 def claim(
@@ -96,25 +99,25 @@ def claim(
 ) -> tuple[tuple[int, ...], list[int]]:
     """Lock `count` free GPUs.
 
-    `among` limits them, in the form of CUDA_VISIBLE_DEVICES: "" is none. If `shared`, GPUs that other
-    programs than launcher use are taken when there are too few others. Return their indexes, and open files
-    that hold the locks while any process has them open.
+    `among` limits the choice, in the form of CUDA_VISIBLE_DEVICES; "" allows none. If `shared`, GPUs that
+    programs other than launcher use are taken when there are too few others. Return the indexes, and open
+    files that hold the locks while any process has them open.
 
     Raises BusyError if waiting helps, UnknownGpusError if there is nothing to choose from, and GpusError.
     """
     with _choosing():
-        gpus = [gpu for gpu in _installed_gpus() if among is None or _is_among(gpu, among)]
+        gpus = [gpu for gpu in _installed_gpus() if among is None or _is_visible(gpu, among)]
         if among is not None and not gpus:
-            raise UnknownGpusError(f"CUDA_VISIBLE_DEVICES={among} names none of this machine")
-        taken, locks = _lock([gpu for gpu in gpus if shared or not gpu.busy])
+            raise UnknownGpusError(f"CUDA_VISIBLE_DEVICES={among} names no GPU of this machine")
+        holders, locks = _lock([gpu for gpu in gpus if shared or not gpu.busy])
         quiet = [gpu.index for gpu in gpus if gpu.index in locks and not gpu.busy]
         chosen = choose(quiet, count) or choose(list(locks), count)
         for index, lock in locks.items():
             if index not in (chosen or ()):
                 os.close(lock)
     if chosen is None:
-        now = [replace(gpu, busy=gpu.busy or taken.get(gpu.index, "")) for gpu in gpus]
-        raise (BusyError if len(gpus) >= count else GpusError)(short_of(now, count))
+        gpus_now = [replace(gpu, busy=gpu.busy or holders.get(gpu.index, "")) for gpu in gpus]
+        raise (BusyError if len(gpus) >= count else GpusError)(short_of(gpus_now, count))
     for index in chosen:
         os.ftruncate(locks[index], 0)
         os.pwrite(locks[index], json.dumps(dict(who)).encode(), 0)
@@ -137,7 +140,7 @@ def _parsed(row: str, busy: Mapping[str, Sequence[str]]) -> InstalledGpu:
     if uuid in busy:
         return replace(gpu, busy=", ".join(busy[uuid]))
     if (gpu.used or 0) > BUSY_MIB:
-        return replace(gpu, busy=f"{gpu.used} MiB in use by a process that is not seen from here")
+        return replace(gpu, busy=f"{gpu.used} MiB in use by a process that is not visible here")
     return gpu
 
 
@@ -151,7 +154,7 @@ def _process(pid: str, name: str, used: str) -> str:
 
 
 def _number(text: str) -> int | None:
-    """None for `[N/A]` and the like."""
+    """Return an int, or None for texts such as `[N/A]`."""
     return int(text) if text.isdigit() else None
 
 
@@ -160,7 +163,9 @@ def _ask(query: str) -> list[str]:
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except FileNotFoundError:
-        raise UnknownGpusError("there is no nvidia-smi, so which GPUs are free is not known") from None
+        raise UnknownGpusError(
+            "there is no nvidia-smi, so launcher does not know which GPUs are free"
+        ) from None
     except OSError as error:
         raise GpusError(f"nvidia-smi: {error.strerror}") from None
     try:
@@ -175,16 +180,16 @@ def _ask(query: str) -> list[str]:
 
 
 def _lock(gpus: Sequence[InstalledGpu]) -> tuple[dict[int, str], dict[int, int]]:
-    """Lock the free ones. Return index -> holder of the others, and index -> open file of the locked ones."""
-    taken, locks = {}, {}
+    """Lock the GPUs that are free. Return index -> holder of the others, and index -> open lock file."""
+    holders, locks = {}, {}
     for gpu in gpus:
         lock = _open(gpu.uuid)
         if _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             locks[gpu.index] = lock
         else:
-            taken[gpu.index] = _holder(os.pread(lock, 1000, 0))
+            holders[gpu.index] = _holder(os.pread(lock, 1000, 0))
             os.close(lock)
-    return taken, locks
+    return holders, locks
 
 
 def _holder(record: bytes) -> str:
@@ -196,14 +201,14 @@ def _holder(record: bytes) -> str:
     return "".join(char for char in text if char.isprintable())[:200]
 
 
-def _is_among(gpu: InstalledGpu, visible: str) -> bool:
+def _is_visible(gpu: InstalledGpu, visible: str) -> bool:
     names = [name.strip() for name in visible.split(",")]
     return str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
 
 
 @contextlib.contextmanager
 def polling() -> Iterator[bool]:
-    """Yield whether no other waiting run of this host asks nvidia-smi now. It should be asked by one."""
+    """Yield whether this process may query nvidia-smi. One waiting run of a host queries it at a time."""
     file = _open(".polling")
     try:
         yield _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -229,13 +234,13 @@ def _flock(file: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:  # such as ENOLCK, where FOLDER is on a network file system
-        why = f"{FOLDER}, where taken GPUs are noted, cannot be locked: {error.strerror}"
+        why = f"{FOLDER}, which holds the locks of GPUs, cannot be locked: {error.strerror}"
         raise GpusError(why) from None
     return True
 
 
 def _open(name: str) -> int:
-    """Open a file that every user may write. The kernel may refuse O_CREAT for another user's file here."""
+    """Open a file that every user may write. The kernel may refuse O_CREAT for a file of another user."""
     try:
         with contextlib.suppress(FileExistsError):
             FOLDER.mkdir()
@@ -247,8 +252,8 @@ def _open(name: str) -> int:
         except FileExistsError:
             file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        raise GpusError(f"{FOLDER}, where taken GPUs are noted: {error.strerror}") from None
+        raise GpusError(f"{FOLDER}, which holds the locks of GPUs: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise GpusError(f"{FOLDER}/{name} is no file")
+        raise GpusError(f"{FOLDER}/{name} is not a regular file")
     return file

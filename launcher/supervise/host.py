@@ -24,8 +24,7 @@ from launcher.rundir.layout import RunDir
 def oom_kills(root: Path = Path("/")) -> int:
     """Return how many processes the kernel's OOM killer has ended.
 
-    Counts this process's cgroup, which contains the ranks. If the cgroup has no counter, counts the whole
-    host.
+    Count in this process's cgroup, which contains the ranks, or on the whole host if it has no counter.
     """
     counters = [folder / name for folder in cgroups(root) for name in ("memory.events", "memory.oom_control")]
     for file in (*counters, root / "proc/vmstat"):
@@ -84,10 +83,10 @@ class SupervisorLock:
             self._file.truncate(0)
             self._file.write(json.dumps(this_process()))
             self._file.flush()
-        threading.Thread(target=self._live, args=(self._file.fileno(),), daemon=True).start()
+        threading.Thread(target=self._keep_alive, args=(self._file.fileno(),), daemon=True).start()
         return self
 
-    def _live(self, descriptor: int) -> None:
+    def _keep_alive(self, descriptor: int) -> None:
         while not self._ended.wait(ALIVE_SECONDS):
             with contextlib.suppress(OSError):
                 os.utime(descriptor)
@@ -107,7 +106,7 @@ def lock_path(run: RunDir, node: int) -> Path:
 def supervisor_alive(run: RunDir) -> bool | None:
     """Return whether a supervisor holds the run now, or None if this user cannot tell.
 
-    A supervisor on another host is seen if the file system shares locks between hosts.
+    A supervisor on another host is visible only if the file system shares locks between hosts.
     """
     try:
         with open_regular(run.supervisor_lock) as file:  # read permission is enough for LOCK_SH
@@ -129,8 +128,7 @@ def supervisor_gone(run: RunDir) -> bool:
     """
     if not (sign := last_sign(run)) or supervisor_alive(run) is not False:
         return False
-    here = is_here(read_record(run.supervisor_lock))
-    return here or _time_in(run.path) - sign > SILENT_SECONDS
+    return is_here(read_record(run.supervisor_lock)) or _time_in(run.path) - sign > SILENT_SECONDS
 
 
 def last_sign(run: RunDir) -> float:

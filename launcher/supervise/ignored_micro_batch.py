@@ -25,25 +25,25 @@ Earlier = Sequence[tuple[Recipe, Verdict]]
 SAME_FAILURES = 3
 "Number of consecutive attempts, each with a smaller micro-batch, that must fail at the same place."
 SAME_FREE = 0.01
-"""Maximum difference in free memory between two such failures, as a fraction of the requested bytes. Failures
-at different places differ more: free memory then lies anywhere below the requested bytes."""
-LEAST_TOLD = 20 * 2**20
-"""Requests below this many bytes are ignored. PyTorch's allocator reserves up to this much for a small
-request (`kLargeBuffer` of its CUDACachingAllocator), so free memory tells nothing about the place."""
+"""Maximum difference in free memory between two such failures, as a fraction of the requested bytes. For
+failures at different places, free memory is anywhere below the requested bytes."""
+MIN_REQUEST = 20 * 2**20
+"""Smaller requests in bytes are ignored. PyTorch's allocator reserves up to this much for a small request
+(`kLargeBuffer` of its CUDACachingAllocator), so free memory does not identify the place of the failure."""
 
 
 def ignores_micro_batch(
     command: tuple[str, ...], recipe: Recipe, verdict: Verdict, earlier: Earlier
 ) -> str | None:
-    """Return why a smaller micro-batch cannot help, or None while it may.
+    """Return why a smaller micro-batch cannot help, or None if it may help.
 
-    A placeholder in the command shows that the command uses the value. Environment variables may be read
-    unseen.
+    A placeholder shows that the command uses the value. It may also read environment variables, which
+    launcher cannot see.
     """
     if uses(command, "micro_batch_size") or uses(command, "grad_accum"):
         return None
     latest = [*earlier[1 - SAME_FAILURES :], (recipe, verdict)]
-    sizes = [one.micro_batch_size for one, _ in latest]
+    sizes = [recipe_.micro_batch_size for recipe_, _ in latest]
     falling = len(latest) == SAME_FAILURES and all(b < a for a, b in pairwise(sizes))
     if not falling or not all(_same_place(a, b) for (_, a), (_, b) in pairwise(latest)):
         return None
@@ -61,7 +61,7 @@ def _same_place(a: Verdict, b: Verdict) -> bool:
     if a.failure != b.failure or a.memory is None or b.memory is None:
         return False
     size, free, other = a.memory.requested, a.memory.free, b.memory.free
-    if size is None or size != b.memory.requested or size < LEAST_TOLD or free is None or other is None:
+    if size is None or size != b.memory.requested or size < MIN_REQUEST or free is None or other is None:
         return False
     # A weight's gradient has the same size with every micro-batch, but the free memory before it differs.
     return abs(free - other) <= SAME_FREE * size
@@ -69,14 +69,14 @@ def _same_place(a: Verdict, b: Verdict) -> bool:
 
 def judged_since_start(run: RunDir) -> Earlier:
     """Return the attempts with verdicts since a user last submitted or resumed the run."""
-    found = []
+    judged_attempts = []
     for event in since_submission(run.read_events()):
         if not isinstance(event, AttemptEnded):
             continue
         attempt = run.attempt(event.attempt)
-        judged = attempt.read_verdict()
+        record = attempt.read_verdict()
         with suppress(ValidationError):
             recipe = Recipe.model_validate(read_record(attempt.recipe))
-            if judged is not None:
-                found.append((recipe, judged.verdict))
-    return found
+            if record is not None:
+                judged_attempts.append((recipe, record.verdict))
+    return judged_attempts

@@ -1,4 +1,4 @@
-"""Find the address and the network interface through which this node reaches node 0."""
+"""Find the address and the network interface by which this node reaches node 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def main() -> None:
     sys.argv holds the host and port of node 0. `-` means that the variable should not be set.
     """
     address = own_address(sys.argv[1], int(sys.argv[2]))
-    found = addresses()
-    name = next((name for name, one in found if one == address), None)
-    print(address, name or "-", nccl(name, [one for one, _ in found]) or "-")
+    pairs = addresses()
+    name = next((name for name, one in pairs if one == address), None)
+    print(address, name or "-", nccl(name, [one for one, _ in pairs]) or "-")
 
 
 def own_address(host: str, port: int) -> str:
@@ -38,8 +38,8 @@ def nccl(name: str | None, names: Sequence[str]) -> str | None:
     NCCL prefers InfiniBand interfaces. Otherwise it takes the first interface other than docker* and lo
     (`ncclFindInterfaces`), which other nodes may not reach.
     """
-    first = next((one for one in names if not re.match(r"docker|lo$", one)), None)
-    if name is None or first == name or any(one.startswith("ib") for one in names):
+    first = next((interface for interface in names if not re.match(r"docker|lo$", interface)), None)
+    if name is None or first == name or any(interface.startswith("ib") for interface in names):
         return None
     return f"={name}"  # without `=`, NCCL reads a prefix: eth1 would match eth10
 
@@ -49,9 +49,9 @@ def addresses() -> list[tuple[str, str]]:
     interfaces = psutil.net_if_addrs().items()
     # `eth0:1` is an alias label of eth0, and the address of a link ends in `%eth0`.
     return [
-        (name.partition(":")[0], one.address.partition("%")[0])
+        (name.partition(":")[0], entry.address.partition("%")[0])
         for family in (socket.AF_INET, socket.AF_INET6)
-        for name, found in interfaces
-        for one in found
-        if one.family == family
+        for name, entries in interfaces
+        for entry in entries
+        if entry.family == family
     ]

@@ -38,10 +38,10 @@ from launcher.spec.verdict import (
 _NETWORK: frozenset[FailureClass | None] = frozenset({"nccl-timeout", "rendezvous-failed"})
 
 # A rank with one of these was a victim of another rank, unless no other cause is known.
-_CONSEQUENCES = _NETWORK | {None}
+_CONSEQUENCE_CLASSES = _NETWORK | {None}
 
 LEAVING_SECONDS = 5.0
-"How long before its end a program may close its connections. Finalizing Python with torch takes a while."
+"Maximum time between a program closing its connections and its end. Finalizing Python with torch is slow."
 
 _WORKER_KILLED = 128 + signal.SIGKILL
 "Exit code of `local_ranks` if the first worker that ended was killed."
@@ -55,7 +55,7 @@ _ENDED_AS_ASKED = frozenset(
 "Exit codes of a program that the request to stop ended, and of its shell."
 
 _CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV})
-"Exit codes of a process that ends itself. A library may do so on the way out after an exception."
+"Exit codes of a process that crashes. A library may crash during the shutdown after an exception."
 
 EXIT_NOT_STARTED = 78
 "Exit code of start.sh if it can start no rank: EX_CONFIG of sysexits.h."
@@ -84,9 +84,9 @@ class Evidence:
 
     ranks: int
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Exit code of start.sh by node: torchrun's, or on one host that of `local_ranks`, the one of the first
-    worker that failed. Negative if a signal ended that process itself. Nodes that failed before launcher
-    ended the others' ranks come first."""
+    """Exit code of start.sh by node: torchrun's, or on one host that of `local_ranks`, which is the code of
+    the first worker that failed. Negative if a signal ended that process itself. The first entries are nodes
+    that failed before launcher ended the other nodes' ranks."""
     errors: tuple[dict[str, Any], ...] = ()
     "errors/rank-*.json"
     exits: tuple[dict[str, Any], ...] = ()
@@ -118,11 +118,11 @@ def read_records(attempt: AttemptDir, folder: str) -> tuple[dict[str, Any], ...]
     """Return every rank's `errors` or `exits` record, sorted by time. Malformed files are left out."""
     form = {"errors": ERROR, "exits": EXIT}[folder]
     files = (attempt.path / folder).glob("rank-*.json")
-    records = [record for file in files if (record := read_record(file, form)) and _names(file, record)]
+    records = [record for file in files if (record := read_record(file, form)) and _belongs_to(file, record)]
     return tuple(sorted(records, key=lambda record: (record.get("time", 0.0), record["rank"])))
 
 
-def _names(file: Path, record: Mapping[str, Any]) -> bool:
+def _belongs_to(file: Path, record: Mapping[str, Any]) -> bool:
     return file.stem == f"rank-{record['rank']:03d}"
 
 
@@ -137,9 +137,9 @@ def judge(evidence: Evidence) -> Verdict:
     evidence = _with_orders_compared(evidence)
     codes = [record["exit_code"] for record in evidence.exits]
     all_ranks_reported = len(codes) == evidence.ranks
-    told_to_end = any(record.get("stopping") for record in evidence.exits)
+    were_told_to_end = any(record.get("stopping") for record in evidence.exits)
     codes_of_nodes = evidence.exit_codes.values()
-    if evidence.exit_codes and not any(codes_of_nodes) and not any(codes) and not told_to_end:
+    if evidence.exit_codes and not any(codes_of_nodes) and not any(codes) and not were_told_to_end:
         if not (codes or evidence.started or evidence.disk_full):
             return Verdict(failure="image-error", reason=NO_RANK, confidence="likely")
         return Verdict(failure="succeeded", reason="every rank ended with exit code 0", exit_code=0)
@@ -163,7 +163,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _with_slow_data(evidence: Evidence, verdict: Verdict) -> Verdict:
-    """Return the verdict, and of a time-out say which ranks were fetching samples while the others waited."""
+    """Return the verdict. For a time-out, add which ranks were fetching samples while the others waited."""
     slow = [str(record["rank"]) for record in evidence.exits if _was_fetching(record)]
     if verdict.failure != "nccl-timeout" or not slow:
         return verdict
@@ -178,26 +178,26 @@ def _was_fetching(record: Mapping[str, Any]) -> bool:
 
 
 def start_script_message(lines: Sequence[str]) -> str:
-    """Return why start.sh started no rank, such as a failed line of `setup:`; empty if it did not tell."""
-    own = (line for line in reversed(lines) if line.startswith("launcher: "))
-    return next(own, "").removeprefix("launcher: ")
+    """Return why start.sh started no rank, such as a failed line of `setup:`, or "" if it does not say."""
+    messages = (line for line in reversed(lines) if line.startswith("launcher: "))
+    return next(messages, "").removeprefix("launcher: ")
 
 
 def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
     """Return the verdict of an attempt whose supervisor ended with the job.
 
-    `reason` is what the scheduler reports, and `record` is its source. The cause is chosen among that report
-    and the ranks' records and output: the one that explains the others.
+    `reason` is what the scheduler reports, and `record` is its source. The cause is the one that explains the
+    others among that report, the ranks' records and their output.
     """
     evidence = _with_orders_compared(evidence)
-    found = [*_candidates(evidence), *_candidates_of_errors(evidence)]
+    candidates = [*_candidates(evidence), *_candidates_of_errors(evidence)]
     for rank, clues in evidence.output.items():
         where = (f"the log of rank {rank}",)
         node = evidence.started.get(rank)
-        found += [Candidate(_as_printed(clue), rank, node, evidence=where) for clue in clues]
+        candidates += [Candidate(_as_printed(clue), rank, node, evidence=where) for clue in clues]
     if evidence.scheduler is not None:
-        found.append(Candidate(evidence.scheduler, reason=reason, evidence=(record,)))
-    cause = cause_of(found)
+        candidates.append(Candidate(evidence.scheduler, reason=reason, evidence=(record,)))
+    cause = cause_of(candidates)
     if cause is None or cause.confidence == "guess":
         lines = evidence.torchrun_lines
         text = f"{reason}, and its output holds no known error"
@@ -212,8 +212,10 @@ def judge_abandoned(evidence: Evidence, reason: str, record: str) -> Verdict:
 
 
 def _with_orders_compared(evidence: Evidence) -> Evidence:
-    """Return evidence whose records say so if ranks issued different collectives, which explains time-outs
-    and whatever else these ranks met then."""
+    """Return the evidence, changed to `desync` in the ranks' errors if they issued different collectives.
+
+    This explains time-outs and other errors of these ranks.
+    """
     compared = [error for error in evidence.errors if error.get("collectives")]
     begun = {error["collectives"]["begun"] for error in compared}
     if len(begun) != 1:
@@ -230,7 +232,7 @@ def _candidates_of_errors(evidence: Evidence) -> Iterator[Candidate]:
     """Yield the failures that ranks of the built-in entrypoint recorded."""
     for error in evidence.errors:
         kind, rank = KIND_OF.get(str(error.get("failure"))), int(error["rank"])
-        if kind is None or (failure := CLASS_OF_KIND[kind]) in _CONSEQUENCES:
+        if kind is None or (failure := CLASS_OF_KIND[kind]) in _CONSEQUENCE_CLASSES:
             continue
         text, time = str(error.get("exception") or failure), float(error.get("time", 0.0))
         clue = Clue(kind, text, time=time, strength="record")
@@ -259,37 +261,37 @@ def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
     elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
         how = "no checkpoint could be written; the previous one is kept"
     else:
-        own = _failed_while_stopping(evidence)
-        reasons = [own.reason] if own is not None else []
+        failure_of_own = _failed_while_stopping(evidence)
+        reasons = [failure_of_own.reason] if failure_of_own is not None else []
         if any(map(killed_while_stopping, evidence.exits)):
             reasons.append("ranks that did not end in time were killed")
         how = "; ".join(reasons) or "the ranks were ended"
-        if own is not None:
+        if failure_of_own is not None:
             stopped = {"failure": failure, "reason": f"{why}; {how}", "exit_code": None}
-            return own.model_copy(update={**stopped, "confidence": "certain"})
+            return failure_of_own.model_copy(update={**stopped, "confidence": "certain"})
     return Verdict(failure=failure, reason=f"{why}; {how}", exit_code=EXIT_STOPPED if clean else None)
 
 
 def _failed_while_stopping(evidence: Evidence) -> Verdict | None:
     """Return why a rank failed by itself in an attempt that was asked to stop, or None if none did."""
-    asked = {EXIT_STOPPED, EXIT_FOLLOWED, *_ENDED_AS_ASKED}
-    failed = [record for record in _failed_exits(evidence) if record["exit_code"] not in asked]
-    own = [record for record in failed if not killed_while_stopping(record)]
-    if not own and not evidence.errors:
+    expected = {EXIT_STOPPED, EXIT_FOLLOWED, *_ENDED_AS_ASKED}
+    failed = [record for record in _failed_exits(evidence) if record["exit_code"] not in expected]
+    by_themselves = [record for record in failed if not killed_while_stopping(record)]
+    if not by_themselves and not evidence.errors:
         return None
-    found = _from_errors(evidence) or _from_output(evidence)
-    if found is not None and found.failure != "unknown":
-        return None if found.failure in _CONSEQUENCES else found
-    return _unexplained(own[0]) if own else None
+    verdict = _from_errors(evidence) or _from_output(evidence)
+    if verdict is not None and verdict.failure != "unknown":
+        return None if verdict.failure in _CONSEQUENCE_CLASSES else verdict
+    return _unexplained(by_themselves[0]) if by_themselves else None
 
 
 def _from_errors(evidence: Evidence) -> Verdict | None:
     """Return the verdict from the records of ranks of the built-in entrypoint.
 
-    The record that explains the others counts, then the earliest. A consequence counts only if there is
-    nothing else.
+    The record that explains the others decides, otherwise the earliest. A consequence decides only if there
+    is nothing else.
     """
-    roots = [error for error in evidence.errors if error.get("failure") not in _CONSEQUENCES]
+    roots = [error for error in evidence.errors if error.get("failure") not in _CONSEQUENCE_CLASSES]
     if not roots and (_silent_ranks(evidence) or _ended_first(evidence) is not None):
         return None  # another rank died without a record, and these ranks only noticed it
     for error in sorted(roots, key=_order_of_error) or evidence.errors:
@@ -350,9 +352,9 @@ def _reason(
     elif failure == "gpu-oom" and not gpus:
         what = "ran out of memory"
     elif failure == "rendezvous-failed" and PORT_TAKEN.search(text):
-        what = "could not listen at its port, where another program does"
+        what = "could not listen at its port, which another program uses"
     elif failure == "user-error" and phase == "checkpoint":  # reading comes before the first step
-        what = "could not save" if step is not None else "cannot go on from what is there"
+        what = "could not save" if step is not None else "cannot continue from the checkpoint"
     else:
         what = FAILURES[failure].did
     where = f" in {phase}" if phase else ""
@@ -374,41 +376,48 @@ def _ended_first(evidence: Evidence) -> dict[str, Any] | None:
     """Return the record of the first failed rank if it ended before it recorded an error."""
     recorded = {int(error["rank"]) for error in evidence.errors}
     for record in _failed_exits(evidence)[:1]:
-        if record["exit_code"] < 0 or _left_by_itself(record):
+        if record["exit_code"] < 0 or _ended_by_itself(record):
             return record if record["rank"] not in recorded else None
     return None
 
 
-def _left_by_itself(record: Mapping[str, Any]) -> bool:
-    """Return whether a rank chose to end: no signal, no request and no other rank made it."""
+def _ended_by_itself(record: Mapping[str, Any]) -> bool:
+    """Return whether a rank ended by itself, not because of a signal, a request or another rank."""
     code = record["exit_code"]
     return not record.get("stopping") and code >= 0 and code not in (EXIT_STOPPED, EXIT_FOLLOWED)
 
 
-def _left_before(evidence: Evidence, found: Sequence[Candidate]) -> dict[str, Any] | None:
+def _ended_before_others(evidence: Evidence, found: Sequence[Candidate]) -> dict[str, Any] | None:
     """Return the record of the first rank that ended by itself before any rank missed another one.
 
-    `found` tells which ranks missed another one.
+    `found` holds the evidence of ranks that missed another one.
     """
-    missed = [one for one in found if CLASS_OF_KIND[one.clue.kind] in _NETWORK]
-    victims, since = {one.rank for one in missed}, min(one.clue.time for one in missed)
-    left = [
+    missed = [candidate for candidate in found if CLASS_OF_KIND[candidate.clue.kind] in _NETWORK]
+    victims, since = (
+        {candidate.rank for candidate in missed},
+        min(candidate.clue.time for candidate in missed),
+    )
+    ended = [
         record
         for record in evidence.exits
-        if _left_by_itself(record)
+        if _ended_by_itself(record)
         and record["rank"] not in victims
         and float(record.get("time", 0.0)) <= since + LEAVING_SECONDS
     ]
-    return min(left, key=lambda one: (one["exit_code"] == 0, float(one.get("time", 0.0))), default=None)
+    return min(
+        ended,
+        key=lambda candidate: (candidate["exit_code"] == 0, float(candidate.get("time", 0.0))),
+        default=None,
+    )
 
 
 def _silent_ranks(evidence: Evidence) -> list[int]:
     """Return the ranks that started and left no record of their end, while another rank did.
 
     The worker that watches a rank records its end even if the worker itself is asked to end. Only a SIGKILL
-    of the worker prevents that. The list is empty where a missing record proves nothing: on a full disk, and
-    if the process that starts the ranks was killed, because launcher's own SIGKILL may have come first. If no
-    rank has a record, only the exit code of `local_ranks` tells that a worker was killed.
+    of the worker prevents that. The list is empty if a missing record proves nothing: on a full disk, or if
+    the process that starts the ranks was killed, because launcher's own SIGKILL may have come first. If no
+    rank has a record, only the exit code of `local_ranks` shows that a worker was killed.
     """
     recorded = {record["rank"] for record in evidence.exits}
     if evidence.disk_full or not (recorded or _WORKER_KILLED in evidence.exit_codes.values()):
@@ -423,24 +432,24 @@ def _silent_ranks(evidence: Evidence) -> list[int]:
 def _from_output(evidence: Evidence) -> Verdict | None:
     """Return the verdict from the output, signals and OOM kills of all ranks."""
     failed, only_stopped = _failed_exits(evidence), _only_stopped(evidence)
-    found = _candidates(evidence)
-    cause = cause_of(found)
+    candidates = _candidates(evidence)
+    cause = cause_of(candidates)
     if cause is None or (cause.confidence == "guess" and not failed):
         return None if only_stopped or not failed else _unexplained(failed[0])
     if cause.failure == "unknown" and not cause.candidate.reason:
         return None if only_stopped or not failed else _unexplained(failed[0], cause)
-    if cause.failure in _NETWORK and (left := _left_before(evidence, found)) is not None:
-        return _missed(evidence, cause, left)
+    if cause.failure in _NETWORK and (ended_rank := _ended_before_others(evidence, candidates)) is not None:
+        return _missed_a_rank(evidence, cause, ended_rank)
     return _verdict(evidence, cause)
 
 
-def _missed(evidence: Evidence, cause: Cause, left: Mapping[str, Any]) -> Verdict:
-    """Return the verdict if ranks missed another one, `left`, that had ended by itself."""
-    if left["exit_code"] != 0:
+def _missed_a_rank(evidence: Evidence, cause: Cause, ended_rank: Mapping[str, Any]) -> Verdict:
+    """Return the verdict if ranks missed another one, `ended_rank`, that had ended by itself."""
+    if ended_rank["exit_code"] != 0:
         followed = cause._replace(others=((cause.candidate, "follows from another failure"), *cause.others))
-        return _unexplained(left).model_copy(update={"seen": _seen(followed)[1:]})
+        return _unexplained(ended_rank).model_copy(update={"seen": _seen(followed)[1:]})
     verdict = _verdict(evidence, cause)
-    reason = f"{verdict.reason}: rank {left['rank']} had ended with exit code 0"
+    reason = f"{verdict.reason}: rank {ended_rank['rank']} had ended with exit code 0"
     return verdict.model_copy(update={"reason": reason})
 
 
@@ -448,16 +457,15 @@ def _candidates(evidence: Evidence) -> list[Candidate]:
     """Return what the output, the exit codes and the OOM kills of all ranks show."""
     blame = not _only_stopped(evidence)
     exits = (
-        one
+        candidate
         for record in _failed_exits(evidence)
-        for one in _candidates_of_exit(evidence, record, blame=blame)
+        for candidate in _candidates_of_exit(evidence, record, blame=blame)
     )
     return [*_candidates_of_silence(evidence), *_candidates_of_torchrun(evidence), *exits]
 
 
 def _only_stopped(evidence: Evidence) -> bool:
-    """Return whether every rank ended because the process that started it was gone or the supervisor ended
-    the attempt."""
+    """Return whether every rank ended because its parent was gone or the supervisor ended the attempt."""
     starter_killed = any(code < 0 for code in evidence.exit_codes.values())
     stopped = all(record.get("stopping") for record in _failed_exits(evidence))
     return evidence.stalled is not None or (starter_killed and stopped)
@@ -496,16 +504,16 @@ MAX_SEEN = 8
 
 
 def _seen(cause: Cause | None) -> tuple[Seen, ...]:
-    """Return the decisive line and the most telling others. Equal lines of several ranks count once."""
+    """Return the decisive line and the most informative others. Equal lines of several ranks count once."""
     if cause is None:
         return ()
     pairs = [(cause.candidate, ""), *cause.others]
-    found: dict[tuple[str, str], Seen] = {}
+    lines: dict[tuple[str, str], Seen] = {}
     for (clue, rank, node, *_), why in pairs:
         if why and (not clue.line or clue.text.startswith("[launcher] ")):
             continue  # an exit code, or launcher's own note, which the decisive line explains
         key = (clue.kind, why) if why else ("", "")
-        found.setdefault(
+        lines.setdefault(
             key,
             Seen(
                 failure=CLASS_OF_KIND[clue.kind],
@@ -515,7 +523,7 @@ def _seen(cause: Cause | None) -> tuple[Seen, ...]:
                 before=clue.before if not why else (),
             ),
         )
-    return tuple(found.values())[:MAX_SEEN]
+    return tuple(lines.values())[:MAX_SEEN]
 
 
 def _place(clue: Clue, rank: int | None, node: int | None) -> str:
@@ -553,14 +561,14 @@ def _candidates_of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame:
     if code == EXIT_FOLLOWED:
         return
     where, time = (f"exits/rank-{rank:03d}.json",), float(record.get("time", 0.0))
-    clues = [clue for one in record.get("clues") or () if (clue := clue_of(one)) is not None]
+    clues = [clue for record_ in record.get("clues") or () if (clue := clue_of(record_)) is not None]
     exception = str(record.get("exception") or "")
     copies = [clue for clue in clues if exception and _prints(clue, exception)]
     for clue in clues:
         if clue not in copies:
             yield Candidate(_as_printed(clue), rank, node, evidence=where)
     if exception:
-        clue = clue_of_exception(exception)._replace(time=min([time, *(one.time for one in clues)]))
+        clue = clue_of_exception(exception)._replace(time=min([time, *(record_.time for record_ in clues)]))
         for copy in copies[:1]:
             clue = clue._replace(stream=copy.stream, line=copy.line, before=copy.before)
         yield Candidate(clue, rank, node, evidence=(*where, "its torchelastic error file"))
@@ -587,7 +595,7 @@ def _prints(clue: Clue, exception: str) -> bool:
 
 
 def _as_printed(clue: Clue) -> Clue:
-    """Lower a scheduler's clue to the strength of words, because any program can print such a line."""
+    """Lower a scheduler's clue to the strength `words`, because any program can print such a line."""
     return clue._replace(strength="words") if clue.strength == "record" else clue
 
 
@@ -611,8 +619,8 @@ def _kill(
 ) -> Candidate:
     """Explain a SIGKILL. The kernel sent it if it counted an OOM kill or the ranks used nearly all memory.
 
-    `code`: exit code of the process. If it is positive, the process has ended itself, such as a shell whose
-    program was killed.
+    `code`: exit code of the process. A positive one is of a process that ended itself, such as a shell that
+    ran the killed program.
     """
     kills = evidence.host_oom_kills.get(node, 0) if node is not None else 0
     if kills:
@@ -673,7 +681,7 @@ def _without_records(evidence: Evidence) -> Verdict:
 def killed_while_stopping(record: Mapping[str, Any]) -> bool:
     """Return whether the rank of an `exits` record was asked to end and was killed because it did not.
 
-    Records of older versions do not tell who killed a rank.
+    Records of older versions do not say who killed a rank.
     """
     return bool(record.get("stopping")) and record.get("killed", True) and record["exit_code"] in _KILLED
 

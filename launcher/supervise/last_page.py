@@ -1,4 +1,4 @@
-"""Have `report.html` written when a run has ended."""
+"""Write `report.html` when a run has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.supervise.process import dying_with
 MAX_SECONDS = 120.0
 "A run of 100,000 steps on 64 ranks takes about 30 s; a larger one gets its page from `launcher report`."
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
-"States of a run whose page is written. One that was interrupted goes on elsewhere, and there is no time."
+"States in which the page is written. An interrupted run continues elsewhere and has no time for it."
 
 
 def write_last_page(run: RunDir) -> None:
-    """Write the page in a process of its own, so that no fault in it changes how the run ends."""
+    """Write the page in a separate process, so that an error in it does not change how the run ends."""
     if run.read_state().state not in ENDED:
         return
     command = [sys.executable, "-m", "launcher.report.at_end", str(run.path)]

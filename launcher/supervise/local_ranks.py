@@ -24,8 +24,8 @@ from launcher.supervise import worker
 from launcher.supervise.ports import hold_port
 
 SETTLE_SECONDS = 0.1
-"""Time from the first failure to SIGTERM of the other ranks, in which those that fail for the same reason
-say so. torchrun looks for failures as often (`--monitor-interval`)."""
+"""Time from the first failure to SIGTERM of the other ranks, so that those that fail for the same reason can
+report it. torchrun checks for failures at the same interval (`--monitor-interval`)."""
 KILL_SECONDS = 30.0
 "Time from SIGTERM to SIGKILL of a worker, as in torchrun."
 
@@ -37,7 +37,7 @@ def main() -> None:
         environment = shared_environment(os.environ, ranks, holder.getsockname()[1])
         supervised = variables.SUPERVISED in os.environ
         code = LocalRanks(ranks, argv, environment, heeds_stop=not supervised).run()
-    # Killed workers have left theirs.
+    # Killed workers have not removed their folders.
     node = int(os.environ.get(variables.NODE_RANK, "0"))
     remove_error_folders(RunDir(Path(os.environ[variables.RUN_DIR])), node)
     sys.exit(code)
@@ -57,7 +57,7 @@ class LocalRanks:
         self._code = 0
         "Exit code of the first worker that failed."
         self._next: tuple[float, signal.Signals] | None = None
-        "When to send which signal to the workers that are left, by time.monotonic."
+        "When to send which signal to the remaining workers, by time.monotonic."
 
     def run(self) -> int:
         """Start a worker for each rank and wait for all. If one fails, end the others.
@@ -69,10 +69,10 @@ class LocalRanks:
         for rank in range(self._ranks):
             self._workers.add(self._fork(rank, mask))
         while self._workers:
-            left = 3600.0 if self._next is None else max(0.0, self._next[0] - time.monotonic())
-            heard = signal.sigtimedwait(self._signals, left)
-            if heard is not None and heard.si_signo != signal.SIGCHLD:
-                self._fail(128 + heard.si_signo, settle=0.0)
+            timeout = 3600.0 if self._next is None else max(0.0, self._next[0] - time.monotonic())
+            received = signal.sigtimedwait(self._signals, timeout)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                self._fail(128 + received.si_signo, settle=0.0)
             self._collect()
             self._signal_if_due()
         return self._code
@@ -88,7 +88,7 @@ class LocalRanks:
         return pid
 
     def _watch(self, rank: int, parent: int, mask: set[int]) -> NoReturn:
-        """Be the worker of a rank, and end without the clean-up of the process that forked this one."""
+        """Act as the worker of a rank, and exit without the parent's clean-up handlers."""
         code = 1
         try:
             os.setsid()  # as under torchrun: what is sent to the group of start.sh does not end a worker
@@ -127,8 +127,9 @@ class LocalRanks:
 
 
 def shared_environment(environ: Mapping[str, str], ranks: int, port: int) -> dict[str, str]:
-    """Return what torchrun sets alike for all ranks of one host (documentation of torch 2.13, "torchrun",
-    Environment Variables).
+    """Return the variables that torchrun sets to the same value for all ranks of one host.
+
+    Source: documentation of torch 2.13, "torchrun", Environment Variables.
 
     `environ` has LAUNCHER_RUN_DIR, LAUNCHER_RUN_ID and LAUNCHER_ATTEMPT. No store listens at `port` yet:
     without an agent's store, torch has rank 0 serve it (torch/distributed/rendezvous.py). If another process
@@ -136,7 +137,7 @@ def shared_environment(environ: Mapping[str, str], ranks: int, port: int) -> dic
     """
     attempt = RunDir(Path(environ[variables.RUN_DIR])).started(environ)
     worlds = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
-    # torchrun does so, because the ranks share the CPUs.
+    # torchrun sets this, too, because the ranks share the CPUs.
     threads = {"OMP_NUM_THREADS": "1"} if ranks > 1 and "OMP_NUM_THREADS" not in environ else {}
     return {
         **dict.fromkeys(worlds, str(ranks)),

@@ -20,7 +20,7 @@ WRITES_PER_SECOND = 100
 "Limit for all ranks together, because each write opens a file on the shared file system."
 
 OnGpus = Callable[[set[int]], dict[str, int]]
-"What is known of processes on GPUs: `used` and `utilization`, or nothing."
+"Maps process ids to their `used` and `utilization` on GPUs, or to {} if unknown."
 
 
 class MemorySampler:
@@ -36,7 +36,7 @@ class MemorySampler:
     def __init__(self, path: Path, pid: int, *, ranks: int, gpus: bool) -> None:
         self._path, self._pid = path, pid
         self._every = max(SECONDS, ranks / WRITES_PER_SECOND)
-        self._on_gpus: OnGpus = _nvml() if gpus else _unknown
+        self._on_gpus: OnGpus = _nvml() if gpus else _no_counters
         self._cpu_before: dict[int, float] = {}
         "Process -> seconds of CPU time at the last sample."
         self._read_at = time.monotonic()
@@ -77,31 +77,31 @@ class MemorySampler:
         return {"rss": rss, "cpu": share, **self._on_gpus({process.pid for process in processes})}
 
 
-def _unknown(pids: set[int]) -> dict[str, int]:
+def _no_counters(pids: set[int]) -> dict[str, int]:
     return {}
 
 
 def _nvml() -> OnGpus:
-    """Return a function that asks NVML, or `_unknown` if it cannot be used here."""
+    """Return a function that queries NVML, or `_no_counters` if NVML cannot be used here."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return _unknown
+        return _no_counters
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
-        return _unknown
+        return _no_counters
 
     def on_gpus(pids: set[int]) -> dict[str, int]:
         held, busy = [], [0]
         for handle in handles:
             with contextlib.suppress(pynvml.NVMLError):
-                # In a container NVML may name processes by other pids, and not tell their memory.
+                # In a container NVML may report other pids, and may not report memory.
                 processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                here = [one.usedGpuMemory for one in processes if one.pid in pids]
-                held += [size for size in here if size is not None]
-                if here:
+                sizes = [process.usedGpuMemory for process in processes if process.pid in pids]
+                held += [size for size in sizes if size is not None]
+                if sizes:
                     busy.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         return {"used": sum(held), "utilization": max(busy)} if held else {}
 

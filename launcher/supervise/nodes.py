@@ -1,4 +1,4 @@
-"""How the supervisors of several nodes coordinate: through files in the run directory. Node 0 decides.
+"""Coordinate the supervisors of several nodes through files in the run directory. Node 0 decides.
 
 If the nodes share no folder, `no_shared_folder` copies these files to each of them.
 """
@@ -23,7 +23,7 @@ HEARTBEATS_PER_SECOND = 50
 LOST_SECONDS = 60.0
 "A node counts as lost after this long without a heartbeat. A network file system shows them late."
 LOST_HEARTBEATS = 4
-"Heartbeats that a node may miss. Applies if many nodes beat slowly, or if the time to stop is over."
+"Heartbeats that a node may miss if many nodes beat slowly, or if the time to stop is over."
 CLOSING_SECONDS = 15.0
 "How long to wait for node 0 to close the run after a request to stop. Node 0 usually got it too."
 START_SECONDS = 600.0
@@ -58,13 +58,13 @@ class Nodes:
         self._looks_every = max(LOOK_SECONDS, place.count / LOOKS_PER_SECOND)
         self._clock = AwakeClock()  # nodes that were suspended together must not count as lost
         self._last_beat = -self.beats_every
-        self._saves = False
-        "Node 0 starts a save next, even if the run is to stop."
+        self._will_save = False
+        "Whether node 0 starts a save next, even if the run must stop."
         self._asked_at: float | None = None
         "When this node was asked to stop while it waited for an attempt."
         self._next_look = 0.0
         # (attempt, node) -> (newest heartbeat, when it was first seen by this node's clock). Clocks differ.
-        self._heard: dict[tuple[int, int], tuple[tuple[int, int] | None, float]] = {}
+        self._heartbeats: dict[tuple[int, int], tuple[tuple[int, int] | None, float]] = {}
         self._began = self._clock.now()
         self._joined: set[int] = set()
         "Nodes that have sent a heartbeat."
@@ -78,27 +78,27 @@ class Nodes:
         return self.place.count > 1
 
     def open_attempt(self, attempt: AttemptDir) -> None:
-        """Node 0: tell the other nodes to start. Every file of the attempt is in place."""
+        """Node 0: tell the other nodes to start. Call it when every file of the attempt is in place."""
         self.write(attempt.path / "open.json", {"incarnation": self.incarnation})
 
     def take_over(self) -> None:
-        """Node 0: tell the other nodes to leave the attempt of a supervisor of this node that was killed.
+        """Node 0: tell the other nodes to end the attempt of an earlier supervisor of node 0 that was killed.
 
-        The container of a pod may start again while those of the other nodes go on.
+        The container of a pod may restart while those of the other nodes keep running.
         """
         for attempt in self.run.starts():
             if self._opened(attempt) and not (attempt.path / "next.json").exists():
                 self.write(_abort(attempt), {"silent": [], "ended": {}})
                 self.announce(attempt, True, 0)
 
-    def left(self) -> AttemptDir | None:
-        """Other nodes: return the last attempt of a supervisor of this node that was killed."""
-        joined = (
+    def abandoned_attempt(self) -> AttemptDir | None:
+        """Other nodes: return the last attempt of an earlier supervisor of this node that was killed."""
+        abandoned = (
             attempt
             for attempt in self.run.starts()
             if self._opened(attempt) and self._file(attempt, self.place.rank, "alive").exists()
         )
-        return max(joined, key=lambda attempt: (attempt.number, attempt.only_saves), default=None)
+        return max(abandoned, key=lambda attempt: (attempt.number, attempt.only_saves), default=None)
 
     def close(self, exit_code: int) -> None:
         """Node 0: tell the other nodes that no attempt follows, whatever was announced before."""
@@ -112,12 +112,12 @@ class Nodes:
         """
         deadline = self._clock.now() + START_SECONDS
         while self._clock.now() < deadline:
-            later = (one for one in self.run.attempts() if one.number > after)
+            later = (attempt for attempt in self.run.attempts() if attempt.number > after)
             for attempt in (self.run.saving(after), *later):
                 if self._opened(attempt):
                     return attempt
             closed = read_json(self.run.closed) or {}
-            if closed.get("incarnation") == self.incarnation and not self._saves:
+            if closed.get("incarnation") == self.incarnation and not self._will_save:
                 return int(closed["exit_code"])
             self._wait("for node 0 to open an attempt")
         raise NodesError(f"node 0 opened no attempt within {START_SECONDS:.0f} s")
@@ -129,7 +129,7 @@ class Nodes:
             self._last_beat = now
             file = self._file(attempt, self.place.rank, "alive")
             try:
-                os.utime(file)  # needs no space: a full disk does not end a run
+                os.utime(file)  # needs no space, so that a full disk does not end the run
             except FileNotFoundError:
                 self.write(file, {})
             except OSError:
@@ -166,22 +166,23 @@ class Nodes:
 
     def reports(self, attempt: AttemptDir) -> dict[int, dict[str, Any]]:
         """Return the reports of the nodes that have ended."""
-        found = {node: read_json(self._file(attempt, node, "ended")) for node in range(self.place.count)}
-        return {node: report for node, report in found.items() if report is not None}
+        reports = {node: read_json(self._file(attempt, node, "ended")) for node in range(self.place.count)}
+        return {node: report for node, report in reports.items() if report is not None}
 
     def wait_for_reports(
-        self, attempt: AttemptDir, late: Callable[[], bool], stops: Callable[[], bool]
+        self, attempt: AttemptDir, about_to_die: Callable[[], bool], stops: Callable[[], bool]
     ) -> tuple[dict[int, dict[str, Any]], tuple[int, ...]]:
         """Node 0: wait for the nodes' reports. Return the reports and the lost nodes.
 
-        `late`: whether this process is about to be killed. Nodes then count as lost after a few heartbeats.
+        `about_to_die`: whether this process is about to be killed. Nodes then count as lost after a few
+        heartbeats.
         `stops`: whether the run is to stop. Nodes that have not begun are then not waited for any longer.
         """
         while self.several:
             reports = self.reports(attempt)
             missing = [node for node in range(self.place.count) if node not in reports]
             may_begin = not stops()
-            lost = [n for n in missing if self._lost(attempt, n, late=late(), may_begin=may_begin)]
+            lost = [n for n in missing if self._lost(attempt, n, late=about_to_die(), may_begin=may_begin)]
             if len(lost) == len(missing):
                 return reports, tuple(lost)
             self.beat(attempt)
@@ -202,25 +203,28 @@ class Nodes:
         """Report why this node is unfit for another attempt; empty if it is fit."""
         self.write(self._file(attempt, self.place.rank, "checked"), {"unfit": unfit})
 
-    def unfit(self, attempt: AttemptDir, own: str, deadline: float, lost: Collection[int]) -> dict[int, str]:
+    def unfit(
+        self, attempt: AttemptDir, own_result: str, deadline: float, lost: Collection[int]
+    ) -> dict[int, str]:
         """Node 0: wait for what the other nodes report about themselves. Return why nodes are unfit.
 
-        `own` is what node 0 found about itself. It waits until `deadline`, by time.monotonic, and not for the
-        nodes of `lost`, whose supervisors may have ended. One of them that gives no answer is unfit.
+        `own_result` is what node 0 found about itself. Wait until `deadline`, by time.monotonic, but not for
+        the nodes of `lost`, because their supervisors may have ended. A lost node that does not answer is
+        unfit.
         """
-        found = {0: own}
+        results = {0: own_result}
         while True:
             for node in range(1, self.place.count):
                 if (checked := read_json(self._file(attempt, node, "checked"))) is not None:
-                    found[node] = str(checked.get("unfit", ""))
-            if {*range(self.place.count)} <= {*found, *lost}:
+                    results[node] = str(checked.get("unfit", ""))
+            if {*range(self.place.count)} <= {*results, *lost}:
                 break
             if time.monotonic() > deadline or self.asked_to_stop():
                 break
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
-        silent = {node: f"node {node} gives no answer" for node in lost if node not in found}
-        return {node: why for node, why in {**found, **silent}.items() if why}
+        silent = {node: f"node {node} gives no answer" for node in lost if node not in results}
+        return {node: why for node, why in {**results, **silent}.items() if why}
 
     def wait_for_announcement(self, attempt: AttemptDir) -> tuple[bool, int, bool]:
         """Other nodes: return (whether another start follows, exit code, whether nodes examine themselves).
@@ -232,11 +236,11 @@ class Nodes:
                 raise NodesError("node 0 stopped sending heartbeats after the attempt")
             self.beat(attempt)
             time.sleep(POLL_SECONDS)
-        self._saves = bool(value.get("saves"))
+        self._will_save = bool(value.get("saves"))
         return bool(value["go_on"]), int(value["exit_code"]), bool(value.get("checks"))
 
     def _wait(self, what: str) -> None:
-        if self.asked_to_stop() and not self._saves:
+        if self.asked_to_stop() and not self._will_save:
             self._asked_at = self._asked_at or self._clock.now()
             if self._clock.now() > self._asked_at + CLOSING_SECONDS:
                 raise NodesError(f"asked to stop while waiting {what}")
@@ -248,14 +252,14 @@ class Nodes:
         Node 0 gives the others START_SECONDS to begin, if they still `may_begin`. `late`: wait only for
         LOST_HEARTBEATS heartbeats.
         """
-        beat = _beat_in(self._file(attempt, node, "alive"))
+        beat = _heartbeat_of(self._file(attempt, node, "alive"))
         if beat is not None:
             self._joined.add(node)
         key = (attempt.number, node)
-        if key not in self._heard or self._heard[key][0] != beat:
-            self._heard[key] = (beat, self._clock.now())
-        after = LOST_HEARTBEATS * self.beats_every if late else self.lost_after
-        until = self._heard[key][1] + after
+        if key not in self._heartbeats or self._heartbeats[key][0] != beat:
+            self._heartbeats[key] = (beat, self._clock.now())
+        limit = LOST_HEARTBEATS * self.beats_every if late else self.lost_after
+        until = self._heartbeats[key][1] + limit
         if self.leader and may_begin and not late and node not in self._joined:
             until = max(until, self._began + START_SECONDS)
         return node != self.place.rank and self._clock.now() > until
@@ -268,19 +272,19 @@ class Nodes:
         return attempt.path / "nodes" / f"node-{node:02d}.{kind}.json"
 
 
-def _beat_in(file: Path) -> tuple[int, int] | None:
-    """What each heartbeat changes; None before the first one.
+def _heartbeat_of(file: Path) -> tuple[int, int] | None:
+    """Return what each heartbeat changes, or None before the first one.
 
-    The file is opened, because a network file system may answer a mere question from its memory.
+    Open the file, because a network file system may answer `stat` from its cache.
     """
     try:
         with open_regular(file) as opened:
-            found = os.fstat(opened.fileno())
+            status = os.fstat(opened.fileno())
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _abort(attempt: AttemptDir) -> Path:
-    """The file by which node 0 tells the others to end their ranks."""
+    """Return the path of the file by which node 0 tells the others to end their ranks."""
     return attempt.path / "nodes" / "abort.json"

@@ -9,7 +9,7 @@ LONGEST_SECONDS = 10.0
 
 
 class AwakeClock:
-    """A clock of this process's running time. Call `now` several times a second."""
+    """Counts the time during which this process runs. Call `now` several times a second."""
 
     def __init__(self) -> None:
         self._seconds, self._looked = 0.0, time.monotonic()

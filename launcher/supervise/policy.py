@@ -43,13 +43,13 @@ COMMAND_OOM_ADVICE = (
 
 
 PORT_ADVICE = (
-    "another program listens at the port at which the ranks meet: `launcher resume RUN` takes another port, "
+    "another program listens at the rendezvous port of the ranks: `launcher resume RUN` takes another port, "
     "unless the script sets its own"
 )
 
 
 THEN = ", then `launcher"
-"Begins the part of an advice about what to do after the remedy."
+"Start of the part of an advice that says what to do after the remedy."
 
 
 def advice(verdict: Verdict, *, command: bool) -> str:
@@ -60,7 +60,7 @@ def advice(verdict: Verdict, *, command: bool) -> str:
         return COMMAND_OOM_ADVICE
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
-    texts = [verdict.exception or "", *(one.text for one in verdict.seen[:1])]
+    texts = [verdict.exception or "", *(seen.text for seen in verdict.seen[:1])]
     if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, texts)):
         return PORT_ADVICE
     usual, then, rest = FAILURES[verdict.failure].advice.partition(THEN)
@@ -77,7 +77,7 @@ class Decision:
     left_out: tuple[str, ...] = ()
     "Planned rungs that need a restart and are skipped, each with the reason."
     leaves: tuple[int, ...] = ()
-    "Nodes that the run leaves: it goes on in a new submission without them."
+    "Nodes that the run leaves: it continues in a new submission without them."
 
 
 def decide(
@@ -111,8 +111,9 @@ def decide(
 def after_check(decision: Decision, unfit: Mapping[int, str], nodes: int, leaves: bool) -> Decision:
     """Return the decision after the nodes have examined themselves, before another attempt.
 
-    `unfit` has why nodes should start no rank. `leaves`: whether the run can go on without them. What all of
-    several nodes lack is the cluster's fault: other nodes would lack it as well.
+    `unfit` maps nodes to why they should start no rank. `leaves`: whether the run can continue without them.
+    If all of several nodes are unfit, the run stays: the cause is the cluster, and other nodes would have it
+    as well.
     """
     if not unfit:
         return decision
@@ -158,10 +159,10 @@ _REQUEUED: dict[str, Budget] = {
 
 
 def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
-    """Return the restarts so far since a user last submitted or resumed the run, over all its supervisors.
+    """Return the number of restarts by budget since a user last submitted or resumed the run.
 
-    A scheduler's `requeued` counts if no supervisor wrote `finished` before it. Otherwise that counts, unless
-    the supervisor ended after its job was requeued.
+    All supervisors of the run count. A scheduler's `requeued` counts if no supervisor wrote `finished` before
+    it. Otherwise `finished` counts, unless the supervisor ended after its job was requeued.
     """
     spent: dict[Budget, int] = {}
     counted = requeued = False
@@ -184,26 +185,26 @@ def spent_budgets(events: Sequence[Event]) -> dict[Budget, int]:
     return spent
 
 
-MAX_IN_VAIN = 3
+MAX_FRUITLESS = 3
 "Starts in a row without a saved step, after which the run is not requeued."
 
-IN_VAIN = (
-    f"{MAX_IN_VAIN} starts in a row ended before a step was saved: allow the ranks more time to save "
+FRUITLESS = (
+    f"{MAX_FRUITLESS} starts in a row ended before a step was saved: allow the ranks more time to save "
     "(`stop_timeout`, `slurm.signal_seconds`), save more often, or ask for a longer time limit"
 )
 
 
-def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
+def fruitless_starts(events: Sequence[Event], *, command: bool) -> int:
     """Return how many supervisors in a row, up to the last one, ended without a new checkpoint.
 
     The count begins when a user last submitted or resumed the run. With `command`, a supervisor counts only
     if its ranks were killed because they did not end in time and had written nothing into the run's folder of
     checkpoints.
     """
-    vain, begun, progress, handed_over = 0, False, command, False
+    fruitless, begun, progress, handed_over = 0, False, command, False
     for event in since_submission(events):
         if isinstance(event, SupervisorStarted):
-            vain = vain + 1 if begun and not (progress or handed_over) else 0
+            fruitless = fruitless + 1 if begun and not (progress or handed_over) else 0
             begun, progress, handed_over = True, command, False
         elif isinstance(event, CheckpointSaved):
             progress = True
@@ -213,10 +214,10 @@ def starts_in_vain(events: Sequence[Event], *, command: bool) -> int:
             handed_over = False
         elif isinstance(event, AttemptEnded) and event.in_vain:
             progress = not command and progress
-    return vain + 1 if begun and not (progress or handed_over) else 0
+    return fruitless + 1 if begun and not (progress or handed_over) else 0
 
 
-def tried(events: Sequence[Event]) -> list[str]:
+def downgrade_reasons(events: Sequence[Event]) -> list[str]:
     """Return the reason of every downgrade since a user last submitted or resumed the run."""
     return [str(event.reason) for event in since_submission(events) if isinstance(event, Downgrade)]
 

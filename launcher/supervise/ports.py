@@ -1,4 +1,4 @@
-"""Ports at which the ranks of a run meet."""
+"""Choose the ports for the rendezvous of a run's ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hold_port() -> socket.socket:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on, for a later listener
             return holder
         holder.close()
-    raise OSError("50 ports between 61000 and 65535 were tried: none is free")
+    raise OSError("none of 50 ports between 61000 and 65535 is free")
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from launcher.spec.signals import STOP_SIGNALS
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 WORKER_MODULES = frozenset({b"launcher.supervise.worker", b"launcher.supervise.local_ranks"})
-"The second one forks its workers, which keep its command line."
+"Modules of workers. `local_ranks` forks its workers, which keep its command line."
 
 END_RANK, KILL_RANK = signal.SIGTERM, signal.SIGHUP
 "Signals from the supervisor to a worker. A worker accepts them from no other process."
@@ -36,16 +36,16 @@ def dying_with(
     own_group: bool = False,
     blocked: Iterable[signal.Signals] = (),
 ) -> Callable[[], None]:
-    """Return a `preexec_fn`: the child gets `signum` when `parent` dies, the pid that forks it.
+    """Return a `preexec_fn`: the child gets `signum` when `parent`, the pid that forks it, dies.
 
-    The child, and what it starts, has the signals `blocked` of STOP_SIGNALS blocked and ignores none of them.
+    The child and its descendants block the signals `blocked` of STOP_SIGNALS and ignore none of STOP_SIGNALS.
     """
 
     def before_exec() -> None:
         if own_group:
             os.setpgid(0, 0)
-        for one in STOP_SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
+        for stop_signal in STOP_SIGNALS:
+            signal.signal(stop_signal, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         die_with_parent(signum, parent)
@@ -54,7 +54,7 @@ def dying_with(
 
 
 def signal_group(leader: int, signum: signal.Signals) -> None:
-    """Signal every process of a group. A group that has ended is no error."""
+    """Signal every process of a group. It is not an error if the group has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signum)
 
@@ -73,24 +73,24 @@ def processes_of(
     marks = {f"{variables.RUN_DIR}=".encode() + os.fsencode(run_dir)}
     if attempt is not None:
         marks |= {f"{variables.ATTEMPT}={attempt}".encode(), f"{variables.NODE_RANK}={node}".encode()}
-    one_of = f"{variables.WORKER if of_ranks else variables.ATTEMPT}=".encode()
+    required = f"{variables.WORKER if of_ranks else variables.ATTEMPT}=".encode()
     pids = []
     for pid, environ in _environments():
         entries = set(environ.split(b"\0"))
-        if marks <= entries and any(entry.startswith(one_of) for entry in entries):
+        if marks <= entries and any(entry.startswith(required) for entry in entries):
             pids.append(pid)
     return pids
 
 
 def open_files(pids: Iterable[int]) -> set[Path]:
     """Return the files that processes have open."""
-    found = set()
+    files = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # just ended
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found.add(entry.readlink())
-    return found
+                    files.add(entry.readlink())
+    return files
 
 
 def workers_of(run_dir: Path, attempt: int, node: int, *, parent: int) -> list[int]:
@@ -98,13 +98,13 @@ def workers_of(run_dir: Path, attempt: int, node: int, *, parent: int) -> list[i
 
     `parent` is the process that starts them.
     """
-    found = []
+    pids = []
     for pid in processes_of(run_dir, attempt, node):
         with contextlib.suppress(OSError):  # just ended
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]
             if pid != parent and not WORKER_MODULES.isdisjoint(words):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def adopt_orphans() -> None:
@@ -132,20 +132,20 @@ def descendants() -> list[int]:
                 children.setdefault(int(parent), []).append(int(entry.name))
                 if state in (b"Z", b"X"):
                     dead.add(int(entry.name))
-    found: list[int] = []
+    pids: list[int] = []
     open_ = [os.getpid()]
     while open_:
-        below = children.get(open_.pop(), [])
-        found += below
-        open_ += below
-    return [pid for pid in found if pid not in dead]
+        children_of_pid = children.get(open_.pop(), [])
+        pids += children_of_pid
+        open_ += children_of_pid
+    return [pid for pid in pids if pid not in dead]
 
 
-def reap(own: int | None = None) -> None:
-    """Collect adopted children that have ended. `own` is a child that other code waits for."""
+def reap(excluded: int | None = None) -> None:
+    """Collect adopted children that have ended. `excluded` is a child that other code waits for."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid == own:
+            if ended.si_pid == excluded:
                 return
             os.waitpid(ended.si_pid, os.WNOHANG)
 
@@ -159,7 +159,7 @@ def _environments() -> Iterator[tuple[int, bytes]]:
 
 
 def end_processes(find: Callable[[], Iterable[int]], grace: float) -> int:
-    """Send SIGTERM, and after `grace` seconds SIGKILL, until `find` finds none. Return how many were seen."""
+    """Send SIGTERM, and SIGKILL after `grace` seconds, until `find` returns none. Return their number."""
     seen: set[int] = set()
     deadline = time.monotonic() + grace
     signum = signal.SIGTERM if grace else signal.SIGKILL

@@ -1,6 +1,6 @@
 """Read the values of secrets when the run starts. They go into the ranks' environment and nowhere else.
 
-The standard library suffices, because this source is sent to SSH hosts.
+It uses only the standard library, because its source is sent to ssh hosts.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def read_secrets(secrets: Sequence[Secret], given: Mapping[str, str] | None = No
 
     Raises SecretError, which names every secret that cannot be read.
     """
-    values, wrong = dict(given or {}), []
+    values, problems = dict(given or {}), []
     for secret in secrets:
         if secret.name not in values:
             try:
                 values[secret.name] = _read(secret)
             except SecretError as error:
-                wrong.append(str(error))
-    if wrong:
-        raise SecretError("; ".join(wrong))
+                problems.append(str(error))
+    if problems:
+        raise SecretError("; ".join(problems))
     return values
 
 
-def found(secrets: Sequence[Secret]) -> dict[str, str]:
+def secrets_with_values(secrets: Sequence[Secret]) -> dict[str, str]:
     """Return the secrets that have a value on this machine. Raises SecretError for an unusable value."""
     values = {}
     for secret in secrets:

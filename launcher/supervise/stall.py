@@ -1,4 +1,4 @@
-"""Detect that no rank of an attempt prints anything any more."""
+"""Detect that the ranks of an attempt have stopped printing."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Stall:
         self._attempt = attempt
         self._size = -1
         self._clock = AwakeClock()
-        self._grew = self._looked = self._clock.now()
+        self._grew_at = self._checked_at = self._clock.now()
 
-    def begins(self) -> bool:
+    def newly_stalled(self) -> bool:
         """Return True once, when the ranks have been silent for `after` seconds."""
         now = self._clock.now()
-        if self.after is None or self.stalled or now < self._looked + min(LOOK_SECONDS, self.after / 4):
+        if self.after is None or self.stalled or now < self._checked_at + min(LOOK_SECONDS, self.after / 4):
             return False
-        self._looked = now
-        size = self._printed()
+        self._checked_at = now
+        size = self._printed_bytes()
         if size != self._size:
-            self._size, self._grew = size, now
-        self.stalled = now > self._grew + self.after
+            self._size, self._grew_at = size, now
+        self.stalled = now > self._grew_at + self.after
         return self.stalled
 
-    def _printed(self) -> int:
+    def _printed_bytes(self) -> int:
         total = 0
         for path in self._attempt.logs.glob("node-*/*"):
             with contextlib.suppress(OSError):

@@ -68,21 +68,21 @@ from launcher.supervise.judge import (
 )
 from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import (
-    IN_VAIN,
-    MAX_IN_VAIN,
+    FRUITLESS,
+    MAX_FRUITLESS,
     Decision,
     after_check,
     decide,
+    downgrade_reasons,
+    fruitless_starts,
     spent_budgets,
-    starts_in_vain,
-    tried,
 )
 from launcher.supervise.process import adopt_orphans
 from launcher.supervise.stall import Stall
 from launcher.supervise.sweep_queue import QueueError
 from launcher.supervise.sweep_turn import VISIBLE, Turn
 from launcher.supervise.takeover import KILLED, close_attempts, first_recipe
-from launcher.supervise.unsaved_state import Kept, Outcome, skipped_by, unsaved, written_since
+from launcher.supervise.unsaved_state import Outcome, UnsavedState, skipped_by, unsaved, written_since
 
 if TYPE_CHECKING:
     from launcher.supervise.no_shared_folder.link import Mirror
@@ -100,12 +100,12 @@ REASON_SECONDS = 5.0
 STOP_SECONDS = 120.0
 "Time from a request to stop until the ranks are killed, if neither the job nor the profile sets one."
 TURN_SECONDS = 0.5
-"Pause between two looks for a free GPU or place. One run of a host asks nvidia-smi at a time."
+"Pause between two attempts to get a GPU or place. One run of a host queries nvidia-smi at a time."
 NO_TIME = "no time was left to save"
 GRACE_SECONDS = 2.0
-"How much later than node 0 the other nodes may begin and report their checks."
+"How much later than node 0 the other nodes may start and report their checks."
 GONE_SECONDS = 5.0
-"How long the run directory is missing until it counts as deleted."
+"How long the run directory must be missing to count as deleted."
 LEAVE_SECONDS = 8.0
 "Part of the scheduler's remaining time kept for recording how ranks ended and for requeueing."
 
@@ -142,21 +142,21 @@ class Supervisor:
         self.nodes = Nodes(run, place, self.journal.json, self._stops_waiting)
         self._spent = spent_budgets(run.read_events())
         self._signals: list[str] = []
-        self._handled = 0
+        self._handled_signals = 0
         self._stop_reason: str | None = None
         self._unrecorded: list[str] = []
         "Requests to stop that are not recorded yet."
         self._stopped_at = 0.0
-        self._until: float | None = None
+        self._kill_at: float | None = None
         "When ranks that were asked to stop are killed, by time.monotonic."
-        self._printed_until: float | None = None
+        self._printed_kill_at: float | None = None
         self._stop_seconds = self.job.stop_timeout or _signal_seconds(about) or STOP_SECONDS
         self._at_once = False
         "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
         self._files_checked = 0.0
         self._folder = run.path.stat()
-        self._gone_since: float | None = None
+        self._missing_since: float | None = None
         "When the run directory was first missing, by time.monotonic."
         self._attempt_ended = 0.0
         "By time.monotonic."
@@ -173,7 +173,7 @@ class Supervisor:
         if self.mirror is not None:
             self.mirror.start(self.journal.close)  # before unblocking, so that its threads get no signals
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since __main__
-        _remove_what_others_left(self.run)
+        _remove_leftovers_of_others(self.run)
         try:
             return self._lead() if self.nodes.leader else self._follow()
         finally:
@@ -194,7 +194,7 @@ class Supervisor:
     def _on_signal(self, signum: int, _frame: object) -> None:
         reason = SIGNALS[signal.Signals(signum)]
         if self._stop_file is not None and reason == "time-limit":
-            reason = "preempted"  # the script that writes the stop file tells of the time limit there
+            reason = "preempted"  # the batch script reports a time limit in the stop file
         self._signals.append(reason)
 
     def _lead(self) -> int:
@@ -202,8 +202,12 @@ class Supervisor:
         close_attempts(self.run, self.journal, KILLED, "resumed")
         self.nodes.take_over()
         remove_handover(self.run, self.place.rank)  # left by a supervisor that was killed
-        if self._starts_in_vain(self.run.read_events()) >= MAX_IN_VAIN:  # killed before they could record it
-            return self._finish(Verdict(failure="preempted", reason=IN_VAIN), Decision("stop", None, IN_VAIN))
+        if (
+            self._fruitless_starts(self.run.read_events()) >= MAX_FRUITLESS
+        ):  # killed before they could record it
+            return self._finish(
+                Verdict(failure="preempted", reason=FRUITLESS), Decision("stop", None, FRUITLESS)
+            )
         try:
             self._wait_for_turn()
         except (GpusError, QueueError) as error:
@@ -256,8 +260,8 @@ class Supervisor:
         self._spend("lower", len(downgrades_within(events, attempt.number)))
         killed = self._stop_reason is not None and any(map(killed_while_stopping, evidence.exits))
         in_vain = killed and not written_since(self.run.checkpoints, began)
-        more: dict[str, Any] = {"in_vain": True} if in_vain else {}
-        ended = AttemptEnded(attempt=attempt.number, failure=verdict.failure, reason=verdict.reason, **more)
+        extra: dict[str, Any] = {"in_vain": True} if in_vain else {}
+        ended = AttemptEnded(attempt=attempt.number, failure=verdict.failure, reason=verdict.reason, **extra)
         decision = self._decide(verdict, recipe, [*events, ended])
         if lost and self._scheduler == "ssh" and decision.recipe is not None:
             nodes = ", ".join(map(str, lost))
@@ -266,7 +270,7 @@ class Supervisor:
         examines = decision.recipe is not None and verdict.failure in OF_THE_CLUSTER
         if examines:
             self.nodes.announce(attempt, True, code, checks=True)
-            decision = self._examined(attempt, decision, lost)
+            decision = self._after_examination(attempt, decision, lost)
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
         self.journal.event(AttemptEnded.of(ended | {"action": decision.action, "then": decision.reason}))
         saves = decision.recipe is None and self._prepare_to_save(attempt.number) is not None
@@ -283,22 +287,22 @@ class Supervisor:
             if verdict.failure != "node-failed" or not self.job.requeue:
                 return Decision("stop", None, "asked to stop")
             decision = Decision("requeue", None, verdict.reason)
-        if decision.action == "requeue" and self._starts_in_vain(events) >= MAX_IN_VAIN:
-            return Decision("stop", None, IN_VAIN)
+        if decision.action == "requeue" and self._fruitless_starts(events) >= MAX_FRUITLESS:
+            return Decision("stop", None, FRUITLESS)
         return decision
 
-    def _examined(self, attempt: AttemptDir, decision: Decision, lost: Sequence[int]) -> Decision:
+    def _after_examination(self, attempt: AttemptDir, decision: Decision, lost: Sequence[int]) -> Decision:
         """Examine the nodes before `decision` is carried out. On Slurm the run leaves unfit nodes."""
         deadline = time.monotonic() + CHECK_SECONDS + GRACE_SECONDS
         unfit = self.nodes.unfit(attempt, self._why_unfit(attempt), deadline, lost)
-        found = after_check(
+        checked = after_check(
             decision, unfit, self.place.count, self._scheduler == "slurm" and self.job.requeue
         )
         if unfit:
-            print(f"[launcher] {found.reason}", file=sys.stderr)
+            print(f"[launcher] {checked.reason}", file=sys.stderr)
         if self._asked_to_stop():
             return decision
-        return found
+        return checked
 
     def _why_unfit(self, attempt: AttemptDir) -> str:
         def asked() -> bool:
@@ -338,7 +342,7 @@ class Supervisor:
             torchrun_clues=torchrun_clues(attempt, self.run.read_about()),
         )
 
-    def _prepare_to_save(self, number: int) -> Kept | None:
+    def _prepare_to_save(self, number: int) -> UnsavedState | None:
         """Prepare to save the state that attempt `number`, the last one, left in shared memory.
 
         Return None if there is no such state or no time to save it.
@@ -354,7 +358,7 @@ class Supervisor:
         return kept
 
     def _save_last_state(self, verdict: Verdict) -> Outcome | None:
-        """Have the ranks write a state in shared memory as a checkpoint. None if there was no such state."""
+        """Let the ranks write a state in shared memory as a checkpoint. Return None if there was none."""
         attempts = self.run.attempts()
         if not attempts:
             return None
@@ -366,8 +370,8 @@ class Supervisor:
                 return Outcome(lost.step, NO_TIME, newest)
             skipped = skipped_by(events, number)
             return Outcome(*skipped, newest) if skipped is not None and skipped.step > newest else None
-        about = f"the state of step {kept.step} is being written as a checkpoint"
-        self._record_state("stopping", attempt=number, reason=about)
+        reason_of_state = f"the state of step {kept.step} is being written as a checkpoint"
+        self._record_state("stopping", attempt=number, reason=reason_of_state)
         evidence = self._run_to_end(saving)
         remove_partial_checkpoints(self.run)  # no rank is still writing
         self.nodes.announce(saving, False, EXIT_CODES[verdict.failure])
@@ -376,25 +380,25 @@ class Supervisor:
             path = str(self.run.checkpoints / f"step-{kept.step:08d}")
             self.journal.event(CheckpointSaved(step=kept.step, path=path, from_=source, attempt=number))
             return Outcome(kept.step, "", newest)
-        found = judge(replace(evidence, stop_reason=None))
-        reason = NO_TIME if self._no_time_left() else found.exception or found.reason
+        verdict_of_save = judge(replace(evidence, stop_reason=None))
+        reason = NO_TIME if self._no_time_left() else verdict_of_save.exception or verdict_of_save.reason
         self.journal.event(CheckpointFailed(step=kept.step, reason=reason, from_=source, attempt=number))
         return Outcome(kept.step, reason, newest)
 
     def _record_state(self, state: str, **fields: Any) -> None:
-        """Record a state in which this process goes on."""
+        """Record a state in which this process keeps running."""
         self.journal.state(state, **fields, host=socket.gethostname(), pid=os.getpid())
 
     def _spend(self, budget: Budget, times: int) -> None:
         self._spent[budget] = self._spent.get(budget, 0) + times
 
-    def _starts_in_vain(self, events: Sequence[Event]) -> int:
-        return starts_in_vain(events, command=self.job.task is None)
+    def _fruitless_starts(self, events: Sequence[Event]) -> int:
+        return fruitless_starts(events, command=self.job.task is None)
 
     def _setting(self) -> Setting:
-        """Return the plan's setting, with what the ranks found out about the model."""
-        found = found_in_model(self.run.read_events())
-        return replace(self.plan.layout.setting(self.job), **found)
+        """Return the plan's setting, updated with what the ranks have measured about the model."""
+        measured = found_in_model(self.run.read_events())
+        return replace(self.plan.layout.setting(self.job), **measured)
 
     def _run(self, attempt: AttemptDir) -> Ended:
         """Start this node's workers and wait until all have ended."""
@@ -423,32 +427,32 @@ class Supervisor:
                 self._unrecorded.append(reason)
                 self._record_state("stopping", attempt=attempt.number)
         self._record_requests()
-        if self._stop_reason is not None and self._until is not None:
+        if self._stop_reason is not None and self._kill_at is not None:
             self._print_deadline()
-            running.ask_to_stop(self._stop_reason, self._until)
-        if self.nodes.leader and self._stall.begins():
+            running.ask_to_stop(self._stop_reason, self._kill_at)
+        if self.nodes.leader and self._stall.newly_stalled():
             self.journal.event(Stalled(attempt=attempt.number, seconds=self._stall.after))
             running.end_failed()
         if self.nodes.another_node_failed(attempt):
             running.end_failed()
 
     def _deleted(self) -> bool:
-        """Return whether the run directory was deleted or moved: nobody finds or stops the run any more."""
+        """Return whether the run directory was deleted or moved, so that no one can find or stop the run."""
         try:
-            # A rank may have made a new folder; some network file systems number folders anew.
-            there = self.run.path.stat().st_ino == self._folder.st_ino or bool(self.run.run.stat())
+            # A rank may have created a new folder. Some network file systems change a folder's inode number.
+            exists = self.run.path.stat().st_ino == self._folder.st_ino or bool(self.run.run.stat())
         except OSError as error:
-            there = error.errno != errno.ENOENT or not self._mounted()
-        if there:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = time.monotonic()
-        return self._gone_since is not None and time.monotonic() > self._gone_since + GONE_SECONDS
+            exists = error.errno != errno.ENOENT or not self._mounted()
+        if exists:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = time.monotonic()
+        return self._missing_since is not None and time.monotonic() > self._missing_since + GONE_SECONDS
 
     def _mounted(self) -> bool:
-        """Return whether the file system of the run directory is there: without it nothing was deleted."""
+        """Return whether the file system of the run directory is mounted. If not, nothing was deleted."""
         for folder in self.run.path.parents:
-            with contextlib.suppress(OSError):  # the nearest that is there
+            with contextlib.suppress(OSError):  # the nearest one that exists
                 return folder.stat().st_dev == self._folder.st_dev
         return False
 
@@ -457,19 +461,19 @@ class Supervisor:
 
         A second cancellation ends the ranks at once.
         """
-        before = self._stop_reason
-        if before is None:
+        earlier = self._stop_reason
+        if earlier is None:
             self._stopped_at = time.monotonic()
-        if before is None or reason == "cancelled":
+        if earlier is None or reason == "cancelled":
             self._stop_reason = reason
-        self._at_once = self._at_once or reason == before == "cancelled"
+        self._at_once = self._at_once or reason == earlier == "cancelled"
         if self._at_once:
-            self._until = time.monotonic()
-        elif self._until is None:
-            self._until = time.monotonic() + self._stop_seconds
+            self._kill_at = time.monotonic()
+        elif self._kill_at is None:
+            self._kill_at = time.monotonic() + self._stop_seconds
 
     def _record_requests(self, *, ended: bool = False) -> None:
-        """Record the requests to stop, each with its cause. The batch script tells it after the signal.
+        """Record the requests to stop, each with its cause, which the batch script writes after the signal.
 
         `ended`: no later call follows.
         """
@@ -483,23 +487,23 @@ class Supervisor:
             self._unrecorded.clear()
 
     def _print_deadline(self) -> None:
-        """Print once per deadline how long the ranks have. Wait briefly for the batch script's deadline."""
-        if self._until is None or self._until == self._printed_until:
+        """Print once per deadline how long the ranks have. Wait a moment for the batch script's deadline."""
+        if self._kill_at is None or self._kill_at == self._printed_kill_at:
             return
         waits = self._stop_file is not None and self._last_request.seconds_left() is None
         if waits and time.monotonic() < self._stopped_at + REASON_SECONDS:
             return
-        self._printed_until = self._until
-        left = max(0.0, self._until - time.monotonic())
-        does = "save and end" if not self._at_once else "end"
+        self._printed_kill_at = self._kill_at
+        left = max(0.0, self._kill_at - time.monotonic())
+        action = "save and end" if not self._at_once else "end"
         reason = self._last_request.reason if self._stop_reason != "cancelled" else ""
         print(
-            f"[launcher] {reason or self._stop_reason}: the ranks have {left:.0f} s to {does}",
+            f"[launcher] {reason or self._stop_reason}: the ranks have {left:.0f} s to {action}",
             file=sys.stderr,
         )
 
     def _no_time_left(self) -> bool:
-        return self._until is not None and time.monotonic() > self._until
+        return self._kill_at is not None and time.monotonic() > self._kill_at
 
     def _stops(self) -> bool:
         return self._stop_reason is not None or self._asked_to_stop()
@@ -509,7 +513,7 @@ class Supervisor:
         late = self._deadline is not None and time.monotonic() > self._deadline
         cancelled = read_text(self.run.cancel) != self._cancel_seen
         by_job = not self._last_request.reason and self._job_request().reason != ""
-        return late or bool(self._signals[self._handled :]) or cancelled or by_job
+        return late or bool(self._signals[self._handled_signals :]) or cancelled or by_job
 
     def _job_request(self) -> StopRequest:
         """Return the batch script's request in the stop file. It says more than the signal sent with it."""
@@ -530,8 +534,8 @@ class Supervisor:
         They are signals, a passed deadline, the batch script's stop file, and the cancel file when it is
         written or changed. Files are read twice a second, or now if `at_once`.
         """
-        requests = self._signals[self._handled :]
-        self._handled += len(requests)
+        requests = self._signals[self._handled_signals :]
+        self._handled_signals += len(requests)
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             requests.append("time-limit")
@@ -544,11 +548,11 @@ class Supervisor:
                 and self._stop_reason is None
                 and not requests
             ):
-                # Otherwise a signal has already asked for it. The ranks get a reason that a signal may have.
+                # No signal has asked for it yet. The ranks get a reason that a signal may have.
                 requests.append(request.reason if request.reason in SIGNALS.values() else "preempted")
             left = request.seconds_left()
             if left is not None and request != self._last_request and not self._at_once:
-                self._until = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
+                self._kill_at = time.monotonic() + max(left - LEAVE_SECONDS, left / 2)
             self._last_request = request
             content = read_text(self.run.cancel)
             if content != self._cancel_seen:
@@ -564,10 +568,10 @@ class Supervisor:
         """
         if self._scheduler != "local" and not (self._scheduler == "ssh" and self.run.read_about().sweep):
             return
-        chosen = self.plan.layout.gpus_per_node if VISIBLE not in self.job.env else 0
+        gpu_count = self.plan.layout.gpus_per_node if VISIBLE not in self.job.env else 0
         shared = self._scheduler == "local"
-        # It keeps its locks as long as this process lives.
-        self._turn = Turn(self.run, chosen, os.environ, shared=shared)
+        # The attribute keeps the locks as long as this process lives.
+        self._turn = Turn(self.run, gpu_count, os.environ, shared=shared)
         printed = ""
         while (why := self._turn.take()) and not self._asked_to_stop():
             if why != printed:
@@ -576,7 +580,7 @@ class Supervisor:
             time.sleep(TURN_SECONDS)
 
     def _start_clock(self) -> None:
-        """Count `resources.time` from now: waiting for a turn is not part of it."""
+        """Count `resources.time` from now, so that waiting for a turn does not count."""
         if self.job.resources.time is not None and self._scheduler in ("local", "ssh"):
             self._deadline = time.monotonic() + self.job.resources.time
 
@@ -592,7 +596,7 @@ class Supervisor:
         if verdict.failure == "cancelled":
             state = "cancelled"
         then = decision.reason
-        if state == "failed" and (steps := tried(self.run.read_events())):
+        if state == "failed" and (steps := downgrade_reasons(self.run.read_events())):
             then = f"{then}; tried before: {'; '.join(steps)}"
         if (outcome := self._save_last_state(verdict)) is not None:
             then = f"{then}; {outcome.words()}"
@@ -602,10 +606,10 @@ class Supervisor:
         last: dict[str, Any] = {"last_state": outcome._asdict()} if outcome is not None else {}
         self.journal.event(Finished(state=state, failure=verdict.failure, reason=then, **last))
         # Only the batch script can requeue the job.
-        more: dict[str, Any] = {}
+        requeue_fields: dict[str, Any] = {}
         if decision.action == "requeue" and self._scheduler == "slurm":
-            more = {"requeue": True, "leaves": " ".join(map(str, decision.leaves))}
-        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **more)
+            requeue_fields = {"requeue": True, "leaves": " ".join(map(str, decision.leaves))}
+        self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **requeue_fields)
         self._record_measurement()
         return exit_code
 
@@ -624,14 +628,14 @@ class Supervisor:
         after, go_on, exit_code = -1, True, 0
         self._start_clock()
         remove_handover(self.run, self.place.rank)
-        left = self.nodes.left()
+        abandoned = self.nodes.abandoned_attempt()
         while go_on:
-            attempt = left or self.nodes.wait_for_attempt(after)
+            attempt = abandoned or self.nodes.wait_for_attempt(after)
             if isinstance(attempt, int):
                 return attempt
             kills = oom_kills()
-            ended = self._run(attempt) if left is None else Ended(-signal.SIGKILL)
-            left = None
+            ended = self._run(attempt) if abandoned is None else Ended(-signal.SIGKILL)
+            abandoned = None
             if attempt.only_saves and self.place.no_shared_folder:
                 remove_partial_checkpoints(self.run)
             self.nodes.report(attempt, ended, oom_kills() - kills)
@@ -642,17 +646,17 @@ class Supervisor:
         return exit_code
 
 
-def _remove_what_others_left(run: RunDir) -> None:
+def _remove_leftovers_of_others(run: RunDir) -> None:
     """Remove the shared memory of neighbouring runs whose processes on this host were killed all at once."""
     for other in with_shared(run.path.parent):
         if other.path != run.path and supervisor_gone(other):
             remove_shared(other)
 
 
-def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrade:
+def _downgrade(verdict: Verdict, decision: Decision, recipe: Recipe) -> Downgrade:
     """Return the event of a downgrade. A rank writes the same event for a downgrade in process."""
-    changes = decision.recipe.changes_from(before) if decision.recipe is not None else {}
-    more: dict[str, Any] = {"left_out": list(decision.left_out)} if decision.left_out else {}
+    changes = decision.recipe.changes_from(recipe) if decision.recipe is not None else {}
+    left_out: dict[str, Any] = {"left_out": list(decision.left_out)} if decision.left_out else {}
     return Downgrade(
         in_process=False,
         reason=decision.reason,
@@ -661,10 +665,10 @@ def _downgrade(verdict: Verdict, decision: Decision, before: Recipe) -> Downgrad
         step=verdict.step,
         why_not_in_process=verdict.why_not_in_process,
         changes=changes,
-        **more,
+        **left_out,
     )
 
 
 def _signal_seconds(about: Mapping[str, Any]) -> float | None:
-    """Return the profile's `slurm.signal_seconds`: how long before its time limit Slurm warns."""
+    """Return the profile's `slurm.signal_seconds`: how long before the time limit Slurm sends its warning."""
     return (about["cluster"].get("slurm") or {}).get("signal_seconds")

@@ -1,4 +1,4 @@
-"""The order and the places of a sweep's runs on one host.
+"""Queue of a sweep's runs on one host: their order, and the places of runs that run at the same time.
 
 Both are locks on bytes of one file (POSIX record locks, fcntl(2)). The kernel frees them when the process
 that holds them ends, however it ends. A child process does not inherit them.
@@ -25,7 +25,7 @@ class SweepQueue:
     """
 
     def __init__(self, file: Path, task: int, places: int | None) -> None:
-        """`task`: the run's number in the sweep. `places`: how many runs go on at the same time, or None.
+        """`task`: the run's number in the sweep. `places`: how many runs run at the same time, or None.
 
         Raises QueueError.
         """
@@ -40,7 +40,7 @@ class SweepQueue:
     def is_first(self) -> bool:
         """Join the queue, and return whether no run with a lower number waits. Raises QueueError."""
         if not self._lock(fcntl.LOCK_EX, LINE + self.task):
-            return False  # another run looks at this moment
+            return False  # another run is checking at this moment
         if self.task == 0:
             return True
         if not self._lock(fcntl.LOCK_SH, LINE, self.task):
@@ -52,7 +52,8 @@ class SweepQueue:
         """Take a free place. Raises QueueError."""
         if self.places is None or self._place is not None:
             return True
-        self._place = next((one for one in range(self.places) if self._lock(fcntl.LOCK_EX, one)), None)
+        places = range(self.places)
+        self._place = next((place for place in places if self._lock(fcntl.LOCK_EX, place)), None)
         return self._place is not None
 
     def leave_place(self) -> None:
@@ -69,9 +70,9 @@ class SweepQueue:
 
     def _lock(self, kind: int, start: int, length: int = 1) -> bool:
         """Return False if another process holds a lock in this range. Raises QueueError."""
-        now = fcntl.LOCK_NB if kind != fcntl.LOCK_UN else 0
+        flags = fcntl.LOCK_NB if kind != fcntl.LOCK_UN else 0
         try:
-            fcntl.lockf(self._file, kind | now, length, start)
+            fcntl.lockf(self._file, kind | flags, length, start)
         except BlockingIOError:
             return False
         except OSError as error:

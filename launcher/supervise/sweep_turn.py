@@ -22,7 +22,7 @@ def sweep_folder(run: RunDir, sweep: str) -> Path:
 
 
 class Turn:
-    """Waits before a run's first attempt. Call `take` until it returns ""."""
+    """Lets a run wait before its first attempt. Call `take` until it returns ""."""
 
     def __init__(
         self, run: RunDir, gpus: int, environ: MutableMapping[str, str], *, shared: bool = True

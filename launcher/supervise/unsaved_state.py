@@ -1,4 +1,4 @@
-"""Find a state in shared memory that no checkpoint has when a run ends, and report what became of it."""
+"""Find a state in shared memory that no checkpoint has when a run ends, and report whether it was saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.spec.events import (
 )
 
 
-class Kept(NamedTuple):
+class UnsavedState(NamedTuple):
     """A state in shared memory (a handover) that no attempt has loaded."""
 
     attempt: int
@@ -35,14 +35,14 @@ def written_since(folder: Path, moment: float) -> bool:
     return False
 
 
-def unsaved(events: Sequence[Event]) -> Kept | None:
+def unsaved(events: Sequence[Event]) -> UnsavedState | None:
     """Return the handover in shared memory that is newer than every checkpoint."""
     saved = 0
     for event in reversed(events):
         if isinstance(event, CheckpointSaved):
             saved = max(saved, event.step)
         elif isinstance(event, HandedOver):
-            return Kept(event.attempt, event.step) if event.step > saved else None
+            return UnsavedState(event.attempt, event.step) if event.step > saved else None
         elif isinstance(event, Resumed | HandoverSkipped | SupervisorStarted):
             return None  # loaded, overwritten, or left by a supervisor that was killed
     return None
@@ -66,7 +66,7 @@ def skipped_by(events: Sequence[Event], attempt: int) -> Skipped | None:
 
 
 class Outcome(NamedTuple):
-    """What became of the last complete step of an ended run. Shown by `launcher why` and at the run's end."""
+    """Whether the last complete step of an ended run was kept, for `launcher why` and the run's end."""
 
     step: int
     reason: str

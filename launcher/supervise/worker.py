@@ -48,7 +48,7 @@ ORPHAN_GRACE_SECONDS = 3.0
 "Time until SIGKILL of the rank if the parent or the supervisor is gone."
 
 CONFIRM_SECONDS = 5.0
-"Time that the supervisor has to write down that it stops the attempt, after a SIGTERM to every process."
+"Time that the supervisor has to record that it stops the attempt, after a SIGTERM to every process."
 
 PARENT_DIED = signal.SIGUSR2
 "Sent by the kernel when the parent dies, with the parent as sender. The parent itself never sends it."
@@ -57,7 +57,7 @@ RESERVE_BYTES = 128 * 1024
 "More than the record needs: 20 last lines of at most 2,000 characters, and the clues."
 
 MAX_CLUES = 24
-"The clues that explain most come first. Each has at most 4 kB."
+"Maximum clues in a record, those that explain most first. Each has at most 4 kB."
 
 MAX_EXCEPTION = 4000
 "Maximum characters of an exception's message. XLA's messages list every buffer."
@@ -66,9 +66,9 @@ CPU_HEAP = (
     "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
     ":glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=2147483648"
 )
-"""Sizes in bytes. CPU tensors lie in glibc's heap, which by default returns freed memory after each step and
-gets it back in the next one, in pages of 4 KiB. Keeping huge pages shortens a step by 4 to 7 %
-(benchmarks/train.py). Source: glibc manual, "Memory Allocation Tunables"; older versions and other C
+"""Sizes in bytes. CPU tensors are in glibc's heap, which by default returns freed memory to the kernel after
+each step and requests it again in the next one, in pages of 4 KiB. Keeping huge pages shortens a step by 4 to
+7 % (benchmarks/train.py). Source: glibc manual, "Memory Allocation Tunables"; older versions and other C
 libraries ignore the variable."""
 
 ENDED_EARLY = (
@@ -96,9 +96,9 @@ class Worker:
         self.stopping = False
         "Whether the rank was told to end."
         self.killed = False
-        "Whether this worker killed the rank, which did not end in time."
-        self.unexplained = False
-        "Whether a SIGTERM came that may be one to every process of the run."
+        "Whether this worker killed the rank because it did not end in time."
+        self.ambiguous_sigterm = False
+        "Whether a SIGTERM came that may have been sent to every process of the run."
         self.error_file: Path | None = None
         self.run = RunDir(Path(environ[variables.RUN_DIR]))
         self.attempt: AttemptDir = self.run.started(environ)
@@ -127,7 +127,7 @@ class Worker:
         adopt_orphans()
         started = time.time()
         self.error_file = self._error_file()
-        before_start = signal.SIGTERM in signal.sigpending()  # the rank will not have heard of it
+        before_start = signal.SIGTERM in signal.sigpending()  # so the rank does not receive it
         try:
             self.child = subprocess.Popen(
                 self._with_values(argv),
@@ -155,7 +155,7 @@ class Worker:
             signal_group(self.child.pid, signal.SIGKILL)  # processes that the rank left in its group
         if self.trains:
             code = self._of_training(code)
-        if self.unexplained and not self.stopping:
+        if self.ambiguous_sigterm and not self.stopping:
             self.stopping = self._asked_to_stop()
         with contextlib.suppress(OSError):
             self.reserve.unlink(missing_ok=True)
@@ -232,7 +232,7 @@ class Worker:
     def _error_file(self) -> Path | None:
         """Return the file in which torchelastic's @record writes the rank's exception.
 
-        The file lies in memory and only this user can read it. `_recorded_exception` masks it and passes it
+        The file is in memory and only this user can read it. `_recorded_exception` masks it and passes it
         on. None if there is no such memory.
         """
         try:
@@ -253,12 +253,12 @@ class Worker:
         came before the rank was started."""
         kill_at: float | None = None
         if before_start:
-            self._tell_rank()
+            self._ask_rank_to_end()
         while True:
-            left = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
-            heard = signal.sigtimedwait(STOP_SIGNALS, left)
-            if heard is not None:
-                kill_at = self._handle_signal(heard.si_signo, heard.si_pid, kill_at)
+            timeout = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+            received = signal.sigtimedwait(STOP_SIGNALS, timeout)
+            if received is not None:
+                kill_at = self._handle_signal(received.si_signo, received.si_pid, kill_at)
             elif kill_at is not None:
                 self._signal_rank(signal.SIGKILL)
                 kill_at = None
@@ -267,27 +267,27 @@ class Worker:
         """Act on a signal. Return when to kill the rank, by time.monotonic, or None."""
         self.parent_died = self.parent_died or (signum == PARENT_DIED and sender == self.parent)
         if self._orphaned():
-            self._tell_rank()
+            self._ask_rank_to_end()
             return time.monotonic() + ORPHAN_GRACE_SECONDS
         if self.supervisor and sender == self.supervisor:
             if signum == KILL_RANK:
                 self.stopping = True
                 self._signal_rank(signal.SIGKILL)
             else:
-                self._tell_rank()  # the supervisor limits how long the rank may take
+                self._ask_rank_to_end()  # the supervisor limits how long the rank may take
             return kill_at
         if not self.supervisor or sender == self.parent:
-            self._tell_rank()
+            self._ask_rank_to_end()
             return time.monotonic() + GRACE_SECONDS
         # If it went to every process of the run, the rank included, the supervisor decides what follows.
-        self.unexplained = self.unexplained or (signum == signal.SIGTERM and not self.trains)
+        self.ambiguous_sigterm = self.ambiguous_sigterm or (signum == signal.SIGTERM and not self.trains)
         return kill_at
 
     def _asked_to_stop(self) -> bool:
-        """Return whether the supervisor stops the attempt, which it writes down as soon as it hears of it.
+        """Return whether the supervisor stops the attempt, which it records as soon as it gets the request.
 
-        A SIGTERM may also have come to this process alone (`pkill -f train.py` finds it and not the
-        supervisor). Then the end of the rank is an end like any other.
+        A SIGTERM may also have been sent to this process alone (`pkill -f train.py` finds it and not the
+        supervisor). Then the rank's end is judged like any other.
         """
         deadline = time.monotonic() + CONFIRM_SECONDS
         while not self.attempt.stop.exists():
@@ -305,11 +305,11 @@ class Worker:
         """
         return self.parent_died or os.getppid() != self.parent
 
-    def _tell_rank(self) -> None:
+    def _ask_rank_to_end(self) -> None:
         """Tell the rank to end, only once: a second signal could interrupt a script that is saving."""
         if not self.stopping:
             self.stopping = True
-            if not self.unexplained:
+            if not self.ambiguous_sigterm:
                 self._signal_rank(signal.SIGHUP if self.trains else signal.SIGTERM)
 
     def _signal_rank(self, signum: signal.Signals) -> None:
@@ -347,9 +347,9 @@ class Worker:
         if self.error_file is None:
             return None
         record = masked_strings(read_record(self.error_file), self.environ)
-        if record and (torchruns := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        if record and (torchrun_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
             with contextlib.suppress(OSError):
-                replace_json(Path(torchruns), record)
+                replace_json(Path(torchrun_file), record)
         message = record.get("message")
         text = message.get("message") if isinstance(message, dict) else message
         return text[:MAX_EXCEPTION] if isinstance(text, str) else None
@@ -363,8 +363,8 @@ def cpu_heap_variables(about: RunRecord) -> dict[str, str]:
 
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     """Return every placeholder of spec/command.py with its value in this attempt."""
-    itself = {"id": run.id, "dir": run.path, "checkpoints": run.checkpoints, "attempt": attempt.number}
-    return values_of(run.read_about().job, run.read_recipe(attempt), itself)
+    run_values = {"id": run.id, "dir": run.path, "checkpoints": run.checkpoints, "attempt": attempt.number}
+    return values_of(run.read_about().job, run.read_recipe(attempt), run_values)
 
 
 def watch(argv: list[str], parent: int) -> int:

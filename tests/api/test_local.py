@@ -178,10 +178,10 @@ def test_what_the_plan_warns_of_is_a_warning(lab: Lab) -> None:
 
 
 def test_values_reach_the_job_as_they_are() -> None:
-    from launcher.api.job_source import given, overrides_of
+    from launcher.api.job_source import as_given_job, overrides_of
 
     args = {"args.a": "\N{PILE OF POO}", "args.b": ["1", 1, None], "args.c": {"x": "1e3"}, "args.d": "1e3"}
-    job = given(TASK).job(overrides_of(args))
+    job = as_given_job(TASK).job(overrides_of(args))
     found = {name.removeprefix("args."): value for name, value in args.items()}
     assert {name: job.args[name] for name in found} == found
 

@@ -55,11 +55,11 @@ def project(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(**fields: Any) -> None:
     from launcher.api.prepare import prepared
-    from launcher.schedulers.missing import check_there
+    from launcher.schedulers.missing import check_workdir
 
     base = {"name": "x", "batch": {"global": 2}, "resources": {"gpus_per_node": 0}}
     more = {"steps": 2} if "task" in fields else {}
-    check_there(prepared({**base, **more, **fields}, "local", [])[1].request)
+    check_workdir(prepared({**base, **more, **fields}, "local", [])[1].request)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.api.sources import UserCodeError, users_code
+from launcher.api.sources import UserCodeError, running_user_code
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,6 @@ from launcher.api.sources import UserCodeError, users_code
     ],
 )
 def test_an_error_is_told_with_its_reason_and_place(tmp_path: Path, message: str, told: str) -> None:
-    with pytest.raises(UserCodeError) as caught, users_code("task m:T", tmp_path):
+    with pytest.raises(UserCodeError) as caught, running_user_code("task m:T", tmp_path):
         raise ValueError(message)
     assert str(caught.value).startswith(f"task m:T: {told}")

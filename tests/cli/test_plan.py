@@ -256,7 +256,7 @@ def test_the_largest_of_a_family_is_found_in_whatever_order_it_is_asked(lab: Lab
     asked = question(lab, *fixed, "--largest", "depth=12,6000,6,600")
     assert [one["fits"] for one in asked["answers"]] == [True, True, False]
     assert [one["label"] for one in asked["answers"]] == ["depth=6", "depth=12", "depth=600"]
-    assert asked["conclusion"] == "the largest that fits: depth=12; not asked about: depth=6000"
+    assert asked["conclusion"] == "the largest that fits: depth=12; not tried: depth=6000"
 
 
 def test_a_loss_in_parts_is_refused_for_a_task_that_computes_it_at_once(lab: Lab) -> None:

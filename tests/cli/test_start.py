@@ -71,7 +71,7 @@ def test_help_takes_no_more_time_than_a_start_that_imports_little(tmp_path):
         (["status", "nothing-here"], 3, "no run 'nothing-here'"),
         (["logs"], 3, "there is no run yet"),
         (["templates", "eject", "slurm/job.sbtach"], 2, "did you mean"),
-        (["schema", "jobb"], 2, "there are job, cluster"),
+        (["schema", "jobb"], 2, "it must be one of job, cluster"),
         (["clean"], 2, "--older-than 7d"),
     ],
 )

@@ -14,7 +14,7 @@ from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.options import Options
 from launcher.doctor.orders import Orders
 from launcher.doctor.outcome import Outcome
-from launcher.doctor.profile_change import changed, own_file
+from launcher.doctor.profile_change import own_file, with_facts
 from launcher.doctor.results import Results, results_of
 from launcher.doctor.settings import NCCL, Setting, candidates, fastest, gain
 from launcher.doctor.values import Measured
@@ -68,7 +68,7 @@ def test_the_fastest_setting_must_be_clearly_faster() -> None:
 @pytest.mark.parametrize("name", [file.stem for file in sorted(clusters_dir().glob("*.yaml"))])
 def test_a_profile_keeps_its_comments_and_values(name: str, tmp_path: Path) -> None:
     before = (clusters_dir() / f"{name}.yaml").read_text()
-    text = changed(before, Facts({"NCCL_IB_DISABLE": "1"}, "launcher doctor: all-reduce hangs without it"))
+    text = with_facts(before, Facts({"NCCL_IB_DISABLE": "1"}, "launcher doctor: all-reduce hangs without it"))
     assert [line for line in before.splitlines() if "#" in line and line not in text.splitlines()] == []
     assert "    # launcher doctor: all-reduce hangs without it\n    NCCL_IB_DISABLE: '1'" in text
     (tmp_path / f"{name}.yaml").write_text(text)
@@ -103,7 +103,7 @@ network:
 
 def test_a_profile_keeps_its_indentation() -> None:
     before = FOUR_SPACES.splitlines()
-    after = changed(FOUR_SPACES, ENV).splitlines()
+    after = with_facts(FOUR_SPACES, ENV).splitlines()
     assert after[:7] == before[:7]
     reason, setting = after[-2:]
     assert (reason.strip(), setting) == (f"# {ENV.why_env}", "        NCCL_SHM_DISABLE: '1'")
@@ -129,7 +129,7 @@ def test_a_comment_stays_before_its_key(network: str, gpu: str) -> None:
         f"node:\n  gpu: {gpu}   # ours\n"
         "  # of hardware threads\n  cpus: 64\n# the partition\nslurm: {partition: gpu}\n# the end\n"
     )
-    text = changed(before, replace(ENV, gpu_type="A100", gpu_memory="40GiB", why_gpu="by NVML"))
+    text = with_facts(before, replace(ENV, gpu_type="A100", gpu_memory="40GiB", why_gpu="by NVML"))
     assert _followers(before).items() <= _followers(text).items()
     env = text.partition("  env:\n")[2].partition("\n#")[0].splitlines()
     assert f"    # {ENV.why_env}" in env and "    NCCL_SHM_DISABLE: '1'" in env
@@ -147,7 +147,7 @@ def _followers(text: str) -> dict[str, str]:
 
 
 def test_a_mapping_that_other_sections_share_is_copied(tmp_path: Path) -> None:
-    text = changed(SHARED, ENV)
+    text = with_facts(SHARED, ENV)
     (tmp_path / "shared.yaml").write_text(text)
     cluster = load_cluster(tmp_path / "shared.yaml")
     assert cluster.env == {"A": "1"} and cluster.network.env == {"A": "1", "NCCL_SHM_DISABLE": "1"}
@@ -155,14 +155,14 @@ def test_a_mapping_that_other_sections_share_is_copied(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_is_there_changes_nothing_and_an_older_reason_is_replaced() -> None:
-    once = changed(PROFILE, ENV)
-    assert changed(once, ENV) == once
+    once = with_facts(PROFILE, ENV)
+    assert with_facts(once, ENV) == once
     later = Facts(
         {"NCCL_SHM_DISABLE": "0"}, "launcher doctor, 2026-11-26, run doctor-2: wrong values without it"
     )
-    again = changed(once, later)
+    again = with_facts(once, later)
     assert again.count("# launcher doctor, ") == 1 and later.why_env in again
-    other = changed(
+    other = with_facts(
         again, Facts({"NCCL_IB_DISABLE": "1"}, "launcher doctor, 2026-11-27, run doctor-3: hangs")
     )
     assert other.count("# launcher doctor, ") == 2, "the reason of another setting stays"
@@ -219,7 +219,7 @@ def test_detect_uses_what_the_doctor_found_there(tmp_path: Path, monkeypatch: py
     results = results_with(tmp_path, name="mine", login="della", **slurm)
     assert found_earlier(lambda cluster: cluster.get("login") == "della") == facts_of(results)
     assert not found_earlier(lambda cluster: cluster.get("login") == "tiger")
-    text = changed(GUESSED, facts_of(results))
+    text = with_facts(GUESSED, facts_of(results))
     assert "# launcher doctor, 2026-11-25, run doctor-1: all-reduce hangs without it" in text
     (tmp_path / "mine.yaml").write_text(text)
     assert load_cluster(tmp_path / "mine.yaml").network.env == {"NCCL_SHM_DISABLE": "1"}

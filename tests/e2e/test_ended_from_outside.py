@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.supervise.policy import IN_VAIN
+from launcher.supervise.policy import FRUITLESS
 from tests.lab import Lab, verdicts, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -86,7 +86,7 @@ def test_a_run_that_saves_no_step_in_three_starts_stays_out_of_the_queue(lab: La
         with supervisor(lab, run) as process:
             process.send_signal(signal.SIGTERM)
         state = run.read_state()
-        assert state.get("requeue", False) == (start < 3) and (state["then"] == IN_VAIN) == (start == 3)
+        assert state.get("requeue", False) == (start < 3) and (state["then"] == FRUITLESS) == (start == 3)
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_also_when_nobody_could_say_so(lab: Lab, run: RunDir) -> None:
             process.kill()
     command = [sys.executable, "-m", "launcher.supervise", str(run.path)]
     subprocess.run(command, env=lab.environ, timeout=240)
-    assert (run.read_state()["state"], run.read_state()["then"]) == ("failed", IN_VAIN)
+    assert (run.read_state()["state"], run.read_state()["then"]) == ("failed", FRUITLESS)
 
 
 def _ranks(supervisor: subprocess.Popen[bytes]) -> list[int]:

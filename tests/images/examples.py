@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.images.catalogue import Image, load_catalogue
-from launcher.images.context import Built, build_files
+from launcher.images.context import BuildOptions, build_files
 from launcher.render.render import RenderedFile
 from launcher.render.shipped import containers_dir
 
@@ -20,5 +20,5 @@ def images() -> tuple[Image, ...]:
 
 def rendered(image: Image) -> dict[str, RenderedFile]:
     """By path below `golden/`. The lock file is not repeated there."""
-    files = build_files(image, containers_dir() / image.lock, Built(image.base.reference))
+    files = build_files(image, containers_dir() / image.lock, BuildOptions(image.base.reference))
     return {f"{image.name}/{file.path}": file for file in files if file.path != "requirements.txt"}

@@ -42,7 +42,7 @@ def test_of_docker_the_missing_part_is_named(
     with pytest.raises(ImageError) as caught:
         choose("docker", "docker")
     first, *reasons = str(caught.value).splitlines()
-    assert first == "nothing here can build or start this image"
+    assert first == "no tool on this machine can build or start this image"
     assert len(reasons) == len(said)
     assert all(line.startswith(words) for line, words in zip(reasons, said, strict=True))
 

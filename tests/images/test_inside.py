@@ -45,7 +45,7 @@ def report(**changes: Any) -> dict[str, Any]:
             {"commands": {"launcher": True, "dumb-init": False, "gcc": False}},
             ["there is no command dumb-init"],
         ),
-        ({"listed": {}}, ["the list of parts (SBOM) is not what is installed: launcher==0.1.0"]),
+        ({"listed": {}}, ["the list of parts (SBOM) differs from what is installed: launcher==0.1.0"]),
     ],
 )
 def test_verify_tells_every_difference(changes: dict[str, Any], told: list[str]) -> None:
@@ -68,7 +68,7 @@ def test_an_entrypoint_is_missed_in_one_image_and_a_trap_in_the_other() -> None:
     labels = {"launcher.image": "runpod-cuda13"}
     assert list(configured(RUNPOD, {"Labels": labels})) == []
     (trap,) = configured(RUNPOD, {"Labels": labels, "Entrypoint": ["/start"]})
-    assert "would come before a pod's command" in trap
+    assert "would be put before a pod's command" in trap
 
 
 def test_the_report_of_this_python_is_json_and_tells_an_import_that_fails() -> None:
@@ -132,7 +132,7 @@ def test_what_is_no_wheel_of_launcher_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="is not a wheel of launcher"):
         add_wheels(tmp_path / "context", tmp_path / "launcher-1.whl", None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ImageError, match="holds no wheels"):
+    with pytest.raises(ImageError, match="has no wheels"):
         add_wheels(tmp_path / "context", None, tmp_path / "empty")
 
 

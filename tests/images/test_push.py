@@ -67,6 +67,6 @@ def test_a_pushed_image_is_what_the_name_means_by_the_registrys_own_digest(
         rendered = storage.launcher("render", "job.yaml", "-c", "slurm-h100", "--set", "image=catalog:cpu")
         assert f"--container-image={reference.replace('/', '#', 1)}" in rendered.stdout
         absent = storage.launcher("images", "push", "cpu", "--to", f"{registry}/team", "--with", "buildah")
-        assert absent.returncode == 4 and "`launcher images build NAME` makes it" in absent.stderr
+        assert absent.returncode == 4 and "build it with `launcher images build NAME`" in absent.stderr
     finally:
         storage.end()

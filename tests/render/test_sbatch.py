@@ -722,7 +722,7 @@ def test_an_exclusive_node_comes_with_all_of_its_memory(
     [
         ({"extra": {"ntasks": 4}}, {}, "launcher sets this option itself"),
         ({"extra": {"container-image": "x"}}, {}, "launcher sets this option itself"),
-        ({"extra": {"test-only": True}}, {}, "test-only: launcher could not submit or follow"),
+        ({"extra": {"test-only": True}}, {}, "test-only: launcher cannot submit or follow"),
         ({"extra": {"clusters": "b"}}, {}, "clusters: write slurm.clusters"),
         ({"extra": {"a b": "x"}}, {}, "not the long name of an sbatch option"),
         ({"extra": {"mem-per-cpu": "1G"}}, {"memory_per_node": "1GiB"}, "exclude each other"),
@@ -731,7 +731,7 @@ def test_an_exclusive_node_comes_with_all_of_its_memory(
         ({"account": "a\nb"}, {}, "control character"),
         ({"account": ""}, {}, "the value of --account is empty"),
         ({"extra": {"comment": "x"}}, {}, "launcher sets this option itself"),
-        ({"srun_options": ["--nodes=3"]}, {}, "--nodes: launcher sets this of the step itself"),
+        ({"srun_options": ["--nodes=3"]}, {}, "--nodes: launcher sets this option itself"),
         ({"srun_options": ["--no-container-mount-home"]}, {}, "write container.mount_home"),
     ],
 )

@@ -158,7 +158,7 @@ def test_somebody_who_follows_hears_of_it_as_it_happens(log: Log) -> None:
     log.event("handover-skipped", reason="too large")
     log.event("climb", attempt=0, step=9, **to(16, 8))
     assert Story(log.run).news() == [
-        "[launcher] the probe takes micro-batch 8 for 16",
+        "[launcher] the probe chose micro-batch 8 instead of 16",
         "[launcher] out of memory in forward of step 3 on rank 1; "
         "continuing with micro-batch 16 -> 8 (0.3 s)",
         "[launcher] no handover: too large",

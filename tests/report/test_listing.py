@@ -162,17 +162,17 @@ def test_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = run_of(tmp_path), run_of(tmp_path, "llama", created=stamp(NOON - 86400))
     root = tmp_path / "runs"
 
-    state = next(iter(listed(Filter(), root=root).found.values())).state
+    state = next(iter(listed(Filter(), root=root).statuses.values())).state
 
     def found(**wanted: str) -> set[str]:
-        return {run.id for run in listed(Filter(**wanted), root=root).found}
+        return {run.id for run in listed(Filter(**wanted), root=root).statuses}
 
     assert found(name="gpt") == {first.id} and found(cluster="two") == set()
     assert found(tag="paper") == {first.id, second.id} and found(tag="pap") == set()
     assert found(since="2026-11-21T00:00") == {first.id} and found(since="36500d") == {first.id, second.id}
     assert found(state="stopping", name="gpt") == set() and found(state=state) == {first.id, second.id}
-    assert (len(listed(Filter(), 1, root).found), listed(Filter(), 1, root).older) == (1, 1)
+    assert (len(listed(Filter(), 1, root).statuses), listed(Filter(), 1, root).older) == (1, 1)
     of_state = listed(Filter(state=state), 1, root)
-    assert (len(of_state.found), of_state.older) == (1, 1)
+    assert (len(of_state.statuses), of_state.older) == (1, 1)
     with pytest.raises(UsageError, match="neither a duration"):
         found(since="yesterday")

@@ -43,7 +43,7 @@ def test_a_page_is_written_again_while_the_run_goes_on_and_once_when_it_has_ende
     os.mkfifo(lab.folder / "pipe")  # as /dev/stdout may be
     for place in ("pipe", "."):
         wrong = lab.cli("report", run.id, "-o", place)
-        assert wrong.returncode == 2 and f"--output: {place} is no file" in wrong.stderr
+        assert wrong.returncode == 2 and f"--output: {place} is not a regular file" in wrong.stderr
     assert (lab.folder / "pipe").is_fifo()
     page.write_text("old")
     (lab.folder / "link.html").symlink_to(page)

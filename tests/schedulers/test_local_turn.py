@@ -215,7 +215,7 @@ def test_a_submission_of_a_sweep_that_is_interrupted_names_it(lab: Lab) -> None:
     count = len(list((lab.folder / "runs").glob("e2e-sweep-*")))
     assert process.returncode == 130 and count < 40
     last = err.splitlines()[-1]
-    assert last.startswith(f"launcher: interrupted: {count} of 40 runs of {sweep_id} are there: ")
+    assert last.startswith(f"launcher: interrupted: {count} of 40 runs of {sweep_id} were submitted: ")
     assert all(f"`launcher sweep {verb} {sweep_id}`" in last for verb in ("status", "cancel", "resume"))
     said = lab.cli("sweep", "cancel", sweep_id)
     assert said.returncode == 0 and f"missing: {40 - count} of 40 runs" in said.stdout

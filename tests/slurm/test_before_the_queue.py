@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.planning.plan import make_plan
-from launcher.schedulers.login import Here, ask
+from launcher.schedulers.login import LocalLogin, ask
 from launcher.schedulers.slurm.checks import Findings, problems
 from launcher.schedulers.slurm.records import look_up
 from launcher.spec.cluster import Cluster as Profile
@@ -27,13 +27,13 @@ NODE = {"gpu": {"type": "A100 40GB", "count": 8, "memory": "39GiB"}, "cpus": 16}
 
 
 @pytest.fixture
-def here(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Here:
+def here(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> LocalLogin:
     for name, value in cluster.env().items():
         monkeypatch.setenv(name, value)
-    return Here()
+    return LocalLogin()
 
 
-def checked(here: Here, script: str, slurm: dict[str, object], **more: object) -> Findings:
+def checked(here: LocalLogin, script: str, slurm: dict[str, object], **more: object) -> Findings:
     profile = Profile.model_validate(
         {"name": "c", "scheduler": "slurm", "max_nodes": 99, "node": NODE, "slurm": slurm, **more}
     )
@@ -45,19 +45,19 @@ def checked(here: Here, script: str, slurm: dict[str, object], **more: object) -
 
 
 def test_a_job_that_fits_passes_also_from_inside_of_another_job(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: LocalLogin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "99999999")
     assert checked(here, "#SBATCH --nodes=1", {"partition": "main"}) == Findings()
 
 
-def test_what_only_sbatch_knows_is_refused_in_its_words(here: Here) -> None:
+def test_what_only_sbatch_knows_is_refused_in_its_words(here: LocalLogin) -> None:
     found = checked(here, "#SBATCH --nodes=1 --constraint=a&b", {"partition": "main", "constraint": "a&b"})
     assert found.refusals and found.refusals[0].startswith("sbatch --test-only: ")
 
 
-def test_places_are_looked_at_in_the_same_round_trip(here: Here, tmp_path: Path) -> None:
+def test_places_are_looked_at_in_the_same_round_trip(here: LocalLogin, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     container = {"runtime": "pyxis", "image": f"{tmp_path}/none.sqsh", "mounts": {"/nowhere": "/x"}}
     paths = {"runs": f"{tmp_path}/file/runs"}
@@ -70,7 +70,7 @@ def test_places_are_looked_at_in_the_same_round_trip(here: Here, tmp_path: Path)
     ]
 
 
-def test_a_round_trip_tells_of_a_job_from_start_to_end(here: Here, slurm_lab: SlurmLab) -> None:
+def test_a_round_trip_tells_of_a_job_from_start_to_end(here: LocalLogin, slurm_lab: SlurmLab) -> None:
     job = slurm_lab.sbatch("exit 12", "--nodes=1", "--comment=a|b", "--job-name=x Restarts=9")
     slurm_lab.accounted(job)
     record = look_up(partial(ask, here), [job]).get(job)

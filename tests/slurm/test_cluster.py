@@ -45,10 +45,15 @@ def test_no_verb_takes_a_job_of_the_same_number_for_the_runs(slurm_lab: SlurmLab
     for job, state in ((theirs, "PENDING"), (ended, "COMPLETED")):
         append_json(run.events, {"time": now(), "event": "requeued", "handle": f"slurm:lab:{job}"})
         status = slurm_lab.status(run)
-        assert status["state"] == "running" and f"Slurm's job {job} here is another one" in status["reason"]
+        assert (
+            status["state"] == "running"
+            and f"Slurm's job {job} here does not belong to the run" in status["reason"]
+        )
         assert slurm_lab.slurm("squeue", "-h", "-t", "all", "-j", theirs, "-o", "%T") == "PENDING", state
     done = slurm_lab.cli("cancel", run.id)
-    assert done.returncode == 0 and "here is another one" in done.stderr, "its supervisor heeds the file"
+    assert done.returncode == 0 and "here does not belong to the run" in done.stderr, (
+        "its supervisor heeds the file"
+    )
     assert slurm_lab.slurm("squeue", "-h", "-t", "all", "-j", theirs, "-o", "%T") == "PENDING"
     append_json(run.events, {"time": now(), "event": "requeued", "handle": own})
     assert slurm_lab.wait(run)["state"] == "cancelled"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.planning.plan import make_plan
-from launcher.schedulers.login import Here, ask
+from launcher.schedulers.login import LocalLogin, ask
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import look_up
@@ -147,7 +147,7 @@ def verdict(
         {"name": "c", "scheduler": "slurm", "max_nodes": 9, "node": node, "slurm": options}
     )
     job = Job.model_validate({"name": "j", "command": ["true"], "batch": {"global": 8}, "resources": fields})
-    here = site(ask(Here(), site_questions()))
+    here = site(ask(LocalLogin(), site_questions()))
     feasibility = Feasibility(profile, job, make_plan(job, profile), here)
     refused = list(feasibility._limits(here.partitions[str(options["partition"])]))
     wanted = [
@@ -160,7 +160,7 @@ def verdict(
     number = lab.sbatch("sleep 60", *wanted)
     try:
         state, reason = wait_for(lambda: said_of(lab, number), f"verdict of Slurm on {number}")
-        record = look_up(partial(ask, Here()), [number]).get(number)
+        record = look_up(partial(ask, LocalLogin()), [number]).get(number)
     finally:
         lab.slurm("scancel", number)
     assert record is not None
@@ -246,7 +246,7 @@ def test_a_default_that_the_partition_is_not_for_is_refused_and_a_job_with_it_is
     assert said in done.stderr and not list(slurm_lab.folder.glob("runs/*"))
     monkeypatch.setenv("SLURM_CONF", slurm_lab.environ["SLURM_CONF"])
     number = slurm_lab.sbatch("sleep 60", f"--partition={partition}")
-    seen = partial(look_up, partial(ask, Here()), [number])
+    seen = partial(look_up, partial(ask, LocalLogin()), [number])
     record = wait_for(lambda: (one := seen().get(number)) and one.reason and one, "reason of Slurm")
     why = why_pending(record)
     assert f"may not use its partition ({partition}) (Slurm says: {partition} allows " in why

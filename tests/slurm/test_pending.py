@@ -28,7 +28,7 @@ def why(name: str, job: str, where: str) -> str:
     [
         ("22.05.8-jobs", "85_6", "its array runs no more tasks at the same time"),
         ("22.05.8-jobs", "91", "it is held; `scontrol release 91` lets it go on"),
-        ("22.05.8-jobs", "92", "its earliest start has not come; that is in 1h ("),
+        ("22.05.8-jobs", "92", "its earliest start time has not come yet; that is in 1h ("),
         ("22.05.8-jobs", "93", "(20m asked for, short allows 10m); submit it again with a shorter"),
         ("22.05.8-jobs", "94", "(4 asked for, main gives 3)"),
         ("22.05.8-jobs", "95", "waits for nodes to become free; Slurm plans to start it in 1h ("),
@@ -45,7 +45,7 @@ def test_what_a_real_slurm_said(name: str, job: str, said: str) -> None:
     ("job", "said"),
     [
         ("5", "its QOS limits GPUs or other GRES for each user (QOS normal: MaxTRESPU gres/gpu=2)"),
-        ("6", "a job (QOS high: MaxTRES gres/gpu=1) [QOSMaxGRESPerJob]; this job can never start as it is"),
+        ("6", "a job (QOS high: MaxTRES gres/gpu=1) [QOSMaxGRESPerJob]; this job can never start"),
         ("7", "(QOS high: GrpTRESRunMins cpu=100)"),
         ("8", "its QOS limits time for a job (QOS normal: MaxWall 01:00:00)"),
     ],
@@ -105,4 +105,6 @@ def test_an_estimate_that_has_passed_is_now() -> None:
     record = JobRecord(id="7", state="PENDING", reason="Resources", start=NOW - timedelta(minutes=3))
     assert "Slurm plans to start it now" in why_pending(record, None, NOW)
     begins = why_pending(replace(record, reason="BeginTime"), None, NOW)
-    assert begins.startswith("its earliest start has not come; that is within a minute; nothing to do but")
+    assert begins.startswith(
+        "its earliest start time has not come yet; that is within a minute; nothing to do but"
+    )

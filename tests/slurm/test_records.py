@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from launcher.schedulers.login import Answer
-from launcher.schedulers.slurm.records import JobRecord, duration, look_up, moment, of_queue, records
+from launcher.schedulers.slurm.records import JobRecord, duration, look_up, moment, queue_query, records
 from launcher.schedulers.slurm.states import SLURM_STATES, meaning
 from tests.slurm.recorded import answers
 
@@ -135,7 +135,7 @@ def test_slurm_that_is_not_installed_is_said() -> None:
 
 
 def test_a_thousand_tasks_are_one_short_question() -> None:
-    assert "--jobs=123" in of_queue([f"123_{task}" for task in range(1000)])["squeue"]
+    assert "--jobs=123" in queue_query([f"123_{task}" for task in range(1000)])["squeue"]
 
 
 class Asked:

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.memory.estimate import Estimate
 from launcher.planning.plan import make_plan
-from launcher.schedulers.login import Answer, Here
+from launcher.schedulers.login import Answer, LocalLogin
 from launcher.schedulers.slurm import checks
-from launcher.schedulers.slurm.detect import as_yaml, choose, found, name_of
+from launcher.schedulers.slurm.detect import as_yaml, choose, name_of, parse_answers
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.gpu_types import likely_types
 from launcher.schedulers.slurm.site import Site, gpus_of, site
@@ -74,7 +74,7 @@ def test_every_detected_profile_loads(tmp_path: Path, where: str) -> None:
         "pyxis": Answer(0, "", ""),
         "apptainer": nothing,
     }
-    seen = found(told, "me@login.example")
+    seen = parse_answers(told, "me@login.example")
     assert seen.choices
     names = [name_of(seen, choice) for choice in seen.choices]
     assert len(set(names)) == len(names)
@@ -93,7 +93,7 @@ def test_every_detected_profile_loads(tmp_path: Path, where: str) -> None:
 def test_what_a_profile_says_of_a_partition_with_two_kinds_of_gpu() -> None:
     nothing = Answer(1, "", "")
     told = answers("other-partitions") | dict.fromkeys(("nvidia-smi", "pyxis", "apptainer"), nothing)
-    seen = found(told | {"places": Answer(0, "/home/u\n/scratch/u\n\n", "")})
+    seen = parse_answers(told | {"places": Answer(0, "/home/u\n/scratch/u\n\n", "")})
     choice = choose(seen, "gpu", "a100")
     assert choice is not None
     text = as_yaml(seen, choice)
@@ -111,7 +111,7 @@ def test_the_gpu_of_the_login_node_names_the_nodes_where_they_are_alike() -> Non
     nothing = Answer(1, "", "")
     smi = {"nvidia-smi": Answer(0, "NVIDIA A100-SXM4-40GB, 40960\n", "")}
     told = answers("other-partitions") | dict.fromkeys(("pyxis", "apptainer", "places"), nothing) | smi
-    seen = found(told)
+    seen = parse_answers(told)
     a100, v100 = choose(seen, "gpu", "a100"), choose(seen, "gpu", "v100")
     assert a100 is not None and a100.device == "NVIDIA A100-SXM4-40GB" and a100.device_memory == 40 * 2**30
     assert v100 is not None and v100.device == ""
@@ -208,8 +208,8 @@ def test_a_limit_of_one_type_of_gpu_is_for_jobs_that_name_it(slurm: dict[str, ob
     here = site(answers("22.05.8-limits"))
     assert here.qos is not None
     asked = request(replace(here, qos={"normal": {"MaxTRESPU": "gres/gpu:a100=1"}, "high": {}}), slurm)
-    found = list(asked._limits(here.partitions["main"]))
-    assert len(found) == bool(said) and (not said or said in found[0])
+    parse_answers = list(asked._limits(here.partitions["main"]))
+    assert len(parse_answers) == bool(said) and (not said or said in parse_answers[0])
 
 
 def test_of_several_accounts_of_which_one_takes_the_job_none_refuses_it() -> None:
@@ -244,8 +244,8 @@ def test_an_account_that_a_partition_is_not_for_is_refused_where_it_is_known(
     closed = replace(main, fields={**main.fields, "AllowAccounts": "other"})
     rows = ({"Account": "lab", "User": "u"}, {"Account": "below", "User": "", "ParentName": "other"})
     known = {"default_account": "lab", "associations": rows, "config": {}} | site_
-    found = list(request(replace(here, **known), slurm)._not_taken(closed))
-    assert len(found) == bool(said) and (not said or said in found[0])
+    parse_answers = list(request(replace(here, **known), slurm)._access_refusals(closed))
+    assert len(parse_answers) == bool(said) and (not said or said in parse_answers[0])
 
 
 def test_an_array_that_is_too_large_is_refused_with_the_limit() -> None:
@@ -253,7 +253,7 @@ def test_an_array_that_is_too_large_is_refused_with_the_limit() -> None:
     for config, said in (
         (
             {"MaxArraySize": "1001"},
-            "1002 runs asked for, an array has 1001 tasks at most here (MaxArraySize)",
+            "1002 runs requested, an array may have 1001 tasks here (MaxArraySize)",
         ),
         ({"MaxArraySize": "1002"}, ""),
         (
@@ -261,8 +261,8 @@ def test_an_array_that_is_too_large_is_refused_with_the_limit() -> None:
             "(SchedulerParameters=max_array_tasks)",
         ),
     ):
-        found = list(replace(asked, site=replace(asked.site, config=config), tasks=1002).refusals())
-        assert len(found) == bool(said) and (not said or said in found[0])
+        parse_answers = list(replace(asked, site=replace(asked.site, config=config), tasks=1002).refusals())
+        assert len(parse_answers) == bool(said) and (not said or said in parse_answers[0])
 
 
 def test_without_node_cpus_the_number_of_the_nodes_is_told() -> None:
@@ -295,8 +295,8 @@ def test_what_sbatch_says_to_a_test_is_told_without_its_advice(
     told = answers("22.05.8-site") | {"test": Answer(1, "", said), "paths": Answer(0, "dw\n", "")}
     monkeypatch.setattr(checks, "ask", lambda login, questions: told)
     asked = request("22.05.8-site", {"partition": "main"}, time="1h")
-    found = checks.problems(Here(), asked.cluster, asked.job, asked.plan, "")
-    assert found.refusals == ("sbatch --test-only: unrecognized option '--nix'",)
+    parse_answers = checks.problems(LocalLogin(), asked.cluster, asked.job, asked.plan, "")
+    assert parse_answers.refusals == ("sbatch --test-only: unrecognized option '--nix'",)
 
 
 def test_what_may_go_wrong_is_a_warning() -> None:
@@ -311,7 +311,7 @@ def test_what_slurm_takes_without_a_look_at_it_is_a_warning() -> None:
     asked = request("22.05.8-site", slurm, gpus_per_node=0, time="1h")
     assert not list(asked.refusals())
     assert list(asked.warnings()) == [
-        "slurm.account: nix was not checked: this site's Slurm takes any",
+        "slurm.account: nix was not checked: this site's Slurm accepts any value",
         "slurm.gres_type: no node of partition main has GPUs of type h100",
     ]
 

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.login import Answer, Here, ask
-from launcher.schedulers.slurm.records import Put, look_up
+from launcher.schedulers.login import Answer, LocalLogin, ask
+from launcher.schedulers.slurm.records import RunCommands, look_up
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import wait_for
 from tests.slurm.lab import SlurmLab, job_id
@@ -129,8 +129,8 @@ def test_of_runs_that_wait_one_is_cancelled_alone_and_the_others_together(
     assert f"{sweep}: 11 submitted, 1 cancelled" in said(lab, "status", sweep)
     assert f"{sweep}: 11 taken out of the queue;" in said(lab, "cancel", sweep[:-2])
     assert f"{sweep}: 12 cancelled" in said(lab, "status", sweep, code=EXIT_CODES["cancelled"])
-    jobs, put = [job_id(run) for run in runs], partial(ask, Here())
-    without: Put = lambda asked: put(asked) | {"sacct": Answer(127, "", "")}  # noqa: E731
+    jobs, put = [job_id(run) for run in runs], partial(ask, LocalLogin())
+    without: RunCommands = lambda asked: put(asked) | {"sacct": Answer(127, "", "")}  # noqa: E731
     for known in (look_up(put, jobs), look_up(without, jobs)):
         assert {getattr(known.get(job_id(run)), "state", "") for run in runs} == {"CANCELLED"}
     assert said(lab, "submit", str(job), "-c", "lab.yaml", "--at-once", "2", code=2).startswith(

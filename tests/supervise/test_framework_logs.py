@@ -353,7 +353,7 @@ def test_a_trainer_that_keeps_one_checkpoint_does_not_tell_again_either(run: Run
     for path in run.checkpoints.glob("*/*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
     follower = FrameworkLogs(run, 1, work(run), time.time() - 5.0, {})
-    wait_for(lambda: follower.began, "first search")
+    wait_for(lambda: follower.searched, "first search")
     save_state(run, 1, 2, 3, 4, 5, 6)
     shutil.rmtree(run.checkpoints / "checkpoint-4")  # save_total_limit=1
     follower.close()

@@ -10,7 +10,7 @@ from launcher.rundir.downgrades import recipe_in_force
 from launcher.spec.events import Downgrade, Resubmitted, Submitted
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_CODES
-from launcher.supervise.policy import spent_budgets, tried
+from launcher.supervise.policy import downgrade_reasons, spent_budgets
 from tests.lab import Lab, events
 
 BEGUN = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
@@ -27,8 +27,8 @@ def test_the_recipe_in_force_is_the_attempts_with_its_own_changes() -> None:
     assert recipe_in_force(BEGUN, told, 0).grad_accum == 4
     assert recipe_in_force(BEGUN, told, 2) == BEGUN
     assert spent_budgets([Submitted(), *told]) == {"lower": 4}
-    assert tried([Submitted(), *told[:2]]) == ["micro-batch 4", "micro-batch 2"]
-    assert tried([*told, Resubmitted()]) == []
+    assert downgrade_reasons([Submitted(), *told[:2]]) == ["micro-batch 4", "micro-batch 2"]
+    assert downgrade_reasons([*told, Resubmitted()]) == []
 
 
 SCRIPT = """\

@@ -296,7 +296,7 @@ def test_a_port_that_is_taken_is_no_matter_of_other_ranks():
         Evidence(ranks=1, exit_codes={0: 1}, errors=({**said(0, "rendezvous-failed"), "exception": error},)),
     ):
         reason = judge(evidence).reason
-        assert reason == "rank 0 could not listen at its port, where another program does"
+        assert reason == "rank 0 could not listen at its port, which another program uses"
 
 
 @pytest.mark.parametrize("length", [10, 5000])

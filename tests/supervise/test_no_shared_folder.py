@@ -18,7 +18,7 @@ from launcher.supervise.attempt import NodePlace
 from launcher.supervise.no_shared_folder import file_sync
 from launcher.supervise.no_shared_folder import link as module
 from launcher.supervise.no_shared_folder.link import Hub, Spoke
-from launcher.supervise.no_shared_folder.wire import WireError, call
+from launcher.supervise.no_shared_folder.wire import WireError, connect
 from launcher.supervise.nodes import NodesError
 from tests.lab import wait_for
 
@@ -180,7 +180,7 @@ def test_node_0_that_ends_tells_the_others_and_waits_for_their_last_words(two: T
 
 def test_a_node_that_is_gone_is_not_waited_for_long(two: Two) -> None:
     two.hub.start(lambda: None)
-    wire = call(("127.0.0.1", two.place.mirror_port), TOKEN, 1)
+    wire = connect(("127.0.0.1", two.place.mirror_port), TOKEN, 1)
     wire.receive()
     wire.close()
     two.hub.close()
@@ -190,7 +190,7 @@ def test_who_does_not_know_the_token_is_told_nothing_and_writes_nothing(two: Two
     two.hub.start(lambda: None)
     address = ("127.0.0.1", two.place.mirror_port)
     with pytest.raises(WireError):
-        call(address, "another", 1)
+        connect(address, "another", 1)
     with socket.create_connection(address) as connection:
         connection.settimeout(5)
         connection.sendall(b"\0" * 68)
@@ -199,10 +199,10 @@ def test_who_does_not_know_the_token_is_told_nothing_and_writes_nothing(two: Two
             answer += part
     assert len(answer) == 32, "a random challenge, and the end"
     assert not two.hub._links
-    wire = call(address, TOKEN, 1)
+    wire = connect(address, TOKEN, 1)
     assert wire.receive()[0] == {"have": {}}
     for path in ("run.json", "../run/cancel", "attempts/000/logs/node-02/rank-001.out", "cancel"):
-        wire = call(address, TOKEN, 1)
+        wire = connect(address, TOKEN, 1)
         wire.receive()
         wire.send({"path": path, "from": 0}, b"x")
         with pytest.raises(WireError, match="closed"):

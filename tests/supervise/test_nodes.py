@@ -80,8 +80,8 @@ def test_a_node_on_a_full_disk_still_beats(four: list[Nodes], monkeypatch: pytes
         monkeypatch.setattr(node._clock, "now", lambda: now)
     assert not four[0]._lost(attempt, 3)
     for _ in range(3):
-        now, before = now + 0.9 * four[0].lost_after, module._beat_in(file)
-        while module._beat_in(file) == before:  # a file's time changes every few milliseconds
+        now, before = now + 0.9 * four[0].lost_after, module._heartbeat_of(file)
+        while module._heartbeat_of(file) == before:  # a file's time changes every few milliseconds
             four[3]._last_beat = 0.0
             four[3].beat(attempt)
         assert not four[0]._lost(attempt, 3)
@@ -181,12 +181,12 @@ def test_another_node_that_was_killed_knows_which_attempt_it_took_part_in(four: 
         four[1].beat(attempt)
         four[1]._last_beat = float("-inf")
     again = Nodes(four[1].run, four[1].place, replace_json, lambda: False)
-    assert again.left() == attempts[1] and four[2].left() is None
+    assert again.abandoned_attempt() == attempts[1] and four[2].abandoned_attempt() is None
     saving = four[0].run.saving(1)
     (saving.path / "nodes").mkdir(parents=True)
     four[0].open_attempt(saving)
     again.beat(saving)
-    assert again.left() == saving
+    assert again.abandoned_attempt() == saving
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, OutOfMemory, Verdict
-from launcher.supervise.policy import advice, decide, spent_budgets, starts_in_vain
+from launcher.supervise.policy import advice, decide, fruitless_starts, spent_budgets
 
 RECIPE = Recipe(precision="fp32", optimizer="adamw", sharding="ddp", micro_batch_size=8, grad_accum=1)
 SETTING = Setting(ranks=2, nodes=1, gpus_per_node=0)
@@ -199,14 +199,17 @@ KILLED = AttemptEnded(attempt=0, failure="preempted", reason="", in_vain=True)
     ],
 )
 def test_starts_without_a_step_saved_are_counted(events: list[Event], task: int, script: int) -> None:
-    assert starts_in_vain(events, command=False) == task
-    assert starts_in_vain(events, command=True) == script
+    assert fruitless_starts(events, command=False) == task
+    assert fruitless_starts(events, command=True) == script
 
 
 @pytest.mark.parametrize(
     ("exception", "said"),
     [
-        ("DistNetworkError: EADDRINUSE, address already in use", "another program listens at the port"),
+        (
+            "DistNetworkError: EADDRINUSE, address already in use",
+            "another program listens at the rendezvous port",
+        ),
         ("DistStoreError: timed out waiting for clients", "check that the nodes reach each other"),
     ],
 )

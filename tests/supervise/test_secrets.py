@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from launcher.schedulers.over_ssh.secret_checks import usable as shell_check
+from launcher.schedulers.over_ssh.secret_checks import file_check as shell_check
 from launcher.spec.job import Secret
-from launcher.supervise.secrets import LONGEST, SecretError, found, read_secrets
+from launcher.supervise.secrets import LONGEST, SecretError, read_secrets, secrets_with_values
 
 ROOM = LONGEST - len("TOKEN") - 2
 "Bytes of the longest value."
@@ -32,7 +32,7 @@ def test_a_file_that_no_process_can_receive_is_named(tmp_path: Path, case: str) 
     data, why = UNUSABLE[case]
     file = tmp_path / "the token"
     file.write_bytes(data)
-    for read in (read_secrets, found):
+    for read in (read_secrets, secrets_with_values):
         with pytest.raises(SecretError, match=f"^TOKEN: {file} {why}") as caught:
             read([Secret(name="TOKEN", file=str(file))])
         assert "abc" not in str(caught.value)

@@ -47,8 +47,8 @@ def test_a_node_whose_clock_is_an_hour_ahead_gives_its_ranks_as_long_as_the_othe
     told.write_text("preempted +40\n")
     before = time.monotonic()
     assert supervisor._requests(at_once=True) == ["preempted"]
-    assert supervisor._until is not None
-    assert before <= supervisor._until - (40 - LEAVE_SECONDS) <= time.monotonic()
+    assert supervisor._kill_at is not None
+    assert before <= supervisor._kill_at - (40 - LEAVE_SECONDS) <= time.monotonic()
 
 
 def test_rank_0_reads_the_time_by_the_clock_of_its_own_node(run: RunDir) -> None:
@@ -74,15 +74,15 @@ def test_a_script_that_an_earlier_version_has_rendered_tells_the_time_instead(ru
     at = time.monotonic()
     told.write_text(f"preempted {time.time() + 40:.0f}\n")
     assert supervisor._requests(at_once=True) == ["preempted"]
-    assert supervisor._until is not None
-    assert supervisor._until - at == pytest.approx(40 - LEAVE_SECONDS, abs=2)
+    assert supervisor._kill_at is not None
+    assert supervisor._kill_at - at == pytest.approx(40 - LEAVE_SECONDS, abs=2)
 
 
 def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: RunDir) -> None:
     told, attempt = run.path / "told", run.attempt(0)
     attempt.path.mkdir(parents=True)
     supervisor = Supervisor(run, NodePlace(), {}, told)
-    supervisor._stall = Mock(begins=lambda: False)
+    supervisor._stall = Mock(newly_stalled=lambda: False)
 
     def recorded() -> list[str]:
         supervisor._tick(attempt, Mock())
@@ -104,7 +104,7 @@ def test_the_job_s_output_names_the_cause_that_the_batch_script_finds_out(
     told, attempt = run.path / "told", run.attempt(0)
     attempt.path.mkdir(parents=True)
     supervisor = Supervisor(run, NodePlace(), {}, told)
-    supervisor._stall = Mock(begins=lambda: False)
+    supervisor._stall = Mock(newly_stalled=lambda: False)
     supervisor._on_signal(signal.SIGTERM, None)
     supervisor._tick(attempt, Mock())
     told.write_text("cancelled +20\n")
@@ -119,7 +119,7 @@ def test_a_stop_that_every_node_is_asked_for_is_recorded_once(run: RunDir) -> No
     attempt.path.mkdir(parents=True)
     nodes = [Supervisor(run, NodePlace(rank, 2, "10.0.0.1"), {}) for rank in (1, 0)]
     for supervisor in nodes:
-        supervisor._stall = Mock(begins=lambda: False)
+        supervisor._stall = Mock(newly_stalled=lambda: False)
         supervisor._on_signal(signal.SIGTERM, None)
         running = Mock()
         supervisor._tick(attempt, running)

@@ -93,6 +93,8 @@ def test_a_queue_that_cannot_be_written_or_locked_says_where(tmp_path: Path) -> 
 
 def test_a_folder_of_gpu_locks_without_locks_says_so(tmp_path: Path) -> None:
     file = os.open(tmp_path, os.O_PATH)  # cannot be locked
-    with pytest.raises(GpusError, match="where taken GPUs are noted, cannot be locked: Bad file descriptor"):
+    with pytest.raises(
+        GpusError, match="which holds the locks of GPUs, cannot be locked: Bad file descriptor"
+    ):
         _flock(file, 2)
     os.close(file)

@@ -17,7 +17,7 @@ from launcher.spec.events import (
     Resumed,
     SupervisorStarted,
 )
-from launcher.supervise.unsaved_state import Kept, Outcome, Skipped, outcome_of, skipped_by, unsaved
+from launcher.supervise.unsaved_state import Outcome, Skipped, UnsavedState, outcome_of, skipped_by, unsaved
 
 STARTED = SupervisorStarted()
 HANDOVER = HandedOver(attempt=1, step=7, bytes=1)
@@ -33,8 +33,8 @@ def checkpoint(step: int) -> Event:
 @pytest.mark.parametrize(
     ("events", "kept"),
     [
-        ([STARTED, checkpoint(5), HANDOVER], Kept(1, 7)),
-        ([STARTED, HANDOVER, ATTEMPT], Kept(1, 7)),  # attempt 2 failed before it could take it up
+        ([STARTED, checkpoint(5), HANDOVER], UnsavedState(1, 7)),
+        ([STARTED, HANDOVER, ATTEMPT], UnsavedState(1, 7)),  # attempt 2 failed before it could take it up
         ([STARTED, HANDOVER, ATTEMPT, TAKEN], None),
         ([STARTED, HANDOVER, ATTEMPT, TAKEN, SKIPPED], None),
         ([STARTED, HANDOVER, checkpoint(7)], None),
@@ -43,7 +43,7 @@ def checkpoint(step: int) -> Event:
     ],
 )
 def test_a_handover_is_unsaved_until_it_is_taken_up_or_a_checkpoint_is_as_new(
-    events: list[Event], kept: Kept | None
+    events: list[Event], kept: UnsavedState | None
 ) -> None:
     assert unsaved(events) == kept
 

@@ -199,7 +199,7 @@ def test_export_says_what_is_missing(measured: dict[str, Any], folder: Path, tmp
         2,
         "launcher: fsdp has no complete checkpoint of step 2; there are 3\n",
     )
-    assert said(run, "--dtype", "fp8") == (2, "launcher: --dtype fp8: there are fp32, bf16\n")
+    assert said(run, "--dtype", "fp8") == (2, "launcher: --dtype fp8: it must be fp32 or bf16\n")
     assert not out.exists()
     code, text = said(run, "--dtype", "bf16")
     assert code == 0 and "wrote model.safetensors" in text and "of step 3 into" in text

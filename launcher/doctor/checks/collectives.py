@@ -39,13 +39,13 @@ def collective(measured: Measured, expected: Expected) -> Opinion:
     wanted = f"at least {rate(least)}"
     if largest["bus"] >= least:
         return Opinion("good", wanted)
-    see = "the network" if expected.nodes > 1 else "the load of the node"
+    suspect = "the network" if expected.nodes > 1 else "the load of the node"
     pairs = " and the pairs of ranks below" if expected.ranks > 2 else ""
     return Opinion(
         "poor",
         wanted,
         "The ranks exchange large messages slowly, so that gradients take long.",
-        f"See {see} above{pairs}; --tune looks for faster settings.",
+        f"See {suspect} above{pairs}; --tune looks for faster settings.",
     )
 
 
@@ -59,13 +59,15 @@ def compute(measured: Measured, expected: Expected) -> Opinion:
     if value["kind"] != "ok":
         return _failed(value, expected, "equal bits")
     gpu = gpu_type_of(expected.gpu_type or "", expected.gpu_memory) if expected.gpus_per_node else None
-    flops = {int(rank): one["flops"] for rank, one in value["each"].items()}
-    moved = {int(rank): one["bytes_per_second"] for rank, one in value["each"].items()}
+    flops = {int(rank): speeds["flops"] for rank, speeds in value["each"].items()}
+    bytes_per_second = {int(rank): speeds["bytes_per_second"] for rank, speeds in value["each"].items()}
     least_flops = SHEET_SHARE * gpu.half * TERA if gpu else MEDIAN_SHARE * median(flops.values())
-    least_moved = SHEET_SHARE * gpu.bandwidth * GIGA if gpu else MEDIAN_SHARE * median(moved.values())
+    least_bytes = (
+        SHEET_SHARE * gpu.bandwidth * GIGA if gpu else MEDIAN_SHARE * median(bytes_per_second.values())
+    )
     slow = sorted(
-        {rank for rank, one in flops.items() if one < least_flops}
-        | {rank for rank, one in moved.items() if one < least_moved}
+        {rank for rank, speed in flops.items() if speed < least_flops}
+        | {rank for rank, speed in bytes_per_second.items() if speed < least_bytes}
     )
     wanted = "half the data sheet" if gpu else "half the median"
     if not slow:
@@ -94,7 +96,7 @@ def pairs(measured: Measured, expected: Expected) -> Opinion:
     if value["culprits"]:
         cause = f"Every pair with {ranks(value['culprits'], expected)} {fault}; all others are good."
         return Opinion(verdict, "all", cause, _cure(value["culprits"], expected))
-    names = ", ".join(f"{one} and {other}" for one, other in value["bad"][:4])
+    names = ", ".join(f"{first} and {second}" for first, second in value["bad"][:4])
     between = {tuple(sorted(rank // expected.ranks_per_node for rank in pair)) for pair in value["bad"]}
     cause = f"What {fault}: ranks {names}" + ("." if len(value["bad"]) <= 4 else " and others.")
     if len(between) == 1 and len(set(next(iter(between)))) == 2:
@@ -166,10 +168,10 @@ def _show(value: Mapping[str, Any]) -> str:
 def _speeds(value: Mapping[str, Any]) -> str:
     if value["kind"] != "ok":
         return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
-    flops = min(one["flops"] for one in value["each"].values())
-    moved = min(one["bytes_per_second"] for one in value["each"].values())
+    flops = min(speeds["flops"] for speeds in value["each"].values())
+    bytes_per_second = min(speeds["bytes_per_second"] for speeds in value["each"].values())
     speed = f"{flops / TERA:.3g} TFLOP/s" if flops >= TERA else f"{flops / GIGA:.3g} GFLOP/s"
-    return f"{speed}, {rate(moved)}"
+    return f"{speed}, {rate(bytes_per_second)}"
 
 
 ROWS = (

@@ -32,8 +32,8 @@ def count(measured: Measured, expected: Expected) -> Opinion:
 def name(measured: Measured, expected: Expected) -> Opinion:
     if expected.gpu_type is None:
         return Opinion("good")
-    wanted, found = gpu_type_of(expected.gpu_type, expected.gpu_memory), gpu_type_of(measured.value)
-    same = wanted == found if wanted and found else expected.gpu_type in measured.value
+    wanted, actual = gpu_type_of(expected.gpu_type, expected.gpu_memory), gpu_type_of(measured.value)
+    same = wanted == actual if wanted and actual else expected.gpu_type in measured.value
     if same:
         return Opinion("good", expected.gpu_type)
     cause = "The plan was made for another GPU."

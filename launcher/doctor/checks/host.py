@@ -121,12 +121,12 @@ def stack(measured: Measured, expected: Expected) -> Opinion:
 
 
 def clock(measured: Measured, expected: Expected) -> Opinion:
-    off = abs(measured.value)
+    offset = abs(measured.value)
     wanted = f"within {CLOCK_POOR:g} s"
-    if off <= CLOCK_POOR:
+    if offset <= CLOCK_POOR:
         return Opinion("good", wanted)
     return Opinion(
-        "broken" if off > CLOCK_BROKEN else "poor",
+        "broken" if offset > CLOCK_BROKEN else "poor",
         wanted,
         "The clock of this node is wrong. Log lines appear in the wrong order; certificates and Slurm's "
         "credentials are refused if the difference grows.",
@@ -149,40 +149,41 @@ def python(measured: Measured, expected: Expected) -> Opinion:
 
 
 def torch(measured: Measured, expected: Expected) -> Opinion:
-    found = measured.value
-    if expected.gpus_per_node and not found["cuda"]:
+    versions = measured.value
+    if expected.gpus_per_node and not versions["cuda"]:
         return Opinion(
             "broken",
             "a build for CUDA",
             "This torch is a CPU build: training on a GPU fails.",
             "Install torch from the index of the driver's CUDA version (https://pytorch.org).",
         )
-    if version(found["torch"]) < (2, 11):
+    if version(versions["torch"]) < (2, 11):
         return Opinion("broken", "at least 2.11", "launcher needs a newer torch.", "Upgrade torch.")
-    if found["misfits"]:
-        cause = f"Libraries are not those that torch was built with: {', '.join(found['misfits'])}."
+    if versions["misfits"]:
+        cause = f"Libraries are not those that torch was built with: {', '.join(versions['misfits'])}."
         return Opinion("poor", "its own libraries", cause, "Install torch again, with its dependencies.")
     return Opinion("good", "at least 2.11")
 
 
 def bitsandbytes(measured: Measured, expected: Expected) -> Opinion:
     """Judge whether bitsandbytes has a library for torch's CUDA major version (its cextension.py)."""
-    found = measured.value
+    versions = measured.value
     cure = "Upgrade bitsandbytes, or choose other optimizers."
-    if version(found["version"]) < BITSANDBYTES:
+    if version(versions["version"]) < BITSANDBYTES:
         cause = "8-bit optimizers and NF4 weights need a newer bitsandbytes."
         return Opinion("poor", "at least 0.50", cause, cure)
-    majors = {version(built)[0] for built in found["cuda"]}
-    if found["torch"] and version(found["torch"])[0] not in majors:
-        cause = f"It was built for CUDA {', '.join(found['cuda']) or 'none'}, and torch for {found['torch']}."
-        return Opinion("poor", f"CUDA {version(found['torch'])[0]}", cause, cure)
+    majors = {version(built)[0] for built in versions["cuda"]}
+    if versions["torch"] and version(versions["torch"])[0] not in majors:
+        built_for = ", ".join(versions["cuda"]) or "none"
+        cause = f"It was built for CUDA {built_for}, and torch for {versions['torch']}."
+        return Opinion("poor", f"CUDA {version(versions['torch'])[0]}", cause, cure)
     return Opinion("good", "at least 0.50")
 
 
 def version(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: `2.13.0+cpu` is (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _limit(value: Any, show: Callable[[Any], str] = format_bytes) -> str:

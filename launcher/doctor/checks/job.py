@@ -1,4 +1,4 @@
-"""Checks of whether a job can start: its files, imports and secrets exist, and memory and disk suffice."""
+"""Check whether a job can start: its files, imports and secrets exist, and memory and disk suffice."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from launcher.doctor.values import Expected, Measured, Opinion
 from launcher.spec.base import format_bytes
 
 
-def _nothing(cause: str, cure: str) -> Any:
+def _must_be_empty(cause: str, cure: str) -> Any:
     """Return a judge of a list that must be empty."""
 
     def judge(measured: Measured, expected: Expected) -> Opinion:
         if not measured.value:
             return Opinion("good", "all")
-        found = "; ".join(measured.value)
-        end = "" if found.endswith("?") else "."
-        return Opinion("broken", "all", f"{cause}: {found}{end}", cure)
+        problems = "; ".join(measured.value)
+        end = "" if problems.endswith("?") else "."
+        return Opinion("broken", "all", f"{cause}: {problems}{end}", cure)
 
     return judge
 
 
-def _room(cause: str, cure: str, need: str) -> Any:
+def _enough_bytes(cause: str, cure: str, need: str) -> Any:
     """Return a judge of free bytes. `need` is the field of JobNeeds that says how many are needed."""
 
     def judge(measured: Measured, expected: Expected) -> Opinion:
@@ -47,7 +47,7 @@ ROWS = (
     ),
     Check(
         "job-files", "job's files", "job",
-        _nothing(
+        _must_be_empty(
             "The job file does not match what is on this node",
             "Correct the job file, or put the files where every node sees them.",
         ),
@@ -55,7 +55,7 @@ ROWS = (
     ),
     Check(
         "job-imports", "job's programs and imports", "job",
-        _nothing(
+        _must_be_empty(
             "The job's code cannot be started here",
             "Install it for the Python of the job: paths.python, the image, or `setup:` of the profile.",
         ),
@@ -63,11 +63,11 @@ ROWS = (
     ),
     Check(
         "job-secrets", "job's secrets", "job",
-        _nothing("Secrets are empty on this node", "Set them as `secrets:` of the job says."), _show,
+        _must_be_empty("Secrets are empty on this node", "Set them as `secrets:` of the job says."), _show,
     ),
     Check(
         "job-disk", "room for checkpoints", "job",
-        _room(
+        _enough_bytes(
             "The checkpoints that are kept do not fit on the disk.",
             "Free space, set paths.runs to another folder, or lower train.keep_checkpoints.", "checkpoints",
         ),
@@ -75,7 +75,7 @@ ROWS = (
     ),
     Check(
         "job-host-memory", "host memory for the job", "job",
-        _room(
+        _enough_bytes(
             "The plan needs more host memory than is free now.",
             "End other processes there, ask for the node alone, or offload less.", "host",
         ),
@@ -83,7 +83,7 @@ ROWS = (
     ),
     Check(
         "job-gpu-memory", "GPU memory for the job", "job",
-        _room(
+        _enough_bytes(
             "The plan needs more memory than a GPU has free now.",
             "End the other process (nvidia-smi), or plan for less: `launcher plan`.", "gpu",
         ),

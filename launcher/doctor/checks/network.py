@@ -59,7 +59,7 @@ def port(measured: Measured, expected: Expected) -> Opinion:
 
 def interfaces(measured: Measured, expected: Expected) -> Opinion:
     if not expected.interface or any(
-        one.endswith(f" to {expected.interface.lstrip('=')}") for one in measured.value
+        pair.endswith(f" to {expected.interface.lstrip('=')}") for pair in measured.value
     ):
         return Opinion("good", expected.interface or "")
     return Opinion(
@@ -71,7 +71,7 @@ def interfaces(measured: Measured, expected: Expected) -> Opinion:
 
 
 def adapters(measured: Measured, expected: Expected) -> Opinion:
-    states = {port: one["state"] for port, one in measured.value.items()}
+    states = {port: port_state["state"] for port, port_state in measured.value.items()}
     wanted = "active"
     if waiting := [port for port, state in states.items() if state in ("INIT", "ARMED")]:
         cause = f"No subnet manager has configured {', '.join(waiting)}, so that NCCL does not use them."
@@ -91,9 +91,9 @@ def latency(measured: Measured, expected: Expected) -> Opinion:
 
 
 def clocks(measured: Measured, expected: Expected) -> Opinion:
-    found = clock(measured, expected)
-    cause = "The clocks of these nodes differ. " + found.cause.partition(". ")[2] if found.cause else ""
-    return found._replace(cause=cause)
+    opinion = clock(measured, expected)
+    cause = "The clocks of these nodes differ. " + opinion.cause.partition(". ")[2] if opinion.cause else ""
+    return opinion._replace(cause=cause)
 
 
 def mtu(measured: Measured, expected: Expected) -> Opinion:
@@ -154,14 +154,20 @@ _NO_UDP = Opinion("good", "", "UDP does not pass, which NCCL and gloo do not nee
 def _ports(value: Any) -> str:
     """Count equal ports: `8 active InfiniBand 400 Gb/sec, 1 down Ethernet`."""
     words = [
-        " ".join([one["state"].lower(), one["link"], *([one["rate"]] if one["state"] == "ACTIVE" else [])])
-        for one in value.values()
+        " ".join(
+            [
+                port_state["state"].lower(),
+                port_state["link"],
+                *([port_state["rate"]] if port_state["state"] == "ACTIVE" else []),
+            ]
+        )
+        for port_state in value.values()
     ]
     return ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
 
 
-def _row(*row: Any, **more: Any) -> Check:
-    return Check(*row, **{"of_node": False, **more})
+def _row(*row: Any, **fields: Any) -> Check:
+    return Check(*row, **{"of_node": False, **fields})
 
 
 ROWS = (

@@ -43,7 +43,7 @@ def _setting(value: Mapping[str, Any]) -> str:
 def _chosen(value: Mapping[str, Any]) -> str:
     if value["env"] is None:
         return "none helps"
-    return " ".join(f"{name}={one}" for name, one in value["env"].items()) or "none is better"
+    return " ".join(f"{name}={value_}" for name, value_ in value["env"].items()) or "none is better"
 
 
 ROWS = (

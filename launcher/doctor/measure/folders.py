@@ -37,40 +37,42 @@ def folders_of_run(run: Path, nvme_dir: str | None) -> dict[str, Path]:
 
 
 def measure_folders(
-    node: int, folders: Mapping[str, Path], most: int, leave: Callable[[str], object]
+    node: int, folders: Mapping[str, Path], most: int, register: Callable[[str], object]
 ) -> Iterator[Measured]:
     """Yield the values of all folders, once per file system. At most `most` bytes are written to each.
 
-    `leave` is called with the path of each file before it is written. A folder that hangs is a finding.
+    `register` is called with the path of each file before it is written. A folder that hangs is a finding.
     """
-    left = dict(folders)
-    while left:
-        result = in_child(partial(_each, node, left, most, leave), ANSWER_SECONDS + 2 * most / LEAST)
+    remaining = dict(folders)
+    while remaining:
+        result = in_child(
+            partial(_measure_each, node, remaining, most, register), ANSWER_SECONDS + 2 * most / LEAST
+        )
         yield from result.values
         if not result.error:
             return
-        yield Measured("folder", node, str(left[result.subject]), result.subject, result.error)
-        names = list(left)
-        left = {name: left[name] for name in names[names.index(result.subject) + 1 :]}
+        yield Measured("folder", node, str(remaining[result.subject]), result.subject, result.error)
+        names = list(remaining)
+        remaining = {name: remaining[name] for name in names[names.index(result.subject) + 1 :]}
 
 
-def _each(
-    node: int, folders: Mapping[str, Path], most: int, leave: Callable[[str], object]
+def _measure_each(
+    node: int, folders: Mapping[str, Path], most: int, register: Callable[[str], object]
 ) -> Iterator[Measured | str]:
     devices = set()
     for name, folder in folders.items():
         yield name
-        at = folder
-        while not at.exists() and at != at.parent:
-            at = at.parent
-        if (device := os.stat(at).st_dev) not in devices:
+        existing = folder
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if (device := os.stat(existing).st_dev) not in devices:
             devices.add(device)
-            yield Measured("folder", node, str(at), name)
-            yield from measure_folder(node, name, at, most, leave)
+            yield Measured("folder", node, str(existing), name)
+            yield from measure_folder(node, name, existing, most, register)
 
 
 def measure_folder(
-    node: int, name: str, folder: Path, most: int, leave: Callable[[str], object]
+    node: int, name: str, folder: Path, most: int, register: Callable[[str], object]
 ) -> Iterator[Measured]:
     """Yield the values of one folder. Test files are deleted again."""
     yield guarded("space", node, lambda: os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize, name)
@@ -78,30 +80,34 @@ def measure_folder(
         yield guarded("inodes", node, lambda: os.statvfs(folder).f_favail, name)
     size = min(most, int(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize * FREE_SHARE))
     with ExitStack() as stack:
-        written = guarded("write", node, lambda: stack.enter_context(_written(folder, size, leave)), name)
+        written = guarded(
+            "write", node, lambda: stack.enter_context(_test_file(folder, size, register)), name
+        )
         if written.error:
             yield written
             return
         file, speed, done = written.value
         yield Measured("write", node, round(speed), name)
         yield guarded("read", node, lambda: round(_read(file, done)), name)
-        yield guarded("rename", node, lambda: _rename(folder, leave), name)
+        yield guarded("rename", node, lambda: _rename(folder, register), name)
         yield guarded("flock", node, lambda: _flock(file), name)
 
 
 @contextmanager
-def _written(folder: Path, size: int, leave: Callable[[str], object]) -> Iterator[tuple[Path, float, int]]:
+def _test_file(
+    folder: Path, size: int, register: Callable[[str], object]
+) -> Iterator[tuple[Path, float, int]]:
     """Write a file and sync it, a part at a time. Yield its path, the bytes/s and its size."""
     descriptor, name = tempfile.mkstemp(prefix=".doctor-", dir=folder)
-    leave(name)
+    register(name)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            block, done = os.urandom(min(size, PART_BYTES)), 0
+            block, written = os.urandom(min(size, PART_BYTES)), 0
             began, until = time.perf_counter(), time.perf_counter() + size / LEAST
-            while done < size and time.perf_counter() < until:
-                done += file.write(block[: size - done])
+            while written < size and time.perf_counter() < until:
+                written += file.write(block[: size - written])
                 os.fdatasync(file.fileno())
-        yield Path(name), done / (time.perf_counter() - began), done
+        yield Path(name), written / (time.perf_counter() - began), written
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -111,19 +117,19 @@ def _read(file: Path, size: int) -> float:
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        began, found = time.perf_counter(), 0
-        while found < size and time.perf_counter() < began + max(1.0, size / LEAST):
+        began, bytes_read = time.perf_counter(), 0
+        while bytes_read < size and time.perf_counter() < began + max(1.0, size / LEAST):
             if not (part := os.read(descriptor, 2**20)):
-                raise OSError(f"{found} of {size} bytes could be read back")
-            found += len(part)
-        return found / (time.perf_counter() - began)
+                raise OSError(f"{bytes_read} of {size} bytes could be read back")
+            bytes_read += len(part)
+        return bytes_read / (time.perf_counter() - began)
     finally:
         os.close(descriptor)
 
 
-def _rename(folder: Path, leave: Callable[[str], object]) -> str:
+def _rename(folder: Path, register: Callable[[str], object]) -> str:
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as inside:
-        leave(inside)
+        register(inside)
         old, new = Path(inside, "old"), Path(inside, "new")
         old.write_text("old")
         new.write_text("new")
@@ -132,10 +138,10 @@ def _rename(folder: Path, leave: Callable[[str], object]) -> str:
 
 
 def _flock(file: Path) -> str:
-    with open(file, "rb") as one, open(file, "rb") as other:
-        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(file, "rb") as first, open(file, "rb") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return "excludes"
     return "excludes nobody"

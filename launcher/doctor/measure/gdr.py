@@ -22,14 +22,16 @@ DMABUF_KERNEL = (5, 12)
 
 def measure_gdr(node: int, root: Path = Path("/")) -> Iterator[Measured]:
     """Yield values of GPUDirect RDMA, or nothing if there are no InfiniBand or RoCE adapters or no GPUs."""
-    adapters = {one.name: (one / "device").resolve() for one in (root / "sys/class/infiniband").glob("*")}
+    adapters = {
+        adapter.name: (adapter / "device").resolve() for adapter in (root / "sys/class/infiniband").glob("*")
+    }
     gpus = list(_gpus(root))
     if not adapters or not gpus:
         return
     yield guarded("gdr", node, lambda: _support(root))
     for index, gpu in enumerate(gpus):
-        found = {name: _distance(gpu, adapter) for name, adapter in sorted(adapters.items())}
-        yield Measured("gdr-adapters", node, found, f"GPU {index}")
+        distances = {name: _distance(gpu, adapter) for name, adapter in sorted(adapters.items())}
+        yield Measured("gdr-adapters", node, distances, f"GPU {index}")
 
 
 def _gpus(root: Path) -> Iterator[Path]:
@@ -42,12 +44,12 @@ def _gpus(root: Path) -> Iterator[Path]:
 def _support(root: Path) -> dict[str, Any]:
     """Return whether the kernel lets adapters reach the GPUs' memory, through nvidia_peermem or dma-buf."""
     kernel = re.match(r"(\d+)\.(\d+)", _read(root / "proc/sys/kernel/osrelease"))
-    new = kernel is not None and (int(kernel[1]), int(kernel[2])) >= DMABUF_KERNEL
-    opened = "Open Kernel Module" in _read(root / "proc/driver/nvidia/version")
+    new_kernel = kernel is not None and (int(kernel[1]), int(kernel[2])) >= DMABUF_KERNEL
+    open_modules = "Open Kernel Module" in _read(root / "proc/driver/nvidia/version")
     modules = root / "sys/module"
     return {
         "peermem": any((modules / name).exists() for name in ("nvidia_peermem", "nv_peer_mem")),
-        "dmabuf": new and opened,
+        "dmabuf": new_kernel and open_modules,
     }
 
 

@@ -23,7 +23,7 @@ SLOWDOWNS = {
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
 }
 "Reasons for lower clocks: NVML's name and the doctor's."
-FIRST_LINKS = 36
+MAX_LINKS = 36
 "Number of NVLinks to query; no GPU has more (NVML_NVLINK_MAX_LINKS)."
 
 
@@ -54,9 +54,9 @@ def measure_gpus(node: int) -> Iterator[Measured]:
 
 def visible_handles(nvml: Any) -> dict[int, Any]:
     """Return NVML's handles of the GPUs that this process may use, by index."""
-    found = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in found]
-    return {index: found[index] for index in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES", ""))}
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return {index: handles[index] for index in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES", ""))}
 
 
 def visible(uuids: Sequence[str], chosen: str) -> list[int]:
@@ -65,12 +65,12 @@ def visible(uuids: Sequence[str], chosen: str) -> list[int]:
     Return all GPUs if it is empty, or if it names parts of GPUs (MIG).
     """
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    found = [
+    indices = [
         index
         for index, uuid in enumerate(uuids)
         if any(name == str(index) or uuid.startswith(name) for name in names)
     ]
-    return found or [*range(len(uuids))]
+    return indices or [*range(len(uuids))]
 
 
 def _driver(nvml: Any) -> dict[str, str]:
@@ -110,7 +110,9 @@ def _gpu(nvml: Any, node: int, name: str, handle: Any) -> Iterator[Measured]:
 
 def _used(nvml: Any, handle: Any, memory: Any) -> dict[str, Any]:
     own = {os.getpid()}
-    pids = [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if one.pid not in own]
+    pids = [
+        process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if process.pid not in own
+    ]
     return {"bytes": memory.used, "pids": pids}
 
 
@@ -127,7 +129,7 @@ def _slowdowns(nvml: Any, handle: Any) -> list[str]:
 
 
 def _links(nvml: Any, handle: Any) -> Iterator[bool]:
-    for link in range(FIRST_LINKS):
+    for link in range(MAX_LINKS):
         with suppress(nvml.NVMLError):
             yield nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED
 
@@ -135,11 +137,11 @@ def _links(nvml: Any, handle: Any) -> Iterator[bool]:
 def _p2p(nvml: Any, node: int, handles: Mapping[int, Any]) -> Iterator[Measured]:
     index = nvml.NVML_P2P_CAPS_INDEX_READ
     index = index[0] if isinstance(index, tuple) else index  # a stray comma in nvidia-ml-py
-    for one, other in combinations(handles, 2):
+    for first, second in combinations(handles, 2):
         with suppress(nvml.NVMLError):
-            status = nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], index)
+            status = nvml.nvmlDeviceGetP2PStatus(handles[first], handles[second], index)
             word = "ok" if status == nvml.NVML_P2P_STATUS_OK else f"status {status}"
-            yield Measured("gpu-p2p", node, word, f"GPU {one} and {other}")
+            yield Measured("gpu-p2p", node, word, f"GPU {first} and {second}")
 
 
 def _xid(nvml: Any, handles: Mapping[int, Any]) -> Iterator[tuple[int, int]]:
@@ -153,8 +155,8 @@ def _xid(nvml: Any, handles: Mapping[int, Any]) -> Iterator[tuple[int, int]]:
     errors = re.findall(r"NVRM: Xid \(PCI:([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+)", log.stdout)
     for index, handle in handles.items():
         domain, bus, device = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).partition(".")[0].split(":")
-        own = (int(domain, 16), int(bus, 16), int(device, 16))
-        yield index, sum(tuple(int(part, 16) for part in one.split(":")) == own for one in errors)
+        address = (int(domain, 16), int(bus, 16), int(device, 16))
+        yield index, sum(tuple(int(part, 16) for part in error.split(":")) == address for error in errors)
 
 
 def _text(value: Any) -> str:

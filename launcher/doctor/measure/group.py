@@ -31,7 +31,7 @@ from launcher.supervise.process import dying_with
 IMPORT_SECONDS = 60.0
 "How much longer the first answer may take, because torch is imported, perhaps from a cold network disk."
 KILLED_SECONDS = 2.0
-ASK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 "How often a process that waits for a test checks whether the test has become pointless."
 
 
@@ -73,11 +73,11 @@ class Group:
         self,
         tests: Sequence[RankTest],
         local: Mapping[int, int],
-        pointless: Callable[[], object] = lambda: False,
+        is_pointless: Callable[[], object] = lambda: False,
     ) -> list[list[RankReport]]:
         """Run this node's ranks of several tests at the same time. Return their reports for each test.
 
-        `local` maps this node's global ranks to local ranks. `pointless` is called twice a second and ends
+        `local` maps this node's global ranks to local ranks. `is_pointless` is called twice a second and ends
         the tests if it returns a true value. Raises OSError, also in that case.
         """
         self.start()
@@ -85,22 +85,22 @@ class Group:
         request = {"tests": [asdict(test) for test in tests], "local": list(local.items())}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        answer = self._answer(max(test.seconds for test in tests) + IMPORT_SECONDS, pointless)
-        return [[RankReport(**one) for one in of_test] for of_test in json.loads(answer)]
+        answer = self._answer(max(test.seconds for test in tests) + IMPORT_SECONDS, is_pointless)
+        return [[RankReport(**report) for report in reports] for reports in json.loads(answer)]
 
-    def _answer(self, seconds: float, pointless: Callable[[], object]) -> bytes:
+    def _answer(self, seconds: float, is_pointless: Callable[[], object]) -> bytes:
         """Return the process's next line. If none comes within `seconds`, kill it and raise OSError."""
         assert self._process is not None and self._process.stdout
         deadline, line = time.monotonic() + seconds, b""
         while not line.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 self.end()
                 raise OSError("the process that starts the ranks of a test hangs; does torch import?")
-            if pointless():
+            if is_pointless():
                 self.end()
                 raise OSError("another node is lost")
-            if not select.select([self._process.stdout], [], [], min(left, ASK_SECONDS))[0]:
+            if not select.select([self._process.stdout], [], [], min(remaining, POLL_SECONDS))[0]:
                 continue
             if not (part := os.read(self._process.stdout.fileno(), 2**16)):
                 self.end()
@@ -144,40 +144,42 @@ def serve() -> None:
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        asked = json.loads(line)
-        reports = _run([RankTest(**test) for test in asked["tests"]], dict(asked["local"]))
-        print(json.dumps([[asdict(one) for one in of_test] for of_test in reports]), flush=True)
+        request = json.loads(line)
+        reports = _run([RankTest(**test) for test in request["tests"]], dict(request["local"]))
+        print(json.dumps([[asdict(report) for report in of_test] for of_test in reports]), flush=True)
 
 
 def _run(tests: Sequence[RankTest], local: Mapping[int, int]) -> list[list[RankReport]]:
     """Start all ranks, and end each at the time limit of its test."""
-    found = [[_fork(test, rank, local[rank]) for rank in test.ranks if rank in local] for test in tests]
+    forked_by_test = [
+        [_fork(test, rank, local[rank]) for rank in test.ranks if rank in local] for test in tests
+    ]
     began = time.monotonic()
     reports: dict[int, RankReport] = {}
     with selectors.DefaultSelector() as selector:
-        for number, forked in enumerate(found):
-            for one in forked:
-                selector.register(one.pipe, selectors.EVENT_READ, (one, began + tests[number].seconds))
+        for number, ranks_of_test in enumerate(forked_by_test):
+            for forked in ranks_of_test:
+                selector.register(forked.pipe, selectors.EVENT_READ, (forked, began + tests[number].seconds))
         while selector.get_map():
             deadline = min(key.data[1] for key in selector.get_map().values())
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                one = key.data[0]
-                if not one.read():
+                forked = key.data[0]
+                if not forked.read():
                     selector.unregister(key.fd)
-                    _, status = os.waitpid(one.pid, 0)
-                    reports[one.pid] = one.report(True, "", status)
+                    _, status = os.waitpid(forked.pid, 0)
+                    reports[forked.pid] = forked.report(True, "", status)
             now = time.monotonic()
             for key in [key for key in selector.get_map().values() if key.data[1] <= now]:
-                one = key.data[0]
+                forked = key.data[0]
                 selector.unregister(key.fd)
-                reports[one.pid] = one.report(False, _state(one.pid), 0)
-                os.kill(one.pid, signal.SIGKILL)
-                _wait_for_end(one.pid)
-    for one in (one for forked in found for one in forked):
+                reports[forked.pid] = forked.report(False, _state(forked.pid), 0)
+                os.kill(forked.pid, signal.SIGKILL)
+                _wait_for_end(forked.pid)
+    for forked in (forked for ranks_of_test in forked_by_test for forked in ranks_of_test):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.pid, signal.SIGKILL)  # processes that the rank left behind
-        os.close(one.pipe)
-    return [[reports[one.pid] for one in forked] for forked in found]
+            os.killpg(forked.pid, signal.SIGKILL)  # processes that the rank left behind
+        os.close(forked.pipe)
+    return [[reports[forked.pid] for forked in ranks_of_test] for ranks_of_test in forked_by_test]
 
 
 def _wait_for_end(pid: int) -> None:
@@ -195,26 +197,26 @@ def _state(pid: int) -> str:
 
 
 def _fork(test: RankTest, rank: int, local: int) -> _Rank:
-    out, into = os.pipe()
+    read_end, write_end = os.pipe()
     parent = os.getpid()
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
-        os.close(out)
+        os.close(read_end)
         dying_with(parent, signal.SIGKILL, own_group=True)()
-        _be_rank(test, rank, local, into)
-    os.close(into)
+        _act_as_rank(test, rank, local, write_end)
+    os.close(write_end)
     with contextlib.suppress(OSError):  # parent and child both set the group, so that it exists from now on
         os.setpgid(pid, pid)
-    return _Rank(rank, pid, out)
+    return _Rank(rank, pid, read_end)
 
 
-def _be_rank(test: RankTest, rank: int, local: int, into: int) -> NoReturn:
+def _act_as_rank(test: RankTest, rank: int, local: int, write_end: int) -> NoReturn:
     from launcher.doctor.measure import ranks
 
-    pipe = os.fdopen(into, "w", buffering=1)
+    pipe = os.fdopen(write_end, "w", buffering=1)
 
-    def tell(**what: Any) -> None:
+    def send(**what: Any) -> None:
         pipe.write(json.dumps(what) + "\n")
 
     try:
@@ -228,10 +230,10 @@ def _be_rank(test: RankTest, rank: int, local: int, into: int) -> NoReturn:
         }
         os.environ.update({name: str(value) for name, value in place.items()})
         os.environ.update(test.env)
-        ranks.TESTS[test.what](tell, test.seconds, **test.options)
+        ranks.TESTS[test.what](send, test.seconds, **test.options)
     except BaseException as error:
         traceback.print_exc()
-        tell(error=f"{type(error).__name__}: {reason_of(error)}")
+        send(error=f"{type(error).__name__}: {reason_of(error)}")
     os._exit(0)
 
 

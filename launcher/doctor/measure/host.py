@@ -81,18 +81,18 @@ def torch_version() -> dict[str, Any]:
     `torch`, `cuda` and `nccl` are versions, or "" if there is none. `misfits` lists NVIDIA's libraries whose
     installed version differs from the one torch was built with.
     """
-    version = importlib.metadata.version("torch")
+    torch = importlib.metadata.version("torch")
     cuda = re.search(r"^cuda: .*= '([\d.]+)'", (_folder("torch") / "version.py").read_text(), re.M)
     required = "\n".join(importlib.metadata.requires("torch") or ())
     pinned = dict(re.findall(r"^(nvidia-[\w-]+)\s*==\s*([\w.]+)", required, re.M))
-    # A library that is not installed may be part of another build, or of another platform.
-    installed = {name: found for name in pinned if (found := _installed(name))}
-    other = {name: found for name, found in installed.items() if found != pinned[name]}
+    # A library that is not installed may belong to another build or platform.
+    installed = {name: version for name in pinned if (version := _installed_version(name))}
+    other = {name: version for name, version in installed.items() if version != pinned[name]}
     return {
-        "torch": version,
+        "torch": torch,
         "cuda": cuda[1] if cuda else "",
-        "nccl": next((found for name, found in installed.items() if name.startswith("nvidia-nccl-")), ""),
-        "misfits": [f"{name} {found} instead of {pinned[name]}" for name, found in other.items()],
+        "nccl": next((version for name, version in installed.items() if name.startswith("nvidia-nccl-")), ""),
+        "misfits": [f"{name} {version} instead of {pinned[name]}" for name, version in other.items()],
     }
 
 
@@ -118,7 +118,7 @@ def _folder(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

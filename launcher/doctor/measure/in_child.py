@@ -20,46 +20,46 @@ class ChildResult(NamedTuple):
 
     values: list[Measured]
     subject: str = ""
-    "What the child was measuring when it ended or fell silent."
+    "What the child was measuring when it ended or stopped answering."
     error: str = ""
     "Why that measurement did not finish; empty if it did."
 
 
-def in_child(measure: Callable[[], Iterable[Measured | str]], silence: float) -> ChildResult:
+def in_child(measure: Callable[[], Iterable[Measured | str]], timeout: float) -> ChildResult:
     """Run `measure` in a child and return what it yields: values, and as text the subject of the next ones.
 
-    A child that yields nothing for `silence` seconds is killed and abandoned.
+    A child that yields nothing for `timeout` seconds is killed and abandoned.
     """
-    out, into = os.pipe()
+    read_end, write_end = os.pipe()
     parent = os.getpid()
     if not (pid := os.fork()):
         try:
             dying_with(parent, signal.SIGKILL)()
-            nothing = os.open(os.devnull, os.O_RDWR)
+            null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1):  # bash waits until its pipe is closed everywhere
-                os.dup2(nothing, stream)
-            with os.fdopen(into, "w", buffering=1) as pipe:
+                os.dup2(null, stream)
+            with os.fdopen(write_end, "w", buffering=1) as pipe:
                 try:
-                    for one in measure():
-                        pipe.write(json.dumps(one if isinstance(one, str) else asdict(one)) + "\n")
+                    for item in measure():
+                        pipe.write(json.dumps(item if isinstance(item, str) else asdict(item)) + "\n")
                 except Exception as error:
                     pipe.write(json.dumps({"error": reason_of(error)}) + "\n")
         finally:
             os._exit(0)
-    os.close(into)
+    os.close(write_end)
     try:
-        return _read(out, silence)
+        return _read(read_end, timeout)
     finally:
-        os.close(out)
+        os.close(read_end)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, os.WNOHANG)  # do not wait, because a child may hang in the kernel
 
 
-def _read(out: int, silence: float) -> ChildResult:
+def _read(read_end: int, timeout: float) -> ChildResult:
     values: list[Measured] = []
     subject, rest = "", b""
-    while select.select([out], [], [], silence)[0]:
-        part = os.read(out, 2**16)
+    while select.select([read_end], [], [], timeout)[0]:
+        part = os.read(read_end, 2**16)
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             record = json.loads(line)
@@ -71,4 +71,4 @@ def _read(out: int, silence: float) -> ChildResult:
                 return ChildResult(values, subject, record["error"])
         if not part:
             return ChildResult(values, subject)
-    return ChildResult(values, subject, f"It does not answer within {silence:.0f} s.")
+    return ChildResult(values, subject, f"It does not answer within {timeout:.0f} s.")

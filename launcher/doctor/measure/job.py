@@ -38,12 +38,12 @@ def measure_job(node: int, needs: JobNeeds, run: Path) -> Iterator[Measured]:
     if needs.image is not None:  # if containers are used, the doctor itself runs in the image
         error = "" if needs.contained else f"{needs.image} is not used."
         yield Measured("job-image", node, needs.image if needs.contained else None, error=error)
-    named = missing(job, Path.cwd(), needs.setup, python=True, files=True)
-    yield guarded("job-files", node, lambda: [f"{field}: {message}" for field, message in named])
+    problems = missing(job, Path.cwd(), needs.setup, python=True, files=True)
+    yield guarded("job-files", node, lambda: [f"{field}: {message}" for field, message in problems])
     yield guarded("job-imports", node, lambda: _imports(job, environ))
     if needs.secrets:
-        lacking = [name for name in needs.secrets if not os.environ.get(name)]
-        yield guarded("job-secrets", node, lambda: lacking)
+        missing_secrets = [name for name in needs.secrets if not os.environ.get(name)]
+        yield guarded("job-secrets", node, lambda: missing_secrets)
     if needs.checkpoints is not None:
         yield guarded("job-disk", node, lambda: _free_bytes(run / "checkpoints"))
     if needs.host is not None:
@@ -54,8 +54,8 @@ def measure_job(node: int, needs: JobNeeds, run: Path) -> Iterator[Measured]:
 
 def _environ() -> dict[str, str]:
     """Return the environment of a rank, where `python` is launcher's own unless the job sets PATH."""
-    own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**os.environ, "PATH": own}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**os.environ, "PATH": path}
 
 
 def _imports(job: Job, environ: Mapping[str, str]) -> list[str]:
@@ -71,21 +71,23 @@ def _imports(job: Job, environ: Mapping[str, str]) -> list[str]:
     if script is None or not script.endswith(".py") or not Path(script).exists():
         return []
     python = program if "python" in Path(program).name else sys.executable
-    done = _run([python, "-c", FIND, str(Path(script).parent), *sorted(_named(Path(script)))], environ)
+    done = _run(
+        [python, "-c", FIND, str(Path(script).parent), *sorted(_imported_packages(Path(script)))], environ
+    )
     if done.returncode:
         return [f"{command[0]}: {(done.stderr.strip().splitlines() or ['it fails'])[-1]}"]
     return [f"no module {name}" for name in json.loads(done.stdout)]
 
 
-def _named(script: Path) -> set[str]:
+def _imported_packages(script: Path) -> set[str]:
     """Return the packages that a script imports unconditionally, when it starts."""
-    found: set[str] = set()
+    packages: set[str] = set()
     for node in ast.parse(script.read_bytes()).body:
         if isinstance(node, ast.Import):
-            found |= {one.name.partition(".")[0] for one in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            packages.add(node.module.partition(".")[0])
+    return packages
 
 
 def _run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -97,8 +99,8 @@ def _run(command: list[str], environ: Mapping[str, str]) -> subprocess.Completed
 def _free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
-    about = os.statvfs(folder)
-    return about.f_bavail * about.f_frsize
+    statistics = os.statvfs(folder)
+    return statistics.f_bavail * statistics.f_frsize
 
 
 def _free_on_gpus() -> list[int]:

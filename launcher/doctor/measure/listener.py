@@ -57,30 +57,30 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
+        for socket_ in self._sockets:
             with contextlib.suppress(OSError):  # wakes the thread that waits in accept
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                socket_.shutdown(socket.SHUT_RDWR)
+            socket_.close()
 
     def _listen(self, port: int) -> int:
-        one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind(("", port))
-            one.listen(256)
+            server.bind(("", port))
+            server.listen(256)
         except OSError:
-            one.close()
+            server.close()
             raise
-        self._sockets.append(one)
-        threading.Thread(target=self._accept, args=(one,), daemon=True).start()
-        return int(one.getsockname()[1])
+        self._sockets.append(server)
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+        return int(server.getsockname()[1])
 
     def _listen_within(self, low: int, high: int) -> Iterator[int]:
         """Listen at PORTS ports, spread over a range including its ends."""
         for number in range(PORTS):
             first = low + (high - low) * number // (PORTS - 1)
-            near = range(first, high + 1) if number < PORTS - 1 else range(high, low - 1, -1)
-            for port in near[:TRIES]:
+            nearby = range(first, high + 1) if number < PORTS - 1 else range(high, low - 1, -1)
+            for port in nearby[:TRIES]:
                 with contextlib.suppress(OSError):  # it is in use
                     yield self._listen(port)
                     break

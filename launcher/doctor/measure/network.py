@@ -46,8 +46,10 @@ def identity(host: str, port: int) -> dict[str, Any]:
     return {
         "name": socket.gethostname(),
         "address": own_address(host, port),
-        "adapters": sorted(one.name for one in Path("/sys/class/infiniband").glob("*")),
-        "addresses": [list(one) for one in addresses() if ":" not in one[1] and one[0] != "lo"],
+        "adapters": sorted(adapter.name for adapter in Path("/sys/class/infiniband").glob("*")),
+        "addresses": [
+            list(adapter) for adapter in addresses() if ":" not in adapter[1] and adapter[0] != "lo"
+        ],
     }
 
 
@@ -67,34 +69,34 @@ def measure_ways(node: int, peers: Mapping[int, Mapping[str, Any]]) -> Iterator[
     if not peers:
         return
     with ThreadPoolExecutor(len(peers)) as pool:
-        tried = list(pool.map(_name_and_ports, peers.values()))
-    for (other, peer), (name, states) in zip(peers.items(), tried, strict=True):
-        way, ports = f"{node} to {other}", peer["ports"]
-        yield Measured("name", node, name, way)
+        results = list(pool.map(_name_and_ports, peers.values()))
+    for (other, peer), (name, states) in zip(peers.items(), results, strict=True):
+        subject, ports = f"{node} to {other}", peer["ports"]
+        yield Measured("name", node, name, subject)
         for kind in ("rendezvous", "ephemeral"):
-            yield Measured(f"{kind}-port", node, {str(port): states[port] for port in ports[kind]}, way)
+            yield Measured(f"{kind}-port", node, {str(port): states[port] for port in ports[kind]}, subject)
         if port := next((port for port, state in states.items() if state == "open"), None):
-            yield from _measure_open_way(node, other, peer, port)
+            yield from _measure_open_connection(node, other, peer, port)
 
 
 def _name_and_ports(peer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
     return _resolved(peer), _ports(peer["address"], _listening(peer))
 
 
-def _measure_open_way(node: int, other: int, peer: Mapping[str, Any], port: int) -> Iterator[Measured]:
+def _measure_open_connection(node: int, other: int, peer: Mapping[str, Any], port: int) -> Iterator[Measured]:
     """Yield the values that can be measured through an open port."""
-    way, address, ports = f"{node} to {other}", peer["address"], peer["ports"]
-    yield guarded("interfaces", node, lambda: _interfaces(peer, port), way)
-    echoes = guarded("latency", node, lambda: [_echo(address, port) for _ in range(ECHOES)], way)
+    subject, address, ports = f"{node} to {other}", peer["address"], peer["ports"]
+    yield guarded("interfaces", node, lambda: _interfaces(peer, port), subject)
+    echoes = guarded("latency", node, lambda: [_echo(address, port) for _ in range(ECHOES)], subject)
     if echoes.error:
         yield echoes
         return
-    yield Measured("latency", node, round(median(seconds for seconds, _ in echoes.value), 6), way)
+    yield Measured("latency", node, round(median(seconds for seconds, _ in echoes.value), 6), subject)
     if node < other:
-        yield Measured("clocks", node, round(_certain(*min(echoes.value)), 3), way)
-    yield guarded("mtu", node, lambda: _mtu(address, ports["udp"]), way)
-    yield guarded("loss", node, lambda: _loss(address, ports["udp"]), way)
-    yield guarded("bandwidth", node, lambda: round(_stream(address, port)), way)
+        yield Measured("clocks", node, round(_clock_lead(*min(echoes.value)), 3), subject)
+    yield guarded("mtu", node, lambda: _mtu(address, ports["udp"]), subject)
+    yield guarded("loss", node, lambda: _loss(address, ports["udp"]), subject)
+    yield guarded("bandwidth", node, lambda: round(_stream(address, port)), subject)
 
 
 def send_answer(host: str, port: int, answer: Mapping[str, Any]) -> None:
@@ -152,25 +154,25 @@ def _ports(address: str, ports: Sequence[int]) -> dict[int, str]:
 
 def _resolved(peer: Mapping[str, Any]) -> dict[str, Any]:
     """Resolve a node's name. `right` says whether one of the addresses belongs to that node."""
-    found: list[list[str]] = []
+    results: list[list[str]] = []
 
     def resolve() -> None:
         try:
             answers = socket.getaddrinfo(peer["name"], None, type=socket.SOCK_STREAM)
-            found.append(sorted({str(one[4][0]) for one in answers}))
+            results.append(sorted({str(answer[4][0]) for answer in answers}))
         except OSError:
-            found.append([])
+            results.append([])
 
     thread = threading.Thread(target=resolve, daemon=True)  # a resolver that waits cannot be interrupted
     thread.start()
     thread.join(NAME_SECONDS)
-    known = {peer["address"], *(address for _, address in peer["addresses"])}
-    addresses = found[0] if found else []
+    own_addresses = {peer["address"], *(address for _, address in peer["addresses"])}
+    addresses = results[0] if results else []
     return {
         "name": peer["name"],
         "addresses": addresses,
-        "right": bool(known & set(addresses)),
-        "late": not found,
+        "right": bool(own_addresses & set(addresses)),
+        "late": not results,
     }
 
 
@@ -199,7 +201,7 @@ def _echo(address: str, port: int) -> tuple[float, float]:
     return seconds, answer["time"] - (time.time() - seconds / 2)  # excludes the time to connect
 
 
-def _certain(seconds: float, ahead: float) -> float:
+def _clock_lead(seconds: float, ahead: float) -> float:
     """Return a lower bound of how far the other clock is ahead, from the fastest echo."""
     return max(0.0, ahead - seconds / 2) + min(0.0, ahead + seconds / 2)
 
@@ -212,19 +214,20 @@ def _stream(address: str, port: int) -> float:
 
 def _interfaces(peer: Mapping[str, Any], port: int) -> list[str]:
     """Return the other node's interfaces that answer, each with the local interface used to reach it."""
-    found = []
+    pairs = []
     for interface, address in peer["addresses"]:
         if _port(address, port) == "open":
-            mine = own_address(address, 9)
-            found.append(f"{next((name for name, one in addresses() if one == mine), mine)} to {interface}")
-    return found
+            local_address = own_address(address, 9)
+            local_names = (name for name, own in addresses() if own == local_address)
+            pairs.append(f"{next(local_names, local_address)} to {interface}")
+    return pairs
 
 
 def _datagrams(address: str, port: int) -> socket.socket:
-    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    one.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)  # do not fragment packets
-    one.connect((address, port))
-    return one
+    socket_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    socket_.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)  # do not fragment packets
+    socket_.connect((address, port))
+    return socket_
 
 
 def _mtu(address: str, port: int) -> dict[str, int]:
@@ -232,24 +235,24 @@ def _mtu(address: str, port: int) -> dict[str, int]:
 
     Raises OSError if no datagram passes.
     """
-    mine = own_address(address, port)
-    name = next(name for name, one in addresses() if one == mine)
+    local_address = own_address(address, port)
+    name = next(name for name, one in addresses() if one == local_address)
     with _datagrams(address, port) as one:
-        asked = struct.pack("16si20x", name.encode(), 0)  # a `struct ifreq`
-        mtu = struct.unpack("16si20x", fcntl.ioctl(one, _SIOCGIFMTU, asked))[1]
+        request = struct.pack("16si20x", name.encode(), 0)  # a `struct ifreq`
+        mtu = struct.unpack("16si20x", fcntl.ioctl(one, _SIOCGIFMTU, request))[1]
         passes = next((size for size in (mtu, *MTUS) if size <= mtu and _passes(one, size)), None)
     if passes is None:
         raise OSError("no UDP packet comes back")
     return {"interface": mtu, "passes": passes}
 
 
-def _passes(one: socket.socket, size: int) -> bool:
+def _passes(socket_: socket.socket, size: int) -> bool:
     data = struct.pack("!QQ", size, 0).ljust(min(size, 65535) - _HEADERS, b"\0")
-    one.settimeout(0.3)
+    socket_.settimeout(0.3)
     for _ in range(4):  # a packet may be lost for other reasons
         try:
-            one.send(data)
-            while struct.unpack("!QQ", one.recv(64))[0] != size:
+            socket_.send(data)
+            while struct.unpack("!QQ", socket_.recv(64))[0] != size:
                 pass
         except OSError:
             continue
@@ -259,35 +262,35 @@ def _passes(one: socket.socket, size: int) -> bool:
 
 def _loss(address: str, port: int) -> float:
     """Return the fraction of small packets that do not come back. Raises OSError if none does."""
-    back: set[int] = set()
-    with _datagrams(address, port) as one:
-        one.settimeout(0.001)
+    returned: set[int] = set()
+    with _datagrams(address, port) as socket_:
+        socket_.settimeout(0.001)
         for number in range(PACKETS):
-            one.send(struct.pack("!QQ", 0, number))
-            _receive(one, back)
+            socket_.send(struct.pack("!QQ", 0, number))
+            _receive(socket_, returned)
         deadline = time.monotonic() + PACKET_SECONDS
-        while len(back) < PACKETS and time.monotonic() < deadline:
-            _receive(one, back)
-    if not back:
+        while len(returned) < PACKETS and time.monotonic() < deadline:
+            _receive(socket_, returned)
+    if not returned:
         raise OSError("no UDP packet comes back")
-    return 1 - len(back) / PACKETS
+    return 1 - len(returned) / PACKETS
 
 
-def _receive(one: socket.socket, back: set[int]) -> None:
+def _receive(socket_: socket.socket, returned: set[int]) -> None:
     try:
-        back.add(struct.unpack("!QQ", one.recv(64))[1])
+        returned.add(struct.unpack("!QQ", socket_.recv(64))[1])
     except OSError:
         return
 
 
 def common_interfaces(identities: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of interfaces that every node has, in the first node's order."""
-    names = [{name for name, _ in one["addresses"]} for one in identities]
+    names = [{name for name, _ in identity_["addresses"]} for identity_ in identities]
     order = dict.fromkeys(name for name, _ in identities[0]["addresses"]) if identities else {}
     return [name for name in order if all(name in have for have in names)]
 
 
 def common_adapters(identities: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of InfiniBand adapters that every node has."""
-    names = [set(one.get("adapters", ())) for one in identities]
+    names = [set(identity_.get("adapters", ())) for identity_ in identities]
     return sorted(set.intersection(*names)) if names else []

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.spec import variables
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 "Reports to the parent: `at` is a step that begins, `done` one that has ended, `result` a measurement."
 
 PERIOD = 7
@@ -40,43 +40,45 @@ def load() -> None:
         importlib.import_module(name)
 
 
-def connect(tell: Tell, seconds: float, gpus: bool) -> None:
+def connect(report: Report, seconds: float, gpus: bool) -> None:
     """Connect all ranks and run one all-reduce."""
     import torch
     import torch.distributed as dist
 
-    tell(at="connect")
+    report(at="connect")
     began = time.monotonic()
     device = _join(seconds, gpus)
-    tell(done=True, at="first all-reduce")
+    report(done=True, at="first all-reduce")
     total = torch.full((1,), float(dist.get_rank()), device=device)
     dist.all_reduce(total)
     wrong = int(total) != dist.get_world_size() * (dist.get_world_size() - 1) // 2
-    tell(done=True, result={"seconds": time.monotonic() - began, "wrong": [None] if wrong else []})
+    report(done=True, result={"seconds": time.monotonic() - began, "wrong": [None] if wrong else []})
 
 
-def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[int]) -> None:
+def collective(report: Report, seconds: float, gpus: bool, name: str, sizes: list[int]) -> None:
     """Run one collective with each size, check its values and measure its time."""
     import torch
     import torch.distributed as dist
 
-    tell(at="connect")
+    report(at="connect")
     until = time.monotonic() + seconds  # the parent ends the rank at this time, however long it connected
     device = _join(seconds, gpus)
     world = dist.get_world_size()
-    tell(done=True)
-    for asked, after in zip(sizes, [*sizes[1:], 0], strict=True):
-        count = max(1, asked // (4 * world))  # elements of fp32 of one rank's part
+    report(done=True)
+    for wanted, after in zip(sizes, [*sizes[1:], 0], strict=True):
+        count = max(1, wanted // (4 * world))  # elements of fp32 of one rank's part
         size = 4 * world * count
-        tell(at=f"{name} of {size} bytes")
+        report(at=f"{name} of {size} bytes")
         operation = _Operation(name, count, device)
         began = time.perf_counter()
         operation.run()
         _finish(device)
-        first, left = _longest(time.perf_counter() - began, time.monotonic() - until, device)
+        first_seconds, lateness = _max_over_ranks(
+            time.perf_counter() - began, time.monotonic() - until, device
+        )
         wrong = operation.wrong()
         most = next(number for largest, number in ITERATIONS if size <= largest)
-        repeat = max(1, min(most, int(TIMED_SECONDS / first)))
+        repeat = max(1, min(most, int(TIMED_SECONDS / first_seconds)))
         dist.barrier()
         began = time.perf_counter()
         for _ in range(repeat):
@@ -84,37 +86,37 @@ def collective(tell: Tell, seconds: float, gpus: bool, name: str, sizes: list[in
         _finish(device)
         each = (time.perf_counter() - began) / repeat
         result = {"name": name, "bytes": size, "seconds": each, "wrong": wrong}
-        tell(done=True, result=result)
+        report(done=True, result=result)
         del operation
         # Stop if the next size would exceed the time limit, since a slow network would look like a hang. The
         # time of a small message does not predict that of a large one.
-        if size >= SMALL and BUSY * first * (1 + 3 * after / size) > -left:
+        if size >= SMALL and BUSY * first_seconds * (1 + 3 * after / size) > -lateness:
             break
     if gpus:
         torch.cuda.synchronize(device)
     dist.barrier()
 
 
-def compute(tell: Tell, seconds: float, gpus: bool) -> None:
+def compute(report: Report, seconds: float, gpus: bool) -> None:
     """Multiply matrices and copy memory, without other ranks, and check that equal inputs give equal bits."""
     import torch
 
-    tell(at="matrix product")
+    report(at="matrix product")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     torch.manual_seed(0)  # every rank multiplies the same numbers
-    size, kind = (8192, torch.bfloat16) if gpus else (512, torch.float32)
-    one, other = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
-    first = one @ other
+    size, dtype = (8192, torch.bfloat16) if gpus else (512, torch.float32)
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    first = left @ right
     wrong = 0
     _finish(device)
     began, times = time.perf_counter(), 0
     while time.perf_counter() < began + COMPUTE_SECONDS:
-        again = one @ other
+        repeated = left @ right
         times += 1
         _finish(device)
     flops = 2 * size**3 * times / (time.perf_counter() - began)
-    wrong += not torch.equal(first, again)
-    tell(done=True, at="memory sweep")
+    wrong += not torch.equal(first, repeated)
+    report(done=True, at="memory sweep")
     source = torch.arange(SWEEP_BYTES["cuda" if gpus else "cpu"] // 8, device=device)  # int64
     target = torch.empty_like(source)
     _finish(device)
@@ -123,12 +125,12 @@ def compute(tell: Tell, seconds: float, gpus: bool) -> None:
         target.copy_(source)
         times += 1
         _finish(device)
-    moved = 2 * source.nbytes * times / (time.perf_counter() - began)  # read and written
+    bytes_per_second = 2 * source.nbytes * times / (time.perf_counter() - began)  # read and written
     wrong += not torch.equal(source, target)
-    tell(done=True, result={"flops": flops, "bytes_per_second": moved, "wrong": [None] * wrong})
+    report(done=True, result={"flops": flops, "bytes_per_second": bytes_per_second, "wrong": [None] * wrong})
 
 
-def _longest(first: float, late: float, device: Any) -> tuple[float, float]:
+def _max_over_ranks(first: float, late: float, device: Any) -> tuple[float, float]:
     """Return the maximum of each number over all ranks, so that all ranks decide alike."""
     import torch
     import torch.distributed as dist
@@ -172,7 +174,7 @@ class _Operation:
         self.count, self.device = count, device
         whole, part = count * self.world, count
         self.sent = self._pattern(part if name == "all-gather" else whole) * (self.rank + 1)
-        self.got = torch.zeros(part if name == "reduce-scatter" else whole, device=device)
+        self.received = torch.zeros(part if name == "reduce-scatter" else whole, device=device)
 
     def _pattern(self, length: int) -> Any:
         import torch
@@ -184,57 +186,57 @@ class _Operation:
         import torch.distributed as dist
 
         if self.name == "all-reduce":
-            self.got.copy_(self.sent)
-            dist.all_reduce(self.got)
+            self.received.copy_(self.sent)
+            dist.all_reduce(self.received)
         elif self.name == "all-gather":
-            dist.all_gather_into_tensor(self.got, self.sent)
+            dist.all_gather_into_tensor(self.received, self.sent)
         elif self.name == "reduce-scatter":
-            dist.reduce_scatter_tensor(self.got, self.sent)
+            dist.reduce_scatter_tensor(self.received, self.sent)
         elif self.name == "broadcast":
             if self.rank == 0:
-                self.got.copy_(self.sent)
-            dist.broadcast(self.got, 0)
+                self.received.copy_(self.sent)
+            dist.broadcast(self.received, 0)
         elif self.name == "all-to-all":
-            dist.all_to_all_single(self.got, self.sent)
+            dist.all_to_all_single(self.received, self.sent)
         else:
             after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
             work = dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, self.sent, after), dist.P2POp(dist.irecv, self.got, before)]
+                [dist.P2POp(dist.isend, self.sent, after), dist.P2POp(dist.irecv, self.received, before)]
             )
-            for one in work:
-                one.wait()
+            for request in work:
+                request.wait()
 
     def wrong(self) -> list[int | None]:
         """Return the ranks whose values arrived wrong; None stands for a sum over all ranks."""
         total = self.world * (self.world + 1) // 2
         whole = self._pattern(self.count * self.world)
-        mine = slice(self.rank * self.count, (self.rank + 1) * self.count)
+        own_part = slice(self.rank * self.count, (self.rank + 1) * self.count)
         if self.name == "all-reduce":
-            return self._unequal(None, self.got, whole * total)
+            return self._unequal(None, self.received, whole * total)
         if self.name == "reduce-scatter":
-            return self._unequal(None, self.got, whole[mine] * total)
+            return self._unequal(None, self.received, whole[own_part] * total)
         if self.name == "broadcast":
-            return self._unequal(0, self.got, whole)
+            return self._unequal(0, self.received, whole)
         if self.name == "point-to-point":
             before = (self.rank - 1) % self.world
-            return self._unequal(before, self.got, whole * (before + 1))
+            return self._unequal(before, self.received, whole * (before + 1))
         # all-gather and all-to-all: one part from each rank.
-        part = whole[: self.count] if self.name == "all-gather" else whole[mine]
-        found: list[int | None] = []
+        part = whole[: self.count] if self.name == "all-gather" else whole[own_part]
+        sources: list[int | None] = []
         for rank in range(self.world):
-            got = self.got[rank * self.count : (rank + 1) * self.count]
-            found += self._unequal(rank, got, part * (rank + 1))
-        return found
+            received = self.received[rank * self.count : (rank + 1) * self.count]
+            sources += self._unequal(rank, received, part * (rank + 1))
+        return sources
 
-    def _unequal(self, source: int | None, got: Any, expected: Any) -> list[int | None]:
+    def _unequal(self, source: int | None, received: Any, expected: Any) -> list[int | None]:
         import torch
 
-        return [] if torch.equal(got, expected) else [source]
+        return [] if torch.equal(received, expected) else [source]
 
 
-def train(tell: Tell, seconds: float, gpus: bool, run_dir: str, per_node: int) -> None:
+def train(report: Report, seconds: float, gpus: bool, run_dir: str, per_node: int) -> None:
     """Run a rank of the built-in entrypoint in a run directory of this node. It ends the process."""
-    tell(at="training")
+    report(at="training")
     for name in (variables.SUPERVISED, variables.ONLY_SAVE, variables.WORKER, "TORCHELASTIC_USE_AGENT_STORE"):
         os.environ.pop(name, None)
     os.environ[variables.RUN_DIR], os.environ[variables.ATTEMPT] = run_dir, "0"

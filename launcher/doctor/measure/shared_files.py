@@ -33,8 +33,8 @@ def folders_to_share(run: Path) -> list[Path]:
 class Mark:
     """The files of this node, locked while the doctor runs."""
 
-    def __init__(self, node: int, run: Path, leave: Callable[[Path], object]) -> None:
-        """Create a file in every writable folder. `leave` is called with each path to remove at the end."""
+    def __init__(self, node: int, run: Path, register: Callable[[Path], object]) -> None:
+        """Create a file in every writable folder. Call `register` with each path to remove at the end."""
         self.content: dict[str, str] = {}
         self._files: list[int] = []
         for folder in folders_to_share(run):
@@ -43,7 +43,7 @@ class Mark:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             except OSError:  # another check reports unwritable folders
                 continue
-            leave(path)
+            register(path)
             self._files.append(file)
             os.write(file, text.encode())
             os.fsync(file)
@@ -64,23 +64,23 @@ def look(node: int, other: int, marks: Marks, until: float) -> Iterator[Measured
     Wait for files until time.monotonic() reaches `until`.
     """
     for folder, text in marks.items():
-        way, path = f"{node} to {other}, {Path(folder).name}", _path(Path(folder), other)
-        seen = guarded("same-files", node, partial(_sees, path, text, until), way)
+        subject, path = f"{node} to {other}, {Path(folder).name}", _path(Path(folder), other)
+        seen = guarded("same-files", node, partial(_sees, path, text, until), subject)
         yield seen
         if seen.value == "seen":
-            yield guarded("shared-locks", node, partial(_locked, path), way)
+            yield guarded("shared-locks", node, partial(_locked, path), subject)
 
 
 def _sees(path: Path, text: str, until: float) -> str:
     while True:
         try:
-            found = path.read_text(encoding="utf-8")
+            text_found = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            found = "missing"
-        if found == text:
+            text_found = "missing"
+        if text_found == text:
             return "seen"
         if time.monotonic() > until:
-            return "missing" if found == "missing" else "another file"
+            return "missing" if text_found == "missing" else "another file"
         time.sleep(0.2)
         os.listdir(path.parent)  # makes a network file system query its server again
 
@@ -97,7 +97,7 @@ def _locked(path: Path) -> str:
 def code_files(workdir: Path) -> str:
     """Return the number of Python files in the working directory, and a digest of their names and content."""
     files = sorted(
-        islice((one for pattern in ("*.py", "*/*.py") for one in workdir.glob(pattern)), CODE_FILES)
+        islice((file for pattern in ("*.py", "*/*.py") for file in workdir.glob(pattern)), CODE_FILES)
     )
     digest = hashlib.sha256()
     for file in files:

@@ -57,6 +57,6 @@ def steps_of(run: RunDir) -> list[dict[str, Any]]:
 def error_of(run: RunDir) -> str:
     """Return the first error that a rank of this node has recorded, or "" if there is none."""
     for file in sorted((run.attempt(0).path / "errors").glob("rank-*.json")):
-        found = read_json(file) or {}
-        return str(found.get("exception") or found.get("message") or "")
+        error = read_json(file) or {}
+        return str(error.get("exception") or error.get("message") or "")
     return ""

@@ -1,1 +1,1 @@
-"""Access to a host without launcher by plain OpenSSH: run commands, copy files, send the job's code."""
+"""Access by plain OpenSSH to a host that needs no launcher: run commands, copy files, send the job's code."""

@@ -1,5 +1,4 @@
-"""List the files of a working directory that are the job's code: not what git ignores or what looks
-secret."""
+"""List the files of a working directory that are the job's code, without ignored files and likely secrets."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from launcher.schedulers import git
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.secret_names import looks_secret
 
-OWN = ".launcherignore"
+LAUNCHERIGNORE = ".launcherignore"
 "Same syntax as .gitignore. Files that it names are not sent, even if git tracks them."
-GIT = ".gitignore"
+GITIGNORE = ".gitignore"
 PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 "Without git, the nearest folder with one of these is the project, whose ignore files are read."
 _SLASH = "ps_d"
@@ -36,8 +35,8 @@ def code_files(
     secrets. Raises SnapshotError, OSError.
     """
     wanted = {path for pattern in send for path in _matching(workdir, pattern)}
-    own = IgnoreFiles(workdir, OWN)
-    listed = sorted({path for path in _not_ignored(workdir) if not own.ignore(path)} - wanted)
+    launcherignore = IgnoreFiles(workdir, LAUNCHERIGNORE)
+    listed = sorted({path for path in _not_ignored(workdir) if not launcherignore.ignore(path)} - wanted)
     held_back = {
         path
         for path in listed
@@ -77,7 +76,7 @@ class IgnoreFiles:
         self._ignored = {"": False}
 
     def ignore(self, path: str) -> bool:
-        """Whether `path`, relative to the working directory, is ignored itself or within an ignored folder.
+        """Return whether `path`, relative to the working directory, or a folder above it is ignored.
 
         A folder's path ends in a slash. Raises SnapshotError, OSError.
         """
@@ -86,39 +85,39 @@ class IgnoreFiles:
     def _ignore(self, path: str) -> bool:
         if path not in self._ignored:
             folder, _, _ = path.rstrip("/").rpartition("/")
-            found = self._ignore(f"{folder}/" if folder else "") or self._named(path)
+            ignored = self._ignore(f"{folder}/" if folder else "") or self._named(path)
             if not path.endswith("/"):
-                return found
-            self._ignored[path] = found
+                return ignored
+            self._ignored[path] = ignored
         return self._ignored[path]
 
     def _named(self, path: str) -> bool:
-        """Whether the path is ignored by name. The innermost file with a matching pattern decides."""
+        """Return whether a pattern ignores the path itself. The innermost file with a match decides."""
         for folder in PurePosixPath(path).parents:
-            where = "" if folder.name == "" else f"{folder}/"
-            for pattern in self._patterns(where):
-                if pattern.include is not None and _matches(pattern, path[len(where) :]):
+            folder_prefix = "" if folder.name == "" else f"{folder}/"
+            for pattern in self._patterns(folder_prefix):
+                if pattern.include is not None and _matches(pattern, path[len(folder_prefix) :]):
                     return pattern.include
         return False
 
     def _patterns(self, folder: str) -> Sequence[RegexPattern]:
-        """The folder's patterns in reverse order, because the last match decides."""
+        """Return the folder's patterns in reverse order, because the last match decides."""
         if folder not in self._read:
             self._read[folder] = _patterns_of(self.top / folder / self.name)[::-1]
         return self._read[folder]
 
 
 def _matches(pattern: RegexPattern, path: str) -> bool:
-    """Whether a pattern matches the path itself.
+    """Return whether a pattern matches the path itself.
 
-    pathspec also matches everything below a folder; git does not. It matters if a later pattern re-includes
-    the folder.
+    pathspec also matches everything below a matched folder; git does not. The difference matters if a later
+    pattern re-includes the folder.
     """
     if pattern.regex is None:
         return False
-    # The second search is for patterns such as `*/`, whose slash pathspec lets match anywhere.
-    for found in (pattern.regex.search(path), pattern.regex.search(path, len(path) - 1)):
-        if found and (found.groupdict().get(_SLASH) is None or found.end(_SLASH) == len(path)):
+    # The second search is for patterns such as `*/`, because pathspec lets their slash match anywhere.
+    for match in (pattern.regex.search(path), pattern.regex.search(path, len(path) - 1)):
+        if match and (match.groupdict().get(_SLASH) is None or match.end(_SLASH) == len(path)):
             return True
     return False
 
@@ -129,24 +128,24 @@ def _patterns_of(file: Path) -> list[RegexPattern]:
         text = os.fsdecode(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return []
-    found: list[RegexPattern] = []
+    patterns: list[RegexPattern] = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            found += GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
+            patterns += GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
         except ValueError as error:
             raise SnapshotError(f"{file}:{number}: {line!r} is not a pattern: {error}") from None
-    return found
+    return patterns
 
 
 def _matching(workdir: Path, pattern: str) -> Iterator[str]:
-    """The files of a `send:` entry, even if they are ignored. Raises SnapshotError."""
-    found = list(workdir.glob(pattern))
-    if not found:
+    """Yield the files of a `send:` entry, even if they are ignored. Raises SnapshotError."""
+    paths = list(workdir.glob(pattern))
+    if not paths:
         raise SnapshotError(f"send: there is no {pattern} in {workdir}")
-    for path in found:
+    for path in paths:
         below = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-        whole = path.is_dir() and not path.is_symlink()
-        yield from (_relative(file, workdir) for file in (below if whole else [path]))
+        is_folder = path.is_dir() and not path.is_symlink()
+        yield from (_relative(file, workdir) for file in (below if is_folder else [path]))
 
 
 def _is_one_of(file: Path, others: Sequence[Path]) -> bool:
@@ -159,15 +158,15 @@ def _not_ignored(folder: Path) -> Iterator[str]:
         yield from _walked(folder)
         return
     for path in listed:
-        whole = folder / path
-        if whole.is_dir() and not whole.is_symlink():  # a nested repository
-            yield from (f"{path.rstrip('/')}/{below}" for below in _not_ignored(whole))
+        full_path = folder / path
+        if full_path.is_dir() and not full_path.is_symlink():  # a nested repository
+            yield from (f"{path.rstrip('/')}/{below}" for below in _not_ignored(full_path))
         else:
             yield path
 
 
 def _listed_by_git(folder: Path) -> list[str] | None:
-    """The files that git lists; None if the folder is in no repository."""
+    """Return the files that git lists, or None if the folder is in no repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, env=git.environment())
@@ -186,10 +185,10 @@ def _walked(root: Path) -> Iterator[str]:
 
     Raises OSError.
     """
-    ignored = [IgnoreFiles(root, GIT), IgnoreFiles(root, OWN)]
+    ignore_files = [IgnoreFiles(root, GITIGNORE), IgnoreFiles(root, LAUNCHERIGNORE)]
 
-    def taken(path: str) -> bool:
-        return not any(files.ignore(path) for files in ignored)
+    def kept(path: str) -> bool:
+        return not any(files.ignore(path) for files in ignore_files)
 
     def fail(error: OSError) -> None:
         raise error
@@ -198,15 +197,15 @@ def _walked(root: Path) -> Iterator[str]:
         parent = Path(path)
         links = [name for name in folders if (parent / name).is_symlink()]
         inner = [name for name in folders if name not in (".git", "__pycache__", *links)]
-        inner = [name for name in inner if taken(f"{_relative(parent / name, root)}/")]
+        inner = [name for name in inner if kept(f"{_relative(parent / name, root)}/")]
         repositories = [name for name in inner if (parent / name / ".git").exists()]
         folders[:] = [
             name for name in inner if name not in repositories and not (parent / name / "pyvenv.cfg").exists()
         ]
         for name in repositories:
-            at = _relative(parent / name, root)
-            yield from (f"{at}/{below}" for below in _not_ignored(parent / name))
-        yield from filter(taken, (_relative(parent / name, root) for name in [*names, *links]))
+            repository_path = _relative(parent / name, root)
+            yield from (f"{repository_path}/{below}" for below in _not_ignored(parent / name))
+        yield from filter(kept, (_relative(parent / name, root) for name in [*names, *links]))
 
 
 def _relative(path: Path, root: Path) -> str:

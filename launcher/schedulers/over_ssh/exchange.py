@@ -1,5 +1,4 @@
-"""One round trip with a host, as POSIX shell: send our changes to run directories, run a script, fetch
-theirs."""
+"""The POSIX shell of one round trip: write local changes of run directories, run a script, fetch changes."""
 
 from __future__ import annotations
 
@@ -25,21 +24,20 @@ _NEWER = "newer"
 "Why changes are refused: the host has changed one of the files, too."
 _FOLDERS = (*NOT_COPIED_FOLDERS, ".*")
 _GROWS = "|".join(suffix[1:] for suffix in GROWING)
-_SEEN = "%i %s %T@"
+_FORMAT = "%i %s %T@"
 
 
 @dataclass(frozen=True)
-class Known:
-    """A file as both sides know it: inode, bytes and time on the host, and the time of the local copy
-    (ns)."""
+class SyncedFile:
+    """A file that is equal on both sides: inode, bytes and time on the host, time of the local copy (ns)."""
 
     inode: str
     size: int
     time: str
-    here: int
+    local_time: int
 
     @property
-    def seen(self) -> str:
+    def fingerprint(self) -> str:
         return f"{self.inode} {self.size} {self.time}"
 
 
@@ -50,10 +48,10 @@ class Changes:
     new: list[str] = field(default_factory=list)
     "Runs that the host does not have. Each appears there whole or not at all."
     grown: dict[str, int] = field(default_factory=dict)
-    "Path -> the size that both sides know."
-    written: dict[str, Known | None] = field(default_factory=dict)
+    "Path -> size up to which both sides are equal."
+    written: dict[str, SyncedFile | None] = field(default_factory=dict)
     "Path -> the version that it replaces on the host."
-    removed: dict[str, Known] = field(default_factory=dict)
+    removed: dict[str, SyncedFile] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.new or self.grown or self.written or self.removed)
@@ -73,7 +71,7 @@ class Piece:
 
 
 @dataclass
-class Exchanged:
+class RoundTrip:
     """The result of a round trip."""
 
     answer: subprocess.CompletedProcess[bytes]
@@ -81,18 +79,18 @@ class Exchanged:
     lost: set[str]
     "Runs that do not exist on the host."
     refused: str | None = None
-    "Why our changes could not be written. Nothing else was done then."
+    "Why the local changes could not be written. In this case, nothing else was done."
     changed_there: bool = False
-    "They were refused because the host has changed one of the files, too."
+    "Whether the reason is that the host has changed one of the files, too."
     more: bool = False
-    "There is more to fetch than fits in one round trip."
+    "Whether there is more to fetch than fits in one round trip."
 
 
-class NotWholeError(Exception):
+class IncompleteAnswerError(Exception):
     """The answer is incomplete."""
 
 
-def text(
+def shell_text(
     mark: str,
     root: str,
     first: str,
@@ -100,56 +98,59 @@ def text(
     parcel: int,
     script: str,
     runs: Sequence[str],
-    known: Mapping[str, Known],
+    synced: Mapping[str, SyncedFile],
     wanted: Wanted,
     strict: bool,
 ) -> str:
-    """The shell of one round trip.
+    """Return the shell of one round trip.
 
-    `first` must succeed before anything else is done. stdin holds `parcel` bytes of tar, then what `script`
-    reads.
+    `first` must succeed before anything else is done. stdin holds a tar of `parcel` bytes, then the input of
+    `script`.
     """
     lines = [
         f"m={mark} had=",
         'refuse() { printf "%s refused %s\\n" $m "${1-}"; rm -rf ".in-$m"; exit 74; }',
         *([f"{{ {first}\n}} >&2 || refuse"] if first else []),
-        *(_put(root, changes, parcel, strict) if changes else [f"cd {quote(root)} 2>/dev/null"]),
+        *(_write_changes(root, changes, parcel, strict) if changes else [f"cd {quote(root)} 2>/dev/null"]),
         "printf '%s began\\n' $m",
         f"(\n{script}\n)",
         "printf '%s code %s\\n' $m $?",
-        *_get(mark, root, runs, known, wanted),
+        *_fetch_changes(mark, root, runs, synced, wanted),
         "printf '%s end\\n' $m",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _put(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
-    """Write our changes, but replace no file that has changed on the host.
+def _write_changes(root: str, changes: Changes, parcel: int, strict: bool) -> list[str]:
+    """Return shell that writes the local changes, but replaces no file that has changed on the host.
 
-    If `strict`, such a file stops all.
+    If `strict`, such a file stops the whole round trip.
     """
     lines = [
         f'mkdir -p {quote(root)} && cd {quote(root)} && mkdir ".in-$m" || refuse',
         unpack(parcel, '".in-$m"') + " || refuse",
-        f"seen() {{ find \"$1\" -maxdepth 0 -printf '{_SEEN}' 2>/dev/null; }}",
+        f"seen() {{ find \"$1\" -maxdepth 0 -printf '{_FORMAT}' 2>/dev/null; }}",
         'place() { mv ".in-$m/$1" "$1" || refuse; }',
         f'append() {{ LC_ALL=C awk \'{_NOT_THERE}\' part=1 "./$1" part=2 ".in-$m/$1" >>"./$1" || refuse; }}',
     ]
     for run in map(quote, changes.new):
         # The run exists already if only the last answer was lost.
         lines.append(f'if [ -d {run} ]; then had="$had {run} "; else place {run}; fi')
-    for path, before in changes.written.items():
+    for path, synced in changes.written.items():
         file, folder = quote(path), quote(posixpath.dirname(path))
-        if before is None:
+        if synced is None:
             lines.append(f"[ -e {file} ] || {{ mkdir -p {folder} || refuse; place {file}; }}")
         else:
-            newer = f'{{ echo "changed there meanwhile:" {file} >&2; refuse {_NEWER}; }}'
+            newer = f'{{ echo "the host has changed this file, too:" {file} >&2; refuse {_NEWER}; }}'
             otherwise = newer if strict else ":"
             lines.append(
-                f'if [ "$(seen {file})" = {quote(before.seen)} ]; then place {file}; else {otherwise}; fi'
+                f'if [ "$(seen {file})" = {quote(synced.fingerprint)} ]; then place {file}; '
+                f"else {otherwise}; fi"
             )
-    for path, gone in changes.removed.items():
-        lines.append(f'[ "$(seen {quote(path)})" != {quote(gone.seen)} ] || rm -f {quote(path)} || refuse')
+    for path, synced in changes.removed.items():
+        lines.append(
+            f'[ "$(seen {quote(path)})" != {quote(synced.fingerprint)} ] || rm -f {quote(path)} || refuse'
+        )
     # Last, because appending cannot be undone. Lines are there already if only the last answer was lost.
     lines += [f"append {quote(path)}" for path in changes.grown]
     return [*lines, 'rm -rf ".in-$m"']
@@ -226,12 +227,18 @@ send() {
 """
 
 
-def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], wanted: Wanted) -> list[str]:
-    """Fetch the runs' changes. state.json comes first: if it reports an end, all files read later are
-    final."""
+def _fetch_changes(
+    mark: str, root: str, runs: Sequence[str], synced: Mapping[str, SyncedFile], wanted: Wanted
+) -> list[str]:
+    """Return shell that fetches the runs' changes.
+
+    state.json comes first: if it reports the end of the run, all files read later are final.
+    """
     if not runs:
         return []
-    table = (f"{was.seen} {path}" for path, was in known.items() if wanted.covers(path.partition("/")[2]))
+    table = (
+        f"{file.fingerprint} {path}" for path, file in synced.items() if wanted.covers(path.partition("/")[2])
+    )
     pruned = " -o ".join(f"-name '{name}'" for name in (*_FOLDERS, *(() if wanted.logs else LOG_FOLDERS)))
     names = " -o ".join(f"-name '{name}'" for name in COPIED_NAMES)
     limits = f"-v left={PART} -v log_limit={LARGEST_LOG} -v record_limit={LARGEST_RECORD}"
@@ -246,44 +253,44 @@ def _get(mark: str, root: str, runs: Sequence[str], known: Mapping[str, Known], 
         f'pick() {{ LC_ALL=C awk {limits} -v had="$had" -v rest=$1 \'{_PICK}\' part=1 "$t" part=2 -; }}',
         _SEND,
         "if [ $# != 0 ]; then",
-        f"find \"$@\" -maxdepth 1 -name state.json -printf '{_SEEN} %p\\n' 2>/dev/null | pick 0 | send",
+        f"find \"$@\" -maxdepth 1 -name state.json -printf '{_FORMAT} %p\\n' 2>/dev/null | pick 0 | send",
         f'find "$@" -mindepth 1 -type d \\( {pruned} \\) -prune -o -type f \\',
         f"  ! -name '.*' ! -name state.json \\( {names} \\) {wanted.condition} \\",
-        f"  -printf '{_SEEN} %p\\n' 2>/dev/null | pick 1 | send",
+        f"  -printf '{_FORMAT} %p\\n' 2>/dev/null | pick 1 | send",
         "fi",
     ]
 
 
-def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> Exchanged:
-    """Parse the answer of a round trip. Raises NotWholeError."""
-    out = Exchanged(subprocess.CompletedProcess(done.args, 70, b"", done.stderr), [], set())
+def parse(done: subprocess.CompletedProcess[bytes], mark: str) -> RoundTrip:
+    """Parse the answer of a round trip. Raises IncompleteAnswerError."""
+    result = RoundTrip(subprocess.CompletedProcess(done.args, 70, b"", done.stderr), [], set())
     ended = False
     for chunk in done.stdout.split(mark.encode() + b" ")[1:]:
         head, _, data = chunk.partition(b"\n")
-        word, _, about = head.decode(errors="surrogateescape").partition(" ")
+        word, _, value = head.decode(errors="surrogateescape").partition(" ")
         if word == "refused":
-            out.refused, out.changed_there = _last_line(done.stderr), about == _NEWER
-            return out
+            result.refused, result.changed_there = _last_line(done.stderr), value == _NEWER
+            return result
         if word == "began":
-            out.answer.stdout = data
+            result.answer.stdout = data
         elif word == "code":
-            out.answer.returncode = int(about)
+            result.answer.returncode = int(value)
         elif word == "lost":
-            out.lost.add(about)
+            result.lost.add(value)
         elif word == "end":
             ended = True
         elif word == "piece":
-            kind, inode, size, time, offset, _, path = about.split(" ", 6)
+            kind, inode, size, time, offset, _, path = value.split(" ", 6)
             if kind == "more":
-                out.more = True
+                result.more = True
             else:
-                out.pieces.append(Piece(kind, inode, int(size), time, int(offset), path, data))
+                result.pieces.append(Piece(kind, inode, int(size), time, int(offset), path, data))
     if not ended:
-        raise NotWholeError(_last_line(done.stderr))
-    return out
+        raise IncompleteAnswerError(_last_line(done.stderr))
+    return result
 
 
 def _last_line(data: bytes) -> str:
     lines = data.decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if not line.startswith("tar: Exiting with failure status")]
-    return errors[-1] if errors else "the answer is cut short"
+    return errors[-1] if errors else "the answer is incomplete"

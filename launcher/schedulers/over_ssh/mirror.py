@@ -28,7 +28,7 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints, private_folder
 from launcher.schedulers.login import CutError, Login
 from launcher.schedulers.over_ssh import exchange
-from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Exchanged, Known, Piece
+from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Piece, RoundTrip, SyncedFile
 from launcher.schedulers.wanted import Wanted
 
 INDEX = ".mirror.json"
@@ -47,26 +47,26 @@ class ChangedThereError(RefusedError):
 
 
 class Mirrored:
-    """A Login whose round trips bring the chosen runs up to date on both sides.
+    """A Login whose round trips synchronise the selected runs.
 
     Local changes are sent first, then the script runs, then the host's changes are fetched.
     """
 
-    def __init__(self, login: Login, here: Path, there: str) -> None:
-        self.login, self.here, self.there = login, here, there
+    def __init__(self, login: Login, local_root: Path, remote_root: str) -> None:
+        self.login, self.local_root, self.remote_root = login, local_root, remote_root
         self.name = login.name
         self.first = ""
         "Shell that must succeed before anything else is done."
         self.strict = False
-        "Do nothing if our changes cannot be written, or if the host has changed the same files."
+        "Whether to do nothing if local changes cannot be written or the host has changed the same files."
         self.lost: set[str] = set()
         "Runs whose directory no longer exists on the host."
         self.too_large: set[str] = set()
         "Files that are too large to be copied."
         self._unanswered = False
-        "Whether the host may have our changes without our knowledge, because its last answer was lost."
-        self._doubted: Counter[str] = Counter()
-        "How often a state.json that came was none, since a valid one."
+        "Whether the last answer was lost, so that the host may or may not have the local changes."
+        self._invalid: Counter[str] = Counter()
+        "Path of a state.json -> number of invalid versions since the last valid one."
         self._runs: list[str] = []
         self._wanted = Wanted()
 
@@ -74,20 +74,20 @@ class Mirrored:
         """Choose what the next round trips fetch; by default the records without any rank's output."""
         self._runs, self._wanted = [run.id for run in runs], wanted or Wanted()
 
-    def _doubt(self, path: str, came: Exchanged) -> None:
-        """Fetch a state.json that is none again: it may have been replaced meanwhile. Then report it."""
-        self._doubted[path] += 1
-        if self._doubted[path] == 1:
-            came.more = True
-        elif self._doubted[path] == 2:
-            where = f"{self.there}/{path} on {self.name} is not a valid state of a run"
+    def _refetch_or_report(self, path: str, trip: RoundTrip) -> None:
+        """Fetch an invalid state.json again, because it may have been replaced meanwhile; then report it."""
+        self._invalid[path] += 1
+        if self._invalid[path] == 1:
+            trip.more = True
+        elif self._invalid[path] == 2:
+            where = f"{self.remote_root}/{path} on {self.name} is not a valid state of a run"
             print(f"{where}; the previous one is kept", file=sys.stderr)
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a script. Raises LoginError; RefusedError if `strict`, and then `script` has not run."""
-        if self.strict and self._unanswered:  # our own changes would look like the host's
+        """Run a script. Raises LoginError, and RefusedError if `strict`; in that case it has not run."""
+        if self.strict and self._unanswered:  # local changes that have arrived would look like the host's
             self._exchange(":", b"", timeout)
         try:
             done = self._exchange(script, stdin, timeout, strict=self.strict)
@@ -95,35 +95,35 @@ class Mirrored:
             if self.strict:
                 raise
             done = self._exchange(script, stdin, timeout, send=False)
-        more = done.more
-        while more:  # after a long absence the data comes in parts, to limit memory
-            more = self._exchange(":", b"", timeout).more
+        has_more = done.more
+        while has_more:  # after a long absence the data comes in parts, to limit memory
+            has_more = self._exchange(":", b"", timeout).more
         return done.answer
 
     def has_sent(self, file: Path) -> bool:
-        """Whether the host has `file`, at the top of a run directory, as it is here."""
-        known = _read_index(file.parent).get(file.name)
-        return known is not None and known.here == file.stat().st_mtime_ns
+        """Return whether the host has the local version of `file`, which is at the top of a run directory."""
+        synced = _read_index(file.parent).get(file.name)
+        return synced is not None and synced.local_time == file.stat().st_mtime_ns
 
     def _exchange(
         self, script: str, stdin: bytes, timeout: float, *, send: bool = True, strict: bool = False
-    ) -> Exchanged:
+    ) -> RoundTrip:
         mark = secrets.token_hex(8)
-        with _alone(self.here):  # two processes would both send what neither has sent yet
-            index = {run: _read_index(self.here / run) for run in self._runs}
-            changes = _changes(self.here, index) if send else Changes()
-            sent = _taken(self.here, index, send)
-            parcel = _parcel(self.here, changes) if changes else b""
-            known = _expected(self.here, index, changes)
-            text = exchange.text(
+        with _locked(self.local_root):  # two processes would both send what neither has sent yet
+            index = {run: _read_index(self.local_root / run) for run in self._runs}
+            changes = _changes(self.local_root, index) if send else Changes()
+            sent = _sent_versions(self.local_root, index, send)
+            parcel = _parcel(self.local_root, changes) if changes else b""
+            synced = _expected(self.local_root, index, changes)
+            text = exchange.shell_text(
                 mark,
-                self.there,
+                self.remote_root,
                 self.first,
                 changes,
                 len(parcel),
                 script,
                 self._runs,
-                known,
+                synced,
                 self._wanted,
                 strict,
             )
@@ -131,115 +131,117 @@ class Mirrored:
             self._unanswered = True
             done = self.login.run(text, stdin=parcel + stdin, timeout=patience)
             try:
-                came = exchange.parse(done, mark)
-            except exchange.NotWholeError as error:
+                trip = exchange.parse(done, mark)
+            except exchange.IncompleteAnswerError as error:
                 raise CutError(f"{self.name}: {error}") from None
             self._unanswered = False
-            if came.refused is not None:
-                kind = ChangedThereError if came.changed_there else RefusedError
-                raise kind(f"nothing was done on {self.name}: {came.refused}")
-            self._apply(came, index, known, sent)
-        return came
+            if trip.refused is not None:
+                kind = ChangedThereError if trip.changed_there else RefusedError
+                raise kind(f"nothing was done on {self.name}: {trip.refused}")
+            self._apply(trip, index, synced, sent)
+        return trip
 
     def _apply(
         self,
-        came: Exchanged,
-        before: Mapping[str, Mapping[str, Known]],
-        known: Mapping[str, Known],
+        trip: RoundTrip,
+        before: Mapping[str, Mapping[str, SyncedFile]],
+        synced: Mapping[str, SyncedFile],
         sent: Mapping[str, tuple[int, int]],
     ) -> None:
         """Write what was fetched.
 
         Whatever the host sends, only files below the requested runs are written.
         """
-        self.lost = came.lost
-        fresh: dict[str, dict[str, Known]] = {run: {} for run in self._runs}
-        for path, was in known.items():
+        self.lost = trip.lost
+        new_index: dict[str, dict[str, SyncedFile]] = {run: {} for run in self._runs}
+        for path, was in synced.items():
             run, _, name = path.partition("/")
-            fresh[run][name] = was
+            new_index[run][name] = was
         checkpoints: dict[str, set[str]] = {run: set() for run in self._runs}
-        for piece in came.pieces:
+        for piece in trip.pieces:
             run, _, name = piece.path.partition("/")
-            if run not in fresh or run in came.lost or not is_below(name):
+            if run not in new_index or run in trip.lost or not is_below(name):
                 continue
-            file = self.here / run / name
+            file = self.local_root / run / name
             untouched = not file.exists() or sent.get(piece.path, (0, 0))[1] in (0, file.stat().st_mtime_ns)
             if piece.kind == "gone" and untouched:
                 file.unlink(missing_ok=True)
-                fresh[run].pop(name, None)
+                new_index[run].pop(name, None)
             elif piece.kind == "large":
                 self.too_large.add(piece.path)
             elif piece.kind == "folder":
                 checkpoints[run].add(file.name)
             elif piece.kind == "same":
-                fresh[run][name] = replace(fresh[run][name], inode=piece.inode, time=piece.time)
+                new_index[run][name] = replace(new_index[run][name], inode=piece.inode, time=piece.time)
             elif piece.kind == "end":
-                fresh[run][name] = _write_end(file, piece, sent.get(piece.path))
+                new_index[run][name] = _write_end(file, piece, sent.get(piece.path))
             elif name == "state.json" and piece.kind == "whole" and not is_state(piece.data):
-                self._doubt(piece.path, came)
+                self._refetch_or_report(piece.path, trip)
             elif piece.kind == "whole" and untouched:
-                self._doubted.pop(piece.path, None)
-                fresh[run][name] = _write_whole(file, piece)
-        for run in set(self._runs) - came.lost:
-            keep_checkpoints(RunDir(self.here / run), checkpoints[run])
-            if fresh[run] != before[run] or not (self.here / run / INDEX).exists():
-                _write_index(self.here / run, fresh[run])
+                self._invalid.pop(piece.path, None)
+                new_index[run][name] = _write_whole(file, piece)
+        for run in set(self._runs) - trip.lost:
+            keep_checkpoints(RunDir(self.local_root / run), checkpoints[run])
+            if new_index[run] != before[run] or not (self.local_root / run / INDEX).exists():
+                _write_index(self.local_root / run, new_index[run])
 
 
 def forget(run: RunDir) -> None:
-    """Forget what a host has of a run: the next round trip sends all of it."""
+    """Delete the index of a run, so that the next round trip sends all of it."""
     (run.path / INDEX).unlink(missing_ok=True)
 
 
 def packed(run: Path, names: Iterable[str]) -> bytes:
-    """A tar of these files and folders of a run directory, as far as they exist."""
+    """Return a tar of these files and folders of a run directory, as far as they exist."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
             if (run / name).exists():
-                tar.add(run / name, name, filter=_nobodys)
+                tar.add(run / name, name, filter=_anonymous)
     return out.getvalue()
 
 
-def _changes(here: Path, index: Mapping[str, Mapping[str, Known]]) -> Changes:
+def _changes(local_root: Path, index: Mapping[str, Mapping[str, SyncedFile]]) -> Changes:
     changes = Changes()
-    for run, known in index.items():
-        folder = here / run
-        if not known:
+    for run, synced in index.items():
+        folder = local_root / run
+        if not synced:
             if (folder / "run.json").is_file():
                 changes.new.append(run)
             continue
-        found = _ours(folder)
-        for name in found:
-            before, now = known.get(name), (folder / name).stat()
+        names = _files_to_send(folder)
+        for name in names:
+            before, now = synced.get(name), (folder / name).stat()
             if before is None:
                 changes.written[f"{run}/{name}"] = None
-            elif before.here == now.st_mtime_ns:
+            elif before.local_time == now.st_mtime_ns:
                 continue
             elif not name.endswith(GROWING):
                 changes.written[f"{run}/{name}"] = before
             elif now.st_size > before.size:
                 changes.grown[f"{run}/{name}"] = before.size
-        for name in known:
-            if name not in found and any(re.fullmatch(expression(one), name) for one in DELETED):
-                changes.removed[f"{run}/{name}"] = known[name]
+        for name in synced:
+            if name not in names and any(re.fullmatch(expression(one), name) for one in DELETED):
+                changes.removed[f"{run}/{name}"] = synced[name]
     return changes
 
 
-def _taken(here: Path, index: Mapping[str, Mapping[str, Known]], send: bool) -> dict[str, tuple[int, int]]:
-    """Path -> (size, time in ns) of each file as the host knows it after this round trip."""
-    taken = {}
-    for run, known in index.items():
-        for name in _ours(here / run):
-            now, was = (here / run / name).stat(), known.get(name)
+def _sent_versions(
+    local_root: Path, index: Mapping[str, Mapping[str, SyncedFile]], send: bool
+) -> dict[str, tuple[int, int]]:
+    """Return path -> (size, time in ns) of the local version that the host has after this round trip."""
+    versions = {}
+    for run, synced in index.items():
+        for name in _files_to_send(local_root / run):
+            current, before = (local_root / run / name).stat(), synced.get(name)
             if send:
-                taken[f"{run}/{name}"] = (now.st_size, now.st_mtime_ns)
-            elif was is not None:
-                taken[f"{run}/{name}"] = (was.size, was.here)
-    return taken
+                versions[f"{run}/{name}"] = (current.st_size, current.st_mtime_ns)
+            elif before is not None:
+                versions[f"{run}/{name}"] = (before.size, before.local_time)
+    return versions
 
 
-def _ours(run: Path) -> list[str]:
+def _files_to_send(run: Path) -> list[str]:
     files = (file for pattern in SENT for file in run.glob(pattern) if not _hidden(file, run))
     return sorted(str(file.relative_to(run)) for file in files)
 
@@ -248,56 +250,58 @@ def _hidden(file: Path, run: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(run).parts)
 
 
-def _parcel(here: Path, changes: Changes) -> bytes:
-    """A tar of what is sent. A file that has grown is sent from its old end."""
+def _parcel(local_root: Path, changes: Changes) -> bytes:
+    """Return a tar of the changes. A file that has grown is sent from its old end."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for run in changes.new:
-            tar.add(here / run, run, filter=_nobodys)
+            tar.add(local_root / run, run, filter=_anonymous)
         for path, start in changes.grown.items():
-            _add(tar, here, path, start)
+            _add(tar, local_root, path, start)
         for path in changes.written:
-            _add(tar, here, path)
+            _add(tar, local_root, path)
     return out.getvalue()
 
 
-def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Drop our user, group and own index, and write permissions for others."""
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Drop user and group names, and write permissions for others. Leave out the index."""
     info.uid = info.gid = 0
     info.mode &= _MODE
     info.uname = info.gname = ""
     return None if PurePosixPath(info.name).name == INDEX else info
 
 
-def _add(tar: tarfile.TarFile, here: Path, path: str, start: int = 0) -> None:
-    data, now = (here / path).read_bytes()[start:], (here / path).stat()
+def _add(tar: tarfile.TarFile, local_root: Path, path: str, start: int = 0) -> None:
+    data, now = (local_root / path).read_bytes()[start:], (local_root / path).stat()
     info = tarfile.TarInfo(path)
     info.size, info.mode, info.mtime = len(data), now.st_mode & _MODE, int(now.st_mtime)
     tar.addfile(info, io.BytesIO(data))
 
 
-def _expected(here: Path, index: Mapping[str, Mapping[str, Known]], changes: Changes) -> dict[str, Known]:
-    """The files on the host once our changes are applied. Equal files need not be fetched."""
-    known = {f"{run}/{name}": was for run, files in index.items() for name, was in files.items()}
+def _expected(
+    local_root: Path, index: Mapping[str, Mapping[str, SyncedFile]], changes: Changes
+) -> dict[str, SyncedFile]:
+    """Return the files on the host once the local changes are applied. Equal files need not be fetched."""
+    synced = {f"{run}/{name}": file for run, files in index.items() for name, file in files.items()}
     for run in changes.new:
-        for file in (here / run).rglob("*"):
-            if file.is_file() and not _hidden(file, here / run):
-                known[f"{run}/{file.relative_to(here / run)}"] = _sent(file)
+        for file in (local_root / run).rglob("*"):
+            if file.is_file() and not _hidden(file, local_root / run):
+                synced[f"{run}/{file.relative_to(local_root / run)}"] = _sent(file)
     for path, before in changes.written.items():
         if before is None:
-            known[path] = _sent(here / path)
-    return {path: was for path, was in known.items() if path not in changes.removed}
+            synced[path] = _sent(local_root / path)
+    return {path: file for path, file in synced.items() if path not in changes.removed}
 
 
-def _sent(file: Path) -> Known:
+def _sent(file: Path) -> SyncedFile:
     now = file.stat()
-    return Known(UNSEEN, now.st_size, "-", now.st_mtime_ns)
+    return SyncedFile(UNSEEN, now.st_size, "-", now.st_mtime_ns)
 
 
-def _write_end(file: Path, piece: Piece, sent: tuple[int, int] | None) -> Known:
-    """Write the new end.
+def _write_end(file: Path, piece: Piece, sent: tuple[int, int] | None) -> SyncedFile:
+    """Append what the host has appended.
 
-    What was appended here since the round trip began stays after it and is sent next time.
+    Text appended here since the round trip began stays after it and is sent next time.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "r+b" if file.exists() else "w+b") as to:
@@ -307,27 +311,27 @@ def _write_end(file: Path, piece: Piece, sent: tuple[int, int] | None) -> Known:
         to.write(piece.data + unsent)
         to.truncate()
     size = piece.offset + len(piece.data)
-    return Known(piece.inode, size, piece.time, 0 if unsent else file.stat().st_mtime_ns)
+    return SyncedFile(piece.inode, size, piece.time, 0 if unsent else file.stat().st_mtime_ns)
 
 
-def _write_whole(file: Path, piece: Piece) -> Known:
+def _write_whole(file: Path, piece: Piece) -> SyncedFile:
     replace_bytes(file, piece.data)
     whole = len(piece.data) == piece.size  # otherwise it changed while it was read, and is fetched again
-    return Known(piece.inode if whole else "-", piece.size, piece.time, file.stat().st_mtime_ns)
+    return SyncedFile(piece.inode if whole else "-", piece.size, piece.time, file.stat().st_mtime_ns)
 
 
-def _read_index(run: Path) -> dict[str, Known]:
-    return {name: Known(*was) for name, was in read_record(run / INDEX).items()}
+def _read_index(run: Path) -> dict[str, SyncedFile]:
+    return {name: SyncedFile(*file) for name, file in read_record(run / INDEX).items()}
 
 
-def _write_index(run: Path, files: Mapping[str, Known]) -> None:
+def _write_index(run: Path, files: Mapping[str, SyncedFile]) -> None:
     if run.is_dir():  # not deleted in the meantime
-        record = {name: (was.inode, was.size, was.time, was.here) for name, was in files.items()}
+        record = {name: (file.inode, file.size, file.time, file.local_time) for name, file in files.items()}
         replace_bytes(run / INDEX, json.dumps(record).encode())
 
 
 @contextlib.contextmanager
-def _alone(here: Path) -> Iterator[None]:
-    with open(private_folder(here) / ".lock", "w", encoding="utf-8") as file:
+def _locked(local_root: Path) -> Iterator[None]:
+    with open(private_folder(local_root) / ".lock", "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Store of the runs on a host reached over ssh. It keeps local copies and sends the job's code once."""
+"""A store of runs on a host reached over ssh, with local copies. It sends each version of the code once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.schedulers.local_copies import copies_folder, private_folder, writ
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
 from launcher.schedulers.over_ssh.rsh import quote
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import asking_to_stop
 from launcher.schedulers.store import Place, write_requests_to_stop
 from launcher.schedulers.wanted import Wanted
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 "Minimum pause between two queries about a running run; ten times that for a queued one."
 SENT = ".sent"
-"File beside the copies that lists the snapshots sent, newest last."
+"File next to the copies that lists the sent snapshots, newest last."
 
 T = TypeVar("T")
 
@@ -39,14 +39,16 @@ class NotSentError(SchedulerError):
 class RemoteStore(Mirrored):
     """A `Store` of runs on another host, with local copies.
 
-    `there` is the folder of the runs on the host. `codes` holds the snapshots taken; several hosts may share
-    it. `wanted` is what each query fetches besides the records.
+    `remote_root` is the folder of the runs on the host. `codes` has the snapshots taken so far, and several
+    hosts may share it. `wanted` is what each query fetches besides the records.
     """
 
-    far = True
+    remote = True
 
-    def __init__(self, ssh: Over, there: str, codes: dict[str, snapshot.Snapshot] | None = None) -> None:
-        super().__init__(ssh, copies_folder(ssh.name, there), there)
+    def __init__(
+        self, ssh: SshLogin, remote_root: str, codes: dict[str, snapshot.Snapshot] | None = None
+    ) -> None:
+        super().__init__(ssh, copies_folder(ssh.name, remote_root), remote_root)
         self.ssh, self.wanted = ssh, Wanted()
         self._codes = codes if codes is not None else {}
         self._last: tuple[float, Status] | None = None
@@ -56,27 +58,27 @@ class RemoteStore(Mirrored):
         """Take a snapshot of the working directory. Raises SchedulerError, OSError."""
         code = snapshot.of_request(request, leave_out=[default_root().resolve()])
         self._codes[code.digest] = code
-        workdir = snapshot.place(self.there, code.digest)
-        return Place(f"{self.there}/{request.run_id}", workdir, code.notes)
+        workdir = snapshot.place(self.remote_root, code.digest)
+        return Place(f"{self.remote_root}/{request.run_id}", workdir, code.notes)
 
     def check(self, request: Request) -> None:
         """Do nothing: what the run needs is on the host."""
 
     def write(self, prepared: Prepared) -> RunDir:
         """Write the local copy of the run directory, which the next round trip sends. Raises OSError."""
-        return write_copy(prepared, self.here)
+        return write_copy(prepared, self.local_root)
 
     def path(self, run: RunDir, file: Path) -> str:
-        return f"{self.there}/{file.relative_to(run.path.parent)}"
+        return f"{self.remote_root}/{file.relative_to(run.path.parent)}"
 
-    def look_along(self, runs: Sequence[RunDir]) -> None:
+    def select_runs(self, runs: Sequence[RunDir]) -> None:
         self.choose(runs, self.wanted)
 
-    def bring(self) -> None:
+    def sync(self) -> None:
         self.run(":")
 
-    def lately(self, run: RunDir, look: Callable[[], Status]) -> Status:
-        """Return the last status for a moment, because a follower asks more often than anything changes."""
+    def cached_status(self, run: RunDir, look: Callable[[], Status]) -> Status:
+        """Return the last status until its pause is over, because callers ask more often than it changes."""
         if (
             self._last is not None
             and self._last[0] > time.monotonic()
@@ -84,33 +86,33 @@ class RemoteStore(Mirrored):
         ):
             return self._last[1]
         began = time.monotonic()
-        found = look()
-        pause = LOOK_SECONDS * (10 if found.state == "submitted" else 1)
-        self._last = (time.monotonic() + max(pause, 5 * (time.monotonic() - began)), found)
-        return found
+        status = look()
+        pause = LOOK_SECONDS * (10 if status.state == "submitted" else 1)
+        self._last = (time.monotonic() + max(pause, 5 * (time.monotonic() - began)), status)
+        return status
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self.wanted, self._last = wanted or Wanted(), None
-        self.look_along([run])
-        self.bring()
+        self.select_runs([run])
+        self.sync()
         if run.id in self.lost:
-            lost = f"{self.there}/{run.id} no longer exists on {self.name}"
+            lost = f"{self.remote_root}/{run.id} no longer exists on {self.name}"
             raise SchedulerError(f"{lost}; a local copy is in {run.path}")
 
     def where(self, run: RunDir) -> str:
-        return f"{self.name}:{self.there}/{run.id}"
+        return f"{self.name}:{self.remote_root}/{run.id}"
 
     def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
         """Delete the runs on the host, after the shell text `first`. Raises SchedulerError."""
         done = self.ssh.run(
-            f"{first}rm -rf " + " ".join(quote(f"{self.there}/{run.id}") for run in runs), timeout=600
+            f"{first}rm -rf " + " ".join(quote(f"{self.remote_root}/{run.id}") for run in runs), timeout=600
         )
         if done.returncode:
             raise SchedulerError(f"{self.name}: {done.stderr.decode(errors='replace').strip()}")
 
     @contextmanager
-    def strictly(self, runs: Sequence[RunDir], first: str = "") -> Iterator[None]:
-        """Make round trips fail unless local changes were written on the host."""
+    def strict_round_trips(self, runs: Sequence[RunDir], first: str = "") -> Iterator[None]:
+        """Make the block's round trips fail if local changes cannot be written on the host."""
         self._last = None
         self.choose(runs)
         self.first, self.strict = first, True
@@ -122,7 +124,7 @@ class RemoteStore(Mirrored):
     def ask_to_stop(
         self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
     ) -> str:
-        with asking_to_stop(runs, self.has_sent, name), self.strictly(runs):
+        with asking_to_stop(runs, self.has_sent, name), self.strict_round_trips(runs):
             write_requests_to_stop(runs)
             try:
                 return then()
@@ -144,36 +146,36 @@ class RemoteStore(Mirrored):
         must succeed first. Raises NotSentError.
         """
         digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
-        codes = [self._codes[digest] for digest in digests if digest in self._codes]
-        first = " &&\n".join([*checks, *(snapshot.adopt(self.there, digest) for digest in digests)])
-        missing = [code for code in codes if code.digest not in self._sent()]
+        snapshots = [self._codes[digest] for digest in digests if digest in self._codes]
+        first = " &&\n".join([*checks, *(snapshot.adopt(self.remote_root, digest) for digest in digests)])
+        missing = [code for code in snapshots if code.digest not in self._sent_digests()]
         while True:
             for code in missing:
                 self._send_code(code)
             try:
-                with self.strictly(runs if copied else (), first):
+                with self.strict_round_trips(runs if copied else (), first):
                     return then()
             except RefusedError as error:
-                if not codes or snapshot.MISSING not in str(error):
+                if not snapshots or snapshot.MISSING not in str(error):
                     raise NotSentError(str(error)) from None
-            missing, codes = codes, []  # the code was deleted on the host
+            missing, snapshots = snapshots, []  # the code was deleted on the host
 
-    def _sent(self) -> list[str]:
+    def _sent_digests(self) -> list[str]:
         try:
-            return (self.here / SENT).read_text(encoding="utf-8").split()
+            return (self.local_root / SENT).read_text(encoding="utf-8").split()
         except FileNotFoundError:
             return []
 
     def _send_code(self, code: snapshot.Snapshot) -> None:
-        sent = [digest for digest in self._sent() if digest != code.digest]
+        sent = [digest for digest in self._sent_digests() if digest != code.digest]
         try:
-            snapshot.send(code, self.ssh, self.there, before=sent[-1] if sent else None)
+            snapshot.send(code, self.ssh, self.remote_root, before=sent[-1] if sent else None)
         except SchedulerError as error:
             raise NotSentError(str(error)) from None
-        replace_text(private_folder(self.here) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
+        replace_text(private_folder(self.local_root) / SENT, "\n".join([*sent[-99:], code.digest]) + "\n")
 
 
-def absolute(runs: str | None, where: str) -> str:
+def absolute_runs_folder(runs: str | None, where: str) -> str:
     """Check `paths.runs` of a profile whose runs are on another host. Raises SchedulerError."""
     if runs is None or not runs.startswith("/"):
         raise SchedulerError(

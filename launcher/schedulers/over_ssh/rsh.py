@@ -1,6 +1,6 @@
 """The program that rsync starts in place of ssh. It keeps a login shell's greeting out of rsync's protocol.
 
-It runs as a program of its own, so it uses the standard library only.
+It runs as a separate program, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "LAUNCHER_SSH"
 
 
 def environment(ssh: list[str], prepare: str) -> dict[str, str]:
-    """The environment for rsync.
+    """Return the environment for rsync.
 
     `ssh` is the command up to the host; `prepare` is shell that runs before rsync.
     """
@@ -32,16 +32,15 @@ def environment(ssh: list[str], prepare: str) -> dict[str, str]:
 
 
 def through_any_shell(script: str) -> str:
-    """A command that runs `script` in sh, without characters that sh, csh or fish would interpret."""
+    """Return a command that runs `script` in sh, without characters that sh, csh or fish would interpret."""
     octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(script))
     return f'sh -c \'eval "$(printf "{octal}")"\''
 
 
 def unpack(size: int, folder: str, mode: str = "-xf") -> str:
-    """Shell that unpacks a tar, the next `size` bytes of stdin, into `folder`. Fails if fewer bytes come.
+    """Return shell that unpacks a tar, the next `size` bytes of stdin, into `folder`. Fails if fewer come.
 
-    tar alone would take the end of a broken connection between two files for the end of the archive.
-    `folder` is quoted for the shell.
+    tar alone would not notice a connection that breaks between two files. `folder` is quoted for the shell.
     """
     tar = f"{folder}/.parcel.tar"
     return (
@@ -53,11 +52,11 @@ def unpack(size: int, folder: str, mode: str = "-xf") -> str:
 def main() -> int:
     """Take rsync's arguments: options and a host, which LAUNCHER_SSH already holds, then its remote
     command."""
-    about = json.loads(os.environ[VARIABLE])
+    settings = json.loads(os.environ[VARIABLE])
     mark = secrets.token_hex(8)
     server = shlex.join(sys.argv[sys.argv.index("rsync") :])
-    script = f"echo {mark}; {about['prepare']}exec {server}"
-    with subprocess.Popen([*about["ssh"], through_any_shell(script)], stdout=subprocess.PIPE) as process:
+    script = f"echo {mark}; {settings['prepare']}exec {server}"
+    with subprocess.Popen([*settings["ssh"], through_any_shell(script)], stdout=subprocess.PIPE) as process:
         assert isinstance(process.stdout, io.BufferedReader)
         for line in iter(process.stdout.readline, b""):
             if line.strip().endswith(mark.encode()):

@@ -42,29 +42,29 @@ CODE = (
 "Suffixes of programs and documents, whose names may mention secrets."
 
 _PUBLIC = (b"BEGIN CERTIFICATE", b"BEGIN PUBLIC KEY", b"BEGIN PGP PUBLIC KEY", b"BEGIN PGP SIGNATURE")
-_SOME = 2**20  # bytes; a bundle of all certificate authorities has a quarter of that
+_MAX_READ = 2**20  # bytes; a bundle of all certificate authorities is a quarter of that
 
 
 def looks_secret(root: Path, path: str) -> bool:
-    """Whether the file `path`, relative to `root`, looks like a secret. Raises OSError."""
-    whole = PurePosixPath(path.lower())
-    if FOLDERS & set(whole.parts[:-1]):
-        return whole.suffix != ".pub"
-    if whole.parts[-2:] in ((".docker", "config.json"), (".streamlit", "secrets.toml")):
+    """Return whether the file `path`, relative to `root`, looks like a secret. Raises OSError."""
+    lower_path = PurePosixPath(path.lower())
+    if FOLDERS & set(lower_path.parts[:-1]):
+        return lower_path.suffix != ".pub"
+    if lower_path.parts[-2:] in ((".docker", "config.json"), (".streamlit", "secrets.toml")):
         return True
-    if whole.suffix in (*EXAMPLES, ".pub"):
+    if lower_path.suffix in (*EXAMPLES, ".pub"):
         return False
-    if re.match(r"\.env([^a-z]|rc|$)", whole.name):
+    if re.match(r"\.env([^a-z]|rc|$)", lower_path.name):
         return True
-    if whole.suffix in CODE:
+    if lower_path.suffix in CODE:
         return False
-    return any(fnmatchcase(whole.name, name) for name in NAMES) and not _public(root / path)
+    return any(fnmatchcase(lower_path.name, name) for name in NAMES) and not _public(root / path)
 
 
 def _public(file: Path) -> bool:
-    """Whether the file holds certificates or public keys, and no private key."""
+    """Return whether the file holds certificates or public keys, and no private key."""
     if file.is_symlink() or not file.is_file():
         return False
     with open(file, "rb") as opened:
-        text = opened.read(_SOME)
-    return any(mark in text for mark in _PUBLIC) and b"PRIVATE KEY" not in text and len(text) < _SOME
+        text = opened.read(_MAX_READ)
+    return any(mark in text for mark in _PUBLIC) and b"PRIVATE KEY" not in text and len(text) < _MAX_READ

@@ -16,7 +16,7 @@ from launcher.schedulers.base import Request
 from launcher.schedulers.login import Login
 from launcher.schedulers.over_ssh import rsh
 from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.spec.base import format_bytes
 from launcher.spec.listed import listed
 from launcher.spec.long_work import working
@@ -39,7 +39,7 @@ class Entry:
     mode: int
     "Permissions, e.g. 0o644."
     link: str | None
-    seen: tuple[int, int, int, int]
+    stat: tuple[int, int, int, int]
     "Device, inode, mtime and ctime in ns when it was read. They show whether it was written since."
 
 
@@ -56,13 +56,13 @@ class Snapshot:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user before it is sent."""
+        """Notes for the user before the snapshot is sent."""
         if not self.left_out:
             return ()
         named = f"{listed(self.left_out, SHOWN)}"
         return (
-            f"not sent with the code, since their names look like secrets: {named}; hand a secret over by "
-            "`secrets:`, or name a file in `send:` of the job to send it anyway",
+            f"not sent with the code, because their names look like secrets: {named}; pass a secret with "
+            "`secrets:`, or list a file in the job's `send:` to send it anyway",
         )
 
     @property
@@ -73,7 +73,7 @@ class Snapshot:
 def of_request(request: Request, leave_out: Sequence[Path] = ()) -> Snapshot:
     """Return the code of a job as it is now. Raises SnapshotError, OSError."""
     if not request.workdir.is_dir():
-        raise SnapshotError(f"workdir: {request.workdir} is no directory")
+        raise SnapshotError(f"workdir: {request.workdir} is not a directory")
     secret = [
         Path(os.path.expanduser(item.file))  # noqa: PTH111 (Path's raises if there is no home directory)
         for item in request.job.secrets
@@ -98,7 +98,7 @@ def take(
     entries = tuple(
         entry
         for path in ours
-        if (entry := _entry(workdir, path)) is not None and entry.seen[:2] not in output
+        if (entry := _entry(workdir, path)) is not None and entry.stat[:2] not in output
     )
     _check(workdir, entries)
     total = hashlib.sha256()
@@ -110,12 +110,12 @@ def take(
 
 
 def place(runs: str, digest: str) -> str:
-    """The snapshot's folder on the cluster."""
+    """Return the snapshot's folder on the cluster."""
     return f"{runs}/{FOLDER}/{digest}"
 
 
 def adopt(runs: str, digest: str) -> str:
-    """Shell that atomically turns what `send` has copied into the snapshot. Fails if it does not exist."""
+    """Return shell that atomically turns the copy of `send` into the snapshot. Fails if there is no copy."""
     final, partial = rsh.quote(place(runs, digest)), rsh.quote(place(runs, f".{digest}.partial"))
     missing = rsh.quote(f"{MISSING} {digest}")
     return (
@@ -124,7 +124,7 @@ def adopt(runs: str, digest: str) -> str:
     )
 
 
-def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) -> None:
+def send(snapshot: Snapshot, login: SshLogin, runs: str, before: str | None = None) -> None:
     """Copy the snapshot through the open connection, in one session. `adopt` then makes it complete.
 
     Files that are equal in the snapshot `before` are linked there. Raises SnapshotError, LoginError.
@@ -145,7 +145,7 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
                 command, input=names, capture_output=True, env=environment, timeout=SEND_SECONDS
             )
     except FileNotFoundError:
-        raise SnapshotError("there is no `rsync` here; install it: it sends the job's code") from None
+        raise SnapshotError("there is no `rsync` here; install it to send the job's code") from None
     except subprocess.TimeoutExpired:
         raise SnapshotError(
             f"the job's code ({format_bytes(snapshot.size)}) was not sent to {login.name} within "
@@ -156,8 +156,8 @@ def send(snapshot: Snapshot, login: Over, runs: str, before: str | None = None) 
     changed = [entry.path for entry in snapshot.entries if _entry(snapshot.root, entry.path) != entry]
     if changed:
         raise SnapshotError(
-            f"{snapshot.root}: {', '.join(changed[:SHOWN])} changed while being sent; submit again, "
-            "or name in .gitignore or .launcherignore what is written meanwhile and is not code"
+            f"{snapshot.root}: {', '.join(changed[:SHOWN])} changed while being sent; submit again. "
+            "If they are not code, name them in .gitignore or .launcherignore"
         )
 
 
@@ -166,44 +166,44 @@ def relay(digest: str, source: Login, to: Login, runs: str) -> None:
 
     Raises SnapshotError, LoginError.
     """
-    there = rsh.quote(place(runs, digest))
-    if to.run(f"[ -d {there} ]").returncode == 0:
+    target = rsh.quote(place(runs, digest))
+    if to.run(f"[ -d {target} ]").returncode == 0:
         return
-    packed = source.run(f"tar -C {there} -cf - .", timeout=SEND_SECONDS)
+    packed = source.run(f"tar -C {target} -cf - .", timeout=SEND_SECONDS)
     if packed.returncode:
-        raise SnapshotError(f"the job's code was not brought from {source.name}: {_message(packed, runs)}")
+        raise SnapshotError(f"the job's code was not read from {source.name}: {_message(packed, runs)}")
     partial = rsh.quote(place(runs, f".{digest}.{secrets.token_hex(4)}"))
     script = (
         f"umask 077; mkdir -p {partial} && {rsh.unpack(len(packed.stdout), partial, '-xpf')} && "
-        f"{{ mv -T {partial} {there} || [ -d {there} ]; }}; code=$?; rm -rf {partial}; exit $code"
+        f"{{ mv -T {partial} {target} || [ -d {target} ]; }}; code=$?; rm -rf {partial}; exit $code"
     )
     done = to.run(script, stdin=packed.stdout, timeout=SEND_SECONDS)
     if done.returncode:
-        raise SnapshotError(f"the job's code was not brought to {to.name}: {_message(done, runs)}")
+        raise SnapshotError(f"the job's code was not written to {to.name}: {_message(done, runs)}")
 
 
 def _output() -> set[tuple[int, int]]:
-    """Device and inode of stdout and stderr. `launcher submit ... > log` writes to its log until it ends."""
-    found = set()
+    """Return device and inode of stdout and stderr: `launcher submit ... > log` writes into its log."""
+    files = set()
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # closed
-            now = os.fstat(descriptor)
-            found.add((now.st_dev, now.st_ino))
-    return found
+            status = os.fstat(descriptor)
+            files.add((status.st_dev, status.st_ino))
+    return files
 
 
 def _entry(root: Path, path: str) -> Entry | None:
-    """The entry of a path. None if it was deleted, or is neither a file nor a link."""
+    """Return the entry of a path, or None if it was deleted, or is neither a file nor a link."""
     try:
-        found = os.lstat(root / path)
+        status = os.lstat(root / path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    seen = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-    if stat.S_ISLNK(found.st_mode):
-        return Entry(path, 0, 0o777, str((root / path).readlink()), seen)
-    if not stat.S_ISREG(found.st_mode):
+    version = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+    if stat.S_ISLNK(status.st_mode):
+        return Entry(path, 0, 0o777, str((root / path).readlink()), version)
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return Entry(path, found.st_size, found.st_mode & 0o777, None, seen)
+    return Entry(path, status.st_size, status.st_mode & 0o777, None, version)
 
 
 def _check(workdir: Path, entries: Sequence[Entry]) -> None:
@@ -212,17 +212,17 @@ def _check(workdir: Path, entries: Sequence[Entry]) -> None:
     outside = [f"{entry.path} -> {entry.link}" for entry in entries if _leads_out(entry)]
     if outside:
         raise SnapshotError(
-            f"{workdir}: links that lead out of it lead nowhere on the cluster: "
+            f"{workdir}: these links point outside of it and would be broken on the cluster: "
             f"{listed(outside, SHOWN)}; name them in .gitignore or .launcherignore, or "
-            "copy what they mean"
+            "replace them by copies"
         )
     size = sum(entry.size for entry in entries)
     if size > LIMIT:
         largest = sorted(entries, key=lambda entry: -entry.size)[:SHOWN]
         named = ", ".join(f"{entry.path} ({format_bytes(entry.size)})" for entry in largest)
         raise SnapshotError(
-            f"{workdir}: {format_bytes(size)} in {len(entries)} files would be sent, at most "
-            f"{format_bytes(LIMIT)} are; the largest: {named}. Name what is not code in .gitignore or "
+            f"{workdir}: {format_bytes(size)} in {len(entries)} files is more than the limit of "
+            f"{format_bytes(LIMIT)}; the largest: {named}. Name what is not code in .gitignore or "
             ".launcherignore, and put data on the cluster's own disks"
         )
 

@@ -1,4 +1,4 @@
-"""A host reached by plain OpenSSH, with the user's own configuration and one login for many round trips."""
+"""Login to a host by plain OpenSSH, with the user's own configuration. Round trips share one connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from launcher.rundir.shared import private_folder
-from launcher.schedulers.login import CutError, LoginError, whole
+from launcher.schedulers.login import CutError, LoginError, all_or_nothing
 from launcher.spec.long_work import working
 
 STAYS_OPEN = "1h"
@@ -28,20 +28,19 @@ LONGEST_SOCKET = 104 - 18
 
 
 def login_environment(unless: str | None = None) -> str:
-    """Shell that adopts the environment of a login shell, unless the command `unless` exists already.
+    """Return shell that adopts the environment of a login shell, unless the command `unless` exists already.
 
-    The variables follow a mark that no greeting contains. Running the start-up files takes time, so this is
-    used only if needed.
+    The variables follow a mark that no greeting contains. `unless` saves the time of running start-up files.
     """
     mark = secrets.token_hex(8)
-    found = f"command -v {shlex.quote(unless)} >/dev/null 2>&1 || " if unless is not None else ""
+    guard = f"command -v {shlex.quote(unless)} >/dev/null 2>&1 || " if unless is not None else ""
     return (
-        f'{found}eval "$(bash -lc \'exec sh -c "echo; echo {mark}; export -p"\' '
+        f'{guard}eval "$(bash -lc \'exec sh -c "echo; echo {mark}; export -p"\' '
         f"</dev/null 2>/dev/null | sed '1,/^{mark}$/d')\"\n"
     )
 
 
-class Over:
+class SshLogin:
     """A connection to `host`, which is named as for `ssh`.
 
     The first round trip logs in, and may ask for a password or a second factor on the terminal. Later ones,
@@ -50,11 +49,11 @@ class Over:
     """
 
     may_ask: ClassVar[bool] = True
-    "Whether the terminal is free for such a question."
+    "Whether ssh may ask for a password on the terminal."
 
     def __init__(self, host: str, first: str = "") -> None:
         self.name, self._first = host, first
-        self._shared: list[str] = []
+        self._options: list[str] = []
 
     def run(
         self, script: str, *, stdin: bytes = b"", timeout: float = 60.0
@@ -64,7 +63,7 @@ class Over:
         What start-up files print on stdout is dropped. Raises LoginError.
         """
         mark = secrets.token_hex(8)
-        text = whole(self._first + script)
+        text = all_or_nothing(self._first + script)
         # This form works in sh, csh and fish. `head` reads exactly the script and leaves the rest to it.
         command = f"sh -c 'echo {mark}; (eval \"$(head -c {len(text)})\"); echo {mark} $?'"
         argv = [*self.command(), command]  # this may ask for a password
@@ -80,23 +79,23 @@ class Over:
         return subprocess.CompletedProcess(self.name, int(code.split()[0]), out, done.stderr)
 
     def command(self) -> list[str]:
-        """`ssh ... HOST` through the open connection; append a remote command to it."""
+        """Return `ssh ... HOST` through the open connection. Append a remote command to it."""
         self._connect()
         return [*self._ssh(), "-o", "BatchMode=yes", "-o", "ControlMaster=no", self.name]
 
     def _ssh(self) -> list[str]:
-        return ["ssh", "-T", *self._shared]
+        return ["ssh", "-T", *self._options]
 
     def _connect(self) -> None:
         """Log in unless a connection is open. Raises LoginError."""
-        self._shared = self._shared or _shared(self.name)
-        if self._open():
+        self._options = self._options or _connection_options(self.name)
+        if self._is_open():
             return
-        with _one_at_a_time(self.name):  # two commands at once ask for one second factor, not two
-            if not self._open():
+        with _one_at_a_time(self.name):  # so that two commands at once ask for one second factor, not two
+            if not self._is_open():
                 self._log_in()
 
-    def _open(self) -> bool:
+    def _is_open(self) -> bool:
         return subprocess.run([*self._ssh(), "-O", "check", self.name], capture_output=True).returncode == 0
 
     def _log_in(self) -> None:
@@ -122,13 +121,13 @@ class Over:
             process.kill()
             raise
         reader.join(1.0)  # the background process may keep the pipe open
-        if code != 0 or not self._open():
+        if code != 0 or not self._is_open():
             why = _last_line(b"".join(stderr_lines)) or f"ssh ended with exit code {code}"
-            alone = "" if terminal else " (there is no terminal on which ssh could ask for a password)"
-            raise LoginError(f"cannot log in to {self.name}: {why}{alone}; try `ssh {self.name}` by hand")
+            hint = "" if terminal else " (there is no terminal on which ssh could ask for a password)"
+            raise LoginError(f"cannot log in to {self.name}: {why}{hint}; try `ssh {self.name}` by hand")
 
 
-def _shared(host: str) -> list[str]:
+def _connection_options(host: str) -> list[str]:
     """Options of the shared connection. The user's own ssh config takes precedence."""
     try:
         answer = subprocess.run(["ssh", "-G", host], capture_output=True, text=True, timeout=20)
@@ -152,7 +151,7 @@ def _shared(host: str) -> list[str]:
 
 
 def _sockets() -> Path:
-    """A private folder of this user whose path leaves room for a socket's name of 40 bytes."""
+    """Return a private folder of this user with a path short enough for a socket's name of 40 bytes."""
     candidates = [Path(f"/tmp/launcher-ssh-{os.getuid()}")]
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         candidates.insert(0, Path(runtime) / "launcher-ssh")
@@ -160,7 +159,7 @@ def _sockets() -> Path:
         if len(os.fsencode(folder)) + 41 <= LONGEST_SOCKET:
             with contextlib.suppress(FileNotFoundError):
                 return _private(folder)
-    raise AssertionError("/tmp is there and short")
+    raise AssertionError("/tmp exists and is short")
 
 
 def _private(folder: Path) -> Path:
@@ -186,7 +185,7 @@ def _has_terminal() -> bool:
 
 
 def _pass_on(process: subprocess.Popen[bytes], lines: list[bytes], show: bool) -> None:
-    """Pass on what ssh prints while it logs in, immediately: it may be part of a dialogue."""
+    """Print each line of ssh during the login at once, because it may be part of a dialogue."""
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line)

@@ -77,7 +77,7 @@ class Client:
         "Seconds by which RunPod's clock is ahead of this machine's."
 
     def now(self) -> float:
-        """Return the time by RunPod's clock, in seconds since the epoch, as far as an answer has told it."""
+        """Return the Unix time by RunPod's clock, or by this machine's before the first answer."""
         return time.time() + self._ahead
 
     def hide(self, values: Iterable[str]) -> None:

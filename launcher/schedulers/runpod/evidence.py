@@ -1,4 +1,4 @@
-"""The `Evidence` value: everything that is known about a run and its pods."""
+"""`Evidence`: everything that is known about a run and its pods."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Evidence:
     """Everything known about a run and its pods.
 
     The fields from `pod` on are answers. Each is valid once its question is in `answered`; `price` also if an
-    event tells it.
+    event records it.
     """
 
     run_id: str
@@ -136,25 +136,25 @@ class Evidence:
 
 def rejected_in(events: Sequence[Mapping[str, Any]]) -> Rejected | None:
     """Return the rejected pod, or None if it was ended or another one was requested since."""
-    found: Rejected | None = None
+    rejected: Rejected | None = None
     for event in reversed(events):
         if event.get("event") in ("submitting", "rejected-ended"):
             break
-        if event.get("event") == "rejected" and found is None:
+        if event.get("event") == "rejected" and rejected is None:
             _, profile, pod = str(event["handle"]).split(":", 2)
-            found = Rejected(Handle(profile, pod), str(event.get("reason", "")))
-        elif event.get("event") == "finished" and found is not None:
-            return replace(found, late=True)
-    return found
+            rejected = Rejected(Handle(profile, pod), str(event.get("reason", "")))
+        elif event.get("event") == "finished" and rejected is not None:
+            return replace(rejected, late=True)
+    return rejected
 
 
 def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
     """Return the latest submission in a run's events."""
-    asked = [event for event in events if event.get("event") == "submitting"]
-    if not asked:
+    submissions = [event for event in events if event.get("event") == "submitting"]
+    if not submissions:
         return Submission()
-    last = asked[-1]
-    return Submission(len(asked), str(last.get("time", "")), last.get("limits", {}))
+    last = submissions[-1]
+    return Submission(len(submissions), str(last.get("time", "")), last.get("limits", {}))
 
 
 def unconfirmed_in(events: Sequence[Mapping[str, Any]]) -> bool:
@@ -179,15 +179,15 @@ def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:
 
 def _last_wait(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     waits: Mapping[str, Any] | None = None
-    before = waits
+    earlier = waits
     for event in events:
         match event.get("event"):
             case "waiting":
                 waits = event
             case "submitting":
-                before, waits = waits, None
+                earlier, waits = waits, None
             case "refused":
-                waits = before
+                waits = earlier
             case "finished":
                 waits = None
     return waits
@@ -214,18 +214,22 @@ def from_events(
     events: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
     found: Handle | None = None,
-    **more: Any,
+    **fields: Any,
 ) -> Evidence:
     """Build the Evidence from a run's events and run.json.
 
-    `found` is a pod that no event names yet. `more` holds the other fields.
+    `found` is a pod that no event names yet. `fields` holds the other fields.
     """
     cluster: Mapping[str, Any] = about["cluster"]
     handle = handle_in(events, str(cluster.get("name", "")), run_id)
     if handle.id is None and found is not None:
         handle = found
     priced = [event for event in events if event.get("usd_per_hour") is not None]
-    asked = [one for one in events if one.get("event") == "submitting" or one.get("usd_per_hour") is not None]
+    requests = [
+        event
+        for event in events
+        if event.get("event") == "submitting" or event.get("usd_per_hour") is not None
+    ]
     deadline, seconds = limit_in(events) or (None, 0)
     return Evidence(
         run_id=run_id,
@@ -236,8 +240,10 @@ def from_events(
         gpu=str(cluster["runpod"].get("gpu_id")) if about["gpus_per_node"] else "CPU",
         deadline=deadline,
         seconds=seconds,
-        asked=seconds_of(str(asked[-1].get("time", ""))) or 0.0 if asked else None,
-        usd_per_hour=next((one["usd_per_hour"] for one in reversed(priced) if one["usd_per_hour"]), None),
+        asked=seconds_of(str(requests[-1].get("time", ""))) or 0.0 if requests else None,
+        usd_per_hour=next(
+            (event["usd_per_hour"] for event in reversed(priced) if event["usd_per_hour"]), None
+        ),
         rented=words(priced[-1]) if priced else "",
         priced=any(event.get("handle") == str(handle) for event in priced),
         price=next(
@@ -252,5 +258,5 @@ def from_events(
         waiting=waits_in(events),
         queued=queues_in(events),
         interruptible=cluster["runpod"].get("bid_per_gpu") is not None,
-        **more,
+        **fields,
     )

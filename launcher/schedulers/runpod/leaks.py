@@ -47,50 +47,50 @@ class Rented:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Everything rented under launcher's names."""
+class RentedPods:
+    """All pods and clusters rented under launcher's names."""
 
     rented: tuple[Rented, ...]
     doubts: Mapping[str, str]
     "Path of a leaked pod -> why it is ended only if a person names it."
 
 
-def look(client: Client) -> Found:
-    """Return what is rented and what of it is leaked, with the records of its runs brought up to date.
+def list_rented(client: Client) -> RentedPods:
+    """Update the records of the runs, and return what is rented and which of it is leaked.
 
     Raises: ApiError.
     """
     runs = {run.id: run for run in runs_in() if run.read_about().get("runpod") is not None}
-    named = {one.run_id for one in _rented(client, runs.values())} & runs.keys()
-    # A look at a run ends its pod if that is past its deadline.
+    named = {rented.run_id for rented in _rented(client, runs.values())} & runs.keys()
+    # Polling a run ends its pod if it is past its deadline, so such runs are left out.
     statuses([runs[name] for name in named if past_deadline(evidence_of(runs[name])) is None])
-    found, doubts = _rented(client, runs.values()), dict[str, str]()
-    for place, one in enumerate(found):
-        if one.why is None:
+    all_rented, doubts = _rented(client, runs.values()), dict[str, str]()
+    for index, rented in enumerate(all_rented):
+        if rented.why is None:
             continue
         try:
-            if _in_use(one, runs[one.run_id]):
-                found[place] = replace(one, why=None)
+            if _in_use(rented, runs[rented.run_id]):
+                all_rented[index] = replace(rented, why=None)
         except SchedulerError as error:
-            doubts[one.path] = f"{one.why}; not ended, as it may have its run: {error}"
-    return Found(tuple(found), doubts)
+            doubts[rented.path] = f"{rented.why}; not ended, as it may have its run: {error}"
+    return RentedPods(tuple(all_rented), doubts)
 
 
 def end(client: Client, chosen: Iterable[Rented]) -> dict[str, str]:
-    """End pods and clusters. Return, for the path of each that could not be ended, why."""
+    """End pods and clusters. Return path -> reason for each that could not be ended."""
     problems = {}
-    for one in chosen:
+    for pod in chosen:
         try:
-            pods.end(client, one.path)
+            pods.end(client, pod.path)
         except UnendedError as error:
-            problems[one.path] = str(error)
+            problems[pod.path] = str(error)
     return problems
 
 
 def _rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
     """Return everything rented. `runs` are the runs known here. Raises ApiError."""
     by_id = {run.id: run for run in runs}
-    found = []
+    rented = []
     for path, name, status, price in pods.rented(client):
         if (match := POD_NAME.fullmatch(name)) is None:
             continue
@@ -99,19 +99,19 @@ def _rented(client: Client, runs: Iterable[RunDir]) -> list[Rented]:
             evidence = evidence_of(run)
             why = why_leaked(evidence, path, status)
             ending = why is None and not evidence.living
-        found.append(Rented(path, name, match["run"], status, price, why, run is not None, ending))
-    return found
+        rented.append(Rented(path, name, match["run"], status, price, why, run is not None, ending))
+    return rented
 
 
-def _in_use(one: Rented, run: RunDir) -> bool:
-    """Return whether the pod still has its run according to the records on the volume. Raises VolumeError."""
-    evidence, name = evidence_of(run), POD_NAME.fullmatch(one.name)
-    rejected = evidence.rejected is not None and evidence.rejected.handle.path == one.path
-    if one.status in ("EXITED", "ERROR") or rejected or name is None:
+def _in_use(rented: Rented, run: RunDir) -> bool:
+    """Return whether the pod still runs its run, according to the volume's records. Raises VolumeError."""
+    evidence, name = evidence_of(run), POD_NAME.fullmatch(rented.name)
+    rejected = evidence.rejected is not None and evidence.rejected.handle.path == rented.path
+    if rented.status in ("EXITED", "ERROR") or rejected or name is None:
         return False
-    if past_deadline(evidence) is not None and evidence.handle.path == one.path:
+    if past_deadline(evidence) is not None and evidence.handle.path == rented.path:
         return False
-    return has_run(_copy(run), int(name["number"]), one.id)
+    return has_run(_copy(run), int(name["number"]), rented.id)
 
 
 def _copy(run: RunDir) -> Copy:

@@ -51,7 +51,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class Adopt:
-    """Record another pod, which has the run, as the run's pod, with the state that it wrote."""
+    """Record another pod, which runs the run, as the run's pod, with the state that it wrote."""
 
     handle: Handle
 
@@ -113,7 +113,7 @@ def decide(e: Evidence) -> Action:
     if e.living and e.queued and not e.attended:
         return Record("lost", "node-failed", UNATTENDED)
     if not e.living or e.waiting:
-        return Rent() if _may_renew(e) else _late(e) or Wait()
+        return Rent() if _may_renew(e) else _late_pods(e) or Wait()
     if e.handle.id is None:
         return _unanswered(e)
     if "pod" not in e.answered:
@@ -155,7 +155,7 @@ def _cancelled_before(e: Evidence) -> str:
     return f"cancelled before it {'went on' if e.attempts else 'began'}"
 
 
-def _late(e: Evidence) -> Action | None:
+def _late_pods(e: Evidence) -> Action | None:
     """Look for pods of a cancelled run that RunPod had not confirmed, and reject them; None if none are left.
 
     A pod that has begun the run stops by itself.
@@ -178,8 +178,10 @@ def _late(e: Evidence) -> Action | None:
         return None
     if e.handle.id is None:
         return _follow(e)
-    more = (Handle.of(e.handle.profile, one, e.cluster) for one in e.named)  # after the one that was rejected
-    others = tuple(one for one in more if one not in e.ended)
+    pods = (
+        Handle.of(e.handle.profile, pod, e.cluster) for pod in e.named
+    )  # the first one is rejected already
+    others = tuple(pod for pod in pods if pod not in e.ended)
     return Follow(e.handle, others) if others else None
 
 
@@ -189,8 +191,8 @@ def _rejected(e: Evidence, rejected: Rejected) -> Action:
     reason = rejected.reason.split(";")[0]
     if e.error:
         return Wait(f"{reason}; {e.error}")
-    asked = e.living or e.state.get("state") == "cancelled"  # by whoever rejected it
-    return EndRejected(rejected.handle, reason if asked and not rejected.late else None)
+    failed_by_rejection = e.living or e.state.get("state") == "cancelled"
+    return EndRejected(rejected.handle, reason if failed_by_rejection and not rejected.late else None)
 
 
 def _may_renew(e: Evidence) -> bool:
@@ -254,7 +256,7 @@ def _pod_is_gone(e: Evidence) -> Action:
         return Look("other")
     if e.other is not None and e.other != e.handle:
         return Adopt(e.other)
-    if e.unreadable:  # the records may tell how the run ended
+    if e.unreadable:  # the records may show how the run ended
         return Wait(f"{what} is gone; its records cannot be read: {e.trouble}")
     if not e.pod and e.state.get("state", "submitted") == "submitted" and is_past(e, 0.0):
         return Record("failed", "time-limit", _never_began(e))

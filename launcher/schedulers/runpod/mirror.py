@@ -20,9 +20,10 @@ from launcher.schedulers.wanted import Wanted
 from launcher.spec.long_work import Advance, working
 
 INDEX = ".volume.json"
-"""File in the copy. For each file: bytes read, its mark on the volume, and the time (ns) of what was sent.
+"""File in the local copy with, for each file: bytes read, its mark on the volume, and the time (ns) of the
+version that was sent.
 
-The mark of a state.json that was sent from here is its text."""
+The mark of a state.json that was sent from this machine is its text."""
 MARKS = ".marks.json"
 "File in a download that holds each file's mark on the volume when it was downloaded."
 
@@ -36,24 +37,24 @@ class Copy:
         self.run, self.volume, self.prefix = run, volume, prefix
 
     def fetch(self, wanted: Wanted) -> str | None:
-        """Fetch what is new on the volume, and send requests that were written here.
+        """Fetch what is new on the volume, and send requests that were written on this machine.
 
-        Return why the state on the volume was not taken, or None. Raises VolumeError.
+        Return why the state on the volume is invalid, or None. Raises VolumeError.
         """
         with working(f"reading what {self.run.id} has written"), self._index() as index:
             self._send_requests(index)
-            state = self._state()  # first: if it says that the run has ended, what is read later is final
+            state = self._state()  # first: if it shows the end of the run, all files read later are final
             for item in self._listed("", wanted, index):
-                self._bring(item, index)
-            return self._put_state(state, index)
+                self._fetch(item, index)
+            return self._take_state(state, index)
 
     def send(self) -> None:
-        """Send the requests that were written here. Raises VolumeError."""
+        """Send the requests that were written on this machine. Raises VolumeError."""
         with self._index() as index:
             self._send_requests(index)
 
     def push(self) -> None:
-        """Send everything that was written here, before a pod starts. Raises VolumeError."""
+        """Send everything that was written on this machine, before a pod starts. Raises VolumeError."""
         with self._index() as index:
             names = ["run.json", "plan.json", "events.jsonl", "state.json"]
             below = [
@@ -70,7 +71,9 @@ class Copy:
             }
             for name, data in files.items():
                 index[name] = [len(data), data.decode() if name == "state.json" else "", 0]
-            self._keep(index)  # before: neither an error nor a kill tells what was written
+            self._write_index(
+                index
+            )  # before writing, because after an error or a kill some files may be written
             for name, data in files.items():
                 self.volume.write(self.prefix + name, data)
             if not self.run.cancel.exists():
@@ -87,24 +90,24 @@ class Copy:
 
         Files that are already up to date are skipped. Raises VolumeError, OSError.
         """
-        came, marks = 0, read_record(to / MARKS)
+        received, marks = 0, read_record(to / MARKS)
         try:
             items = list(self.volume.all(self.prefix))
             with working(f"downloading {self.run.id}", sum(item.size for item in items)) as advance:
                 for item in items:
                     name = item.key.removeprefix(self.prefix)
                     file = to / name
-                    here = file.stat().st_size if is_below(name) and file.is_file() else None
-                    if not is_below(name) or (here == item.size and marks.get(name) == item.mark):
+                    local_size = file.stat().st_size if is_below(name) and file.is_file() else None
+                    if not is_below(name) or (local_size == item.size and marks.get(name) == item.mark):
                         advance(item.size)
                         continue
                     with contextlib.suppress(GoneError):  # deleted since it was listed
-                        came += self._save(item.key, file, advance)
+                        received += self._save(item.key, file, advance)
                         marks[name] = item.mark
         finally:
             if marks:
                 replace_bytes(to / MARKS, json.dumps(marks).encode())
-        return came
+        return received
 
     def _save(self, key: str, file: Path, advance: Advance) -> int:
         """Save one consistent version of a file, although the run may be writing it.
@@ -115,13 +118,13 @@ class Copy:
         partial = file.with_name(f".{file.name}.partial")
         try:
             for _ in range(3):
-                there, start = self.volume.look(key), 0
+                object_, start = self.volume.look(key), 0
                 with open(partial, "wb") as out:
-                    while start < there.size and (data := self.volume.read(key, start, there.size)):
+                    while start < object_.size and (data := self.volume.read(key, start, object_.size)):
                         out.write(data)
                         start += len(data)
                         advance(len(data))
-                if start == there.size and (file.suffix in GROWING or self.volume.look(key) == there):
+                if start == object_.size and (file.suffix in GROWING or self.volume.look(key) == object_):
                     partial.replace(file)
                     return start
         finally:
@@ -170,9 +173,9 @@ class Copy:
                 yield from self._listed(f"{folder}{name}/", wanted, index)
 
     def _earlier(self, folder: str, wanted: Wanted, index: Index) -> Iterator[Object]:
-        """Yield the files of an earlier attempt. After its end it is read once more, then never again."""
-        seen, over = index.get(folder, [0, "", 0]), f"{folder}verdict.json" in index
-        if seen[0] >= (2 if wanted.logs else 1):
+        """Yield the files of an earlier attempt, which is read once after its end, and then never again."""
+        read, over = index.get(folder, [0, "", 0]), f"{folder}verdict.json" in index
+        if read[0] >= (2 if wanted.logs else 1):
             return
         yield from self._listed(folder, wanted, index)
         if over and wanted.ranks is None and wanted.nodes is None:
@@ -180,18 +183,24 @@ class Copy:
 
     def _is_wanted(self, item: Object, wanted: Wanted) -> bool:
         name = item.key.removeprefix(self.prefix)
-        kind = PurePosixPath(name).suffix
-        fits = item.size <= (LARGEST_LOG if kind in GROWING else LARGEST_RECORD)
-        ours = name in ("state.json", "run.json", "plan.json")
-        return is_below(name) and not ours and kind in (*GROWING, *REPLACED) and fits and wanted.covers(name)
+        suffix = PurePosixPath(name).suffix
+        fits = item.size <= (LARGEST_LOG if suffix in GROWING else LARGEST_RECORD)
+        own_files = name in ("state.json", "run.json", "plan.json")
+        return (
+            is_below(name)
+            and not own_files
+            and suffix in (*GROWING, *REPLACED)
+            and fits
+            and wanted.covers(name)
+        )
 
-    def _bring(self, item: Object, index: Index) -> None:
+    def _fetch(self, item: Object, index: Index) -> None:
         name = item.key.removeprefix(self.prefix)
         path, known = self.run.path / name, index.get(name, [0, "", 0])
         if PurePosixPath(name).suffix in GROWING:
             for read in self._append(path, item, int(known[0]), name == "events.jsonl"):
                 index[name] = [read, item.mark, 0]
-                self._keep(index)  # now: after a kill, the same bytes would be appended again
+                self._write_index(index)  # now: after a kill, the same bytes would be appended again
         elif [item.size, item.mark] != known[:2] and name not in self._sent(index):
             replace_bytes(path, self.volume.read(item.key, 0, item.size))
             index[name] = [item.size, item.mark, 0]
@@ -231,17 +240,17 @@ class Copy:
         except GoneError:
             return None
 
-    def _put_state(self, found: tuple[Object, bytes] | None, index: Index) -> str | None:
+    def _take_state(self, read: tuple[Object, bytes] | None, index: Index) -> str | None:
         """Take the state if the run has written it since we wrote ours. Return why it is invalid, or None."""
-        if found is None:
+        if read is None:
             return None
-        if index.get("state.json", [0, "", 0])[1] in (found[0].mark, found[1].decode(errors="replace")):
+        if index.get("state.json", [0, "", 0])[1] in (read[0].mark, read[1].decode(errors="replace")):
             return None
-        if not is_state(found[1]):
+        if not is_state(read[1]):
             there = f"{self.prefix}state.json on the volume {self.volume.id}"
             return f"{there} is not a valid state of a run; the previous one is kept"
-        replace_bytes(self.run.state, found[1])
-        index["state.json"] = [found[0].size, found[0].mark, 0]
+        replace_bytes(self.run.state, read[1])
+        index["state.json"] = [read[0].size, read[0].mark, 0]
         return None
 
     @contextlib.contextmanager
@@ -253,9 +262,9 @@ class Copy:
             try:
                 yield index
             finally:
-                self._keep(index)
+                self._write_index(index)
 
-    def _keep(self, index: Index) -> None:
+    def _write_index(self, index: Index) -> None:
         replace_bytes(self.run.path / INDEX, json.dumps(index).encode())
 
 

@@ -1,4 +1,4 @@
-"""Offers that may be rented for a run, cheapest first, and why other GPU types are left out."""
+"""Find the offers that may be rented for a run, cheapest first, and why other GPU types are left out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Stock = Literal["NONE", "LOW", "MEDIUM", "HIGH"]
 _STOCK: dict[Stock, int] = {"HIGH": 0, "MEDIUM": 1, "LOW": 2, "NONE": 3}
 
 
-class Place(Answer):
+class DataCenter(Answer):
     """A data centre and its stock of one GPU type or CPU flavor."""
 
     id: Name
@@ -57,7 +57,7 @@ class GpuType(Answer):
     price: Prices
     "USD per hour of one GPU."
     maxCount: Counts  # noqa: N815
-    dataCenters: list[Place] = []  # noqa: N815
+    dataCenters: list[DataCenter] = []  # noqa: N815
 
 
 class GpuTypes(Answer):
@@ -72,7 +72,7 @@ class CpuType(Answer):
     id: Name
     ramGbPerVcpu: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # noqa: N815
     price: CpuPrice
-    dataCenters: list[Place] = []  # noqa: N815
+    dataCenters: list[DataCenter] = []  # noqa: N815
 
 
 class CpuTypes(Answer):
@@ -118,7 +118,7 @@ class Offer:
         return None if self.need.hours is None else self.usd_per_hour * self.need.hours
 
     def unfinished(self, budget: float | None) -> str | None:
-        """Return why the job will not finish within one pod's hours or the left budget (USD), or None."""
+        """Return why the job will not finish within one pod's hours or the rest of the budget, or None."""
         hours, limit = self.need.hours, self.max_seconds / 3600
         if hours is None or self.usd is None or hours <= limit:
             return None
@@ -164,12 +164,12 @@ class Market:
         """Cost of a run with these offers, or None if there are none."""
         if not self.offers:
             return None
-        dearest = max(self.offers, key=lambda one: one.usd_per_hour * one.max_seconds)
+        most_expensive = max(self.offers, key=lambda offer: offer.usd_per_hour * offer.max_seconds)
         return cost.Offered(
             what=self.offers[0].place,
             usd_per_hour=self.offers[0].usd_per_hour,
-            dearest_per_hour=dearest.usd_per_hour,
-            dearest_seconds=dearest.max_seconds,
+            dearest_per_hour=most_expensive.usd_per_hour,
+            dearest_seconds=most_expensive.max_seconds,
         )
 
 
@@ -177,47 +177,49 @@ class NotOfferedError(Exception):
     """A GPU type or CPU flavor cannot be rented. The message says why."""
 
 
-def look(client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0) -> Market:
+def query_market(
+    client: Client, section: RunPod, needs: Sequence[Need], seconds: int, spent: float = 0.0
+) -> Market:
     """Return what can be rented.
 
     `seconds` is the time limit of one pod, `spent` the USD cost of the run's earlier pods. Raises ApiError,
     and SchedulerError if the profile contradicts itself.
     """
     centre = volume_centre(client, section)
-    found: list[Offer] = []
-    out: list[str] = []
-    poor = False
+    offers: list[Offer] = []
+    left_out: list[str] = []
+    budget_too_small = False
     for need in needs if CLOUD in section.clouds else ():
         what = need.gpu_id or section.cpu_id
         try:
             places, price, ram = (_gpu if need.gpu_id else _cpu)(client, section, need)
             places = _in_stock(places, section, centre)
         except NotOfferedError as why:
-            out.append(f"{what}: {why}")
+            left_out.append(f"{what}: {why}")
             continue
         price = (price + section.disk_gb * DISK) * need.nodes
         limit = section.affordable(price, seconds, spent)
         if section.max_price is not None and price > section.max_price:
-            out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
+            left_out.append(f"{what}: {price:.3f} USD/h is above the {section.max_price:g} of max_price")
         elif limit < (least := min(SHORTEST, seconds)):
-            poor = True
-            out.append(
+            budget_too_small = True
+            left_out.append(
                 f"{what}: the rest of the budget pays for {format_duration(limit)}, "
                 f"and launcher rents for at least {format_duration(least)}"
             )
         else:
-            found += [Offer(need, CLOUD, p.id or None, p.availability, price, limit, ram) for p in places]
+            offers += [Offer(need, CLOUD, p.id or None, p.availability, price, limit, ram) for p in places]
     if "COMMUNITY" in section.clouds:
-        out.append("COMMUNITY: every run needs a network volume, which RunPod offers in SECURE only")
-    return Market(ordered(found), tuple(dict.fromkeys(out)), centre, poor and not found)
+        left_out.append("COMMUNITY: every run needs a network volume, which RunPod offers in SECURE only")
+    return Market(ordered(offers), tuple(dict.fromkeys(left_out)), centre, budget_too_small and not offers)
 
 
 def ordered(offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """Sort offers by the cost of the whole job, or per hour if that is not known for all; then by stock."""
-    predicted = all(one.usd is not None for one in offers)
+    predicted = all(offer.usd is not None for offer in offers)
 
-    def rank(one: Offer) -> tuple[float, int]:
-        return (one.usd or 0.0) if predicted else one.usd_per_hour, _STOCK[one.stock]
+    def rank(offer: Offer) -> tuple[float, int]:
+        return (offer.usd or 0.0) if predicted else offer.usd_per_hour, _STOCK[offer.stock]
 
     return tuple(sorted(offers, key=rank))
 
@@ -244,16 +246,18 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
     return centre
 
 
-def _in_stock(places: Sequence[Place], section: RunPod, centre: str | None) -> Sequence[Place]:
+def _in_stock(places: Sequence[DataCenter], section: RunPod, centre: str | None) -> Sequence[DataCenter]:
     """Return the permitted data centres that have stock. Raises NotOfferedError."""
     wanted = {centre} if centre is not None else set(section.data_centers)
-    chosen = [one for one in places if (not wanted or one.id in wanted) and one.availability != "NONE"]
+    chosen = [
+        place for place in places if (not wanted or place.id in wanted) and place.availability != "NONE"
+    ]
     if not chosen:
         raise NotOfferedError(f"none in stock in {', '.join(sorted(wanted)) or 'any data centre'}")
     return chosen
 
 
-def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], float, None]:
+def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[DataCenter], float, None]:
     """Return the data centres and the USD per hour of one GPU pod. Raises NotOfferedError, ApiError."""
     params = {
         "include": "AVAILABILITY",
@@ -264,18 +268,18 @@ def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], 
     if section.cuda_versions and need.nodes == 1:
         params["cudaVersions"] = ",".join(section.cuda_versions)
     types = get(client, GpuTypes, "/catalog/gpus", **params).gpus
-    one = next((gpu for gpu in types if gpu.id == need.gpu_id), None)
-    if one is None:
+    gpu_type = next((gpu for gpu in types if gpu.id == need.gpu_id), None)
+    if gpu_type is None:
         near = ", ".join(gpu.id for gpu in types[:5])
         raise NotOfferedError(f"RunPod's catalogue has no such GPU type; it has {near} ...")
-    if not one.secure:
+    if not gpu_type.secure:
         raise NotOfferedError(f"not offered in the cloud {CLOUD}")
-    if one.maxCount.secure < need.gpus:
-        raise NotOfferedError(f"a pod can have at most {one.maxCount.secure} of them")
-    return one.dataCenters, (section.bid_per_gpu or one.price.secure) * need.gpus, None
+    if gpu_type.maxCount.secure < need.gpus:
+        raise NotOfferedError(f"a pod can have at most {gpu_type.maxCount.secure} of them")
+    return gpu_type.dataCenters, (section.bid_per_gpu or gpu_type.price.secure) * need.gpus, None
 
 
-def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], float, float]:
+def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[DataCenter], float, float]:
     """Return the data centres, USD per hour and GB of host memory of one CPU pod.
 
     Raises NotOfferedError, ApiError.
@@ -283,11 +287,11 @@ def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[Place], 
     vcpu = section.vcpu or 0
     params = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": str(vcpu)}
     types = get(client, CpuTypes, "/catalog/cpus", **params).cpus
-    one = next((cpu for cpu in types if cpu.id == section.cpu_id), None)
-    if one is None:
+    cpu_type = next((cpu for cpu in types if cpu.id == section.cpu_id), None)
+    if cpu_type is None:
         near = ", ".join(cpu.id for cpu in types[:5])
         raise NotOfferedError(f"RunPod's catalogue has no such CPU flavor; it has {near} ...")
-    return one.dataCenters, one.price.securePerVcpu * vcpu, one.ramGbPerVcpu * vcpu
+    return cpu_type.dataCenters, cpu_type.price.securePerVcpu * vcpu, cpu_type.ramGbPerVcpu * vcpu
 
 
 def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> str | None:
@@ -312,8 +316,8 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> 
 def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     """Return the USD cost of a run's pods so far, from their billed prices per hour.
 
-    A pod whose end was seen late cost money until its time limit at most, unless it was rejected for
-    outliving it.
+    If the end of a pod was noticed late, it cost money until its time limit at most, unless it was rejected
+    for outliving that.
     """
     total, since, price, rejected = 0.0, None, 0.0, False
     longest = until = math.inf
@@ -340,8 +344,8 @@ def _by_our_clock(
 ) -> Iterator[tuple[float, Mapping[str, object]]]:
     """Yield each event with its time by this machine's clock.
 
-    A pod's clock may be another. Its supervisor has started after the pod was requested, and what it has told
-    happened before the next request, and before now.
+    A pod's clock may differ. Its supervisor started after the pod was requested, and the events that it wrote
+    happened before the next request and before now.
     """
     limits, until = [], now
     for event in reversed(events):

@@ -97,7 +97,7 @@ def get(client: Client, kind: type[A], path: str, **params: str) -> A:
 def living(client: Client, cluster: bool) -> list[tuple[str, str]]:
     """Return (id, name) of each live pod, or of each cluster. Raises ApiError."""
     if cluster:
-        return [(one.id, one.name) for one in get(client, Clusters, "/clusters").clusters]
+        return [(cluster.id, cluster.name) for cluster in get(client, Clusters, "/clusters").clusters]
     return [(pod.id, pod.name) for pod in get(client, Pods, "/pods").pods if pod.living]
 
 
@@ -109,8 +109,8 @@ def ids_named(client: Client, name: str, cluster: bool) -> list[str]:
 def ids_of_run(client: Client, run_id: str, cluster: bool) -> list[tuple[int, str]]:
     """Return (submission, id) of the run's live pods or clusters, latest first. Raises ApiError."""
     matches = ((id, POD_NAME.fullmatch(name)) for id, name in living(client, cluster))
-    found = [(int(match["number"]), id) for id, match in matches if match and match["run"] == run_id]
-    return sorted(found, reverse=True)
+    submissions = [(int(match["number"]), id) for id, match in matches if match and match["run"] == run_id]
+    return sorted(submissions, reverse=True)
 
 
 def members(client: Client, path: str) -> list[Pod]:
@@ -138,7 +138,7 @@ def status(client: Client, path: str) -> str:
 def billed(client: Client, path: str, nodes: int) -> tuple[str, float]:
     """Return the GPU type (or `CPU`) and the billed USD per hour (0 if unknown). Raises ApiError.
 
-    A pod of the cluster that is not listed yet, or without a price, costs as much as the dearest one.
+    A pod of the cluster that is not listed yet, or has no price, counts with the highest price of the others.
     """
     pods = members(client, path)
     gpus = [pod.gpu.id for pod in pods if pod.gpu is not None]
@@ -155,8 +155,8 @@ def rented(client: Client) -> Iterator[tuple[str, str, str, float]]:
             by_cluster[pod.cluster.id] = by_cluster.get(pod.cluster.id, 0.0) + pod.cost
         elif pod.status != "TERMINATED":
             yield f"/pods/{pod.id}", pod.name, pod.status, pod.cost
-    for one in get(client, Clusters, "/clusters").clusters:
-        yield f"/clusters/{one.id}", one.name, "cluster", by_cluster.get(one.id, 0.0)
+    for cluster in get(client, Clusters, "/clusters").clusters:
+        yield f"/clusters/{cluster.id}", cluster.name, "cluster", by_cluster.get(cluster.id, 0.0)
 
 
 def end(client: Client, path: str) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 POD_SECONDS = 10.0
 "Pause between two queries about one pod. RunPod answers about 60 queries per minute."
 RENT_SECONDS = 30.0
-"Pause between two tries to replace a pod that was taken away."
+"Pause between two attempts to replace a pod that was taken away."
 MOST_STEPS = 30
 "Maximum actions per poll. A run takes about ten at most."
 
@@ -42,15 +42,17 @@ class _Answers:
     """The answers found during one poll."""
 
     given: dict[Question, dict[str, Any]] = field(default_factory=dict)
-    of: Handle | None = None
+    handle: Handle | None = None
     "The pod to which the answers `pod` and `price` belong."
     found: Handle | None = None
+    "A pod that was found by its name and that no event names yet."
     error: str | None = None
     ended: set[Handle] = field(default_factory=set)
 
-    def about(self, handle: Handle) -> None:
-        if self.of != handle:
-            self.of = handle
+    def switch_to(self, handle: Handle) -> None:
+        """Drop the answers about another pod."""
+        if self.handle != handle:
+            self.handle = handle
             self.given.pop("pod", None)
             self.given.pop("price", None)
 
@@ -108,7 +110,7 @@ class Poller:
             end(self.client, handle.path)
 
     def other(self, run: RunDir, handle: Handle) -> Handle | None:
-        """Return another live pod that has the run, or None. Raises ApiError, VolumeError."""
+        """Return another live pod that runs the run, or None. Raises ApiError, VolumeError."""
         from launcher.schedulers.runpod.pods import ids_of_run
 
         for number, id in ids_of_run(self.client, run.id, handle.cluster):
@@ -118,8 +120,8 @@ class Poller:
 
     def _evidence(self, run: RunDir, answers: _Answers, purpose: Any) -> Evidence:
         evidence = evidence_of(run, found=answers.found)
-        answers.about(evidence.handle)
-        more = {name: value for fields in answers.given.values() for name, value in fields.items()}
+        answers.switch_to(evidence.handle)
+        fields = {name: value for answer in answers.given.values() for name, value in answer.items()}
         seconds = time.monotonic() - self._tried.get(run.path, float("-inf"))
         return dataclasses.replace(
             evidence,
@@ -132,7 +134,7 @@ class Poller:
             answered=frozenset(answers.given),
             ended=frozenset(answers.ended),
             error=answers.error,
-            **more,
+            **fields,
         )
 
     def _do(self, run: RunDir, action: life.Action, e: Evidence, answers: _Answers) -> None:
@@ -142,10 +144,10 @@ class Poller:
                 answers.given[question] = self._answer(run, question, e)
             case life.Follow(handle, duplicates):
                 answers.found = handle
-                for one in duplicates:
-                    answers.ended.add(one)
+                for duplicate in duplicates:
+                    answers.ended.add(duplicate)
                     with suppress(UnendedError):  # a pod whose run is taken ends itself; `leaks` lists it
-                        end_duplicate(self.client, run, one.path)
+                        end_duplicate(self.client, run, duplicate.path)
             case life.Adopt(handle):
                 adopt(self.copy(run), handle)
             case life.Reject(reason, usd_per_hour, limit):
@@ -198,11 +200,11 @@ class Poller:
         """Return the pod's status, queried at most every POD_SECONDS while it is live. Raises ApiError."""
         from launcher.schedulers.runpod.pods import status
 
-        at, seen = self._pods.get((run.path, e.handle), (float("-inf"), ""))
-        if seen not in life.POD_LIVES or time.monotonic() > at + POD_SECONDS * e.pace:
-            seen = status(self.client, e.handle.path)
-            self._pods[run.path, e.handle] = (time.monotonic(), seen)
-        return seen
+        at, pod_status = self._pods.get((run.path, e.handle), (float("-inf"), ""))
+        if pod_status not in life.POD_LIVES or time.monotonic() > at + POD_SECONDS * e.pace:
+            pod_status = status(self.client, e.handle.path)
+            self._pods[run.path, e.handle] = (time.monotonic(), pod_status)
+        return pod_status
 
     def _renew(self, run: RunDir) -> None:
         """Rent another pod, unless another process is renting one or has rented one."""

@@ -1,7 +1,7 @@
 """Sweeps on RunPod: each run gets its own pod, which a process on this machine rents when a place is free.
 
-Polling a run does what is due, including renting the pod of the first run in line, so this process only
-polls. RunPod has no queue, and a pod's own key cannot rent another pod, so it must run outside RunPod.
+This process only polls the runs: polling also rents the pod of the first run in line. It must run outside
+RunPod, because RunPod has no queue, and a pod's own key cannot rent another pod.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, SchedulerError
 from launcher.schedulers.runpod.evidence import queues_in
 from launcher.schedulers.runpod.settings import pace
-from launcher.schedulers.sweep_process import is_looked_after
+from launcher.schedulers.sweep_process import has_sweep_process
 from launcher.schedulers.sweeps_without_queue import runs_of, task_of
 from launcher.spec.events import Waiting
 from launcher.supervise.sweep_turn import sweep_folder
@@ -58,7 +58,7 @@ def has_turn(run: RunDir) -> bool:
 def is_attended(run: RunDir) -> bool:
     """Return whether the process that rents the pods of the run's sweep is alive."""
     sweep = run.read_about().sweep
-    return sweep is None or is_looked_after(sweep_folder(run, sweep.id))
+    return sweep is None or has_sweep_process(sweep_folder(run, sweep.id))
 
 
 def attend(folder: Path) -> None:

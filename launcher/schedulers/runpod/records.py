@@ -1,4 +1,4 @@
-"""Record what becomes of a run's pods, here and on the volume."""
+"""Record what happens to a run's pods, on this machine and on the volume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def has_run(copy: Copy, number: int, id: str) -> bool:
 
 
 def adopt(copy: Copy, handle: Handle) -> None:
-    """Record that this pod has the run, overriding what was recorded about another. Raises VolumeError."""
+    """Record that this pod runs the run, in place of what was recorded about another. Raises VolumeError."""
     copy.run.append(Twin(handle=str(handle)))
     if (state := _state_there(copy)) is not None:
         replace_json(copy.run.state, state)
@@ -50,16 +50,22 @@ def _state_there(copy: Copy) -> dict[str, Any] | None:
 
 def record(run: RunDir, state: str, failure: str, reason: str) -> None:
     """Record how the run ended."""
-    kept = {name: value for name, value in run.read_state().items() if name == "attempt"}
-    kept |= {"state": state, "failure": failure, "reason": reason}
-    run.append(Finished(**kept, by="runpod"))
-    replace_json(run.state, {**kept, "time": now()})
+    fields = {name: value for name, value in run.read_state().items() if name == "attempt"}
+    fields |= {"state": state, "failure": failure, "reason": reason}
+    run.append(Finished(**fields, by="runpod"))
+    replace_json(run.state, {**fields, "time": now()})
 
 
 def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, limit: float | None) -> None:
     """Record a pod that must end and could not be ended yet, and ask it to stop."""
-    asked = next(event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting")
-    billed = {"usd_per_hour": usd_per_hour, "limit": limit, "since": asked["time"]}  # billed from then on
+    submission = next(
+        event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting"
+    )
+    billed = {
+        "usd_per_hour": usd_per_hour,
+        "limit": limit,
+        "since": submission["time"],
+    }  # billed from then on
     copy.run.append(Rejected(handle=str(handle), reason=reason, **billed))
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
     with suppress(SchedulerError):
@@ -79,7 +85,7 @@ def end_duplicate(client: Client, run: RunDir, path: str) -> None:
 
 
 def ask_to_stop(copy: Copy) -> None:
-    """Ask the pod that has the run, or will have it, to stop.
+    """Ask the pod that runs the run, or will run it, to stop.
 
     Raises VolumeError; in that case the next poll sends the request.
     """

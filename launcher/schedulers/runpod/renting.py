@@ -35,7 +35,7 @@ from launcher.schedulers.runpod.lifecycle import (
     keep_first,
     too_expensive,
 )
-from launcher.schedulers.runpod.offers import Market, Need, Offer, look, spent_of
+from launcher.schedulers.runpod.offers import Market, Need, Offer, query_market, spent_of
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.records import end_duplicate, reject
 from launcher.schedulers.runpod.settings import pace
@@ -141,8 +141,10 @@ class _Submission:
                 return rented
             self._reject(rented, why)
             refused.append((rented.offer, f"{why}: ended at once"))
-            if self._has_begun(rented):  # another pod would find the run taken
-                refused.append((rented.offer, "it had begun the run, so no other is requested: try again"))
+            if self._has_begun(rented):  # another pod could not begin the run
+                refused.append(
+                    (rented.offer, "it had begun the run, so no other pod is requested: try again")
+                )
                 break
         if self.unconfirmed:  # a pod may still appear, and must find its run
             raise self._unclear(_why_none(refused))
@@ -151,28 +153,28 @@ class _Submission:
     def _try(self, offer: Offer) -> Rented:
         """Request one offer. Raises ApiError, NotRentedError, UnclearError, UnendedError."""
         for _ in range(TRIES):
-            if self.unconfirmed and (there := self._find()):
-                return there
+            if self.unconfirmed and (found_pod := self._find()):
+                return found_pod
             # The plan on the volume is for one GPU type, and a late pod would read it when it starts.
             if self.unconfirmed and (gpu := self.unanswered[-1][0].need.gpu_id) != offer.need.gpu_id:
                 raise ApiError(f"not requested while a pod with {gpu} may still appear", fate=Fate.SKIP)
             body = self.order.body(offer) | {"name": self.order.name}
             try:
-                made, price = _send(self.client, self.order.section, offer, body)
+                new_id, price = _send(self.client, self.order.section, offer, body)
             except (LostAnswerError, HostileAnswerError) as error:
                 self.unanswered.append((offer, error))
                 seconds = NOT_LISTED_SECONDS * pace()
                 self.until = time.monotonic() + seconds
                 print(f"{error}; looking for {self.order.name} for {seconds:.0f} s", file=sys.stderr)
                 continue
-            self.confirmed.add(made)
-            kept = made
+            self.confirmed.add(new_id)
+            kept = new_id
             if self.unconfirmed:  # an earlier request may have created a duplicate
                 with suppress(ApiError, VolumeError):  # on errors, the pods settle it among themselves
-                    kept = self._keep_one([made, *self._list()])
-            return self._with_price(Rented(kept, self.cluster, offer, price if kept == made else 0.0))
-        if there := self._find():
-            return there
+                    kept = self._keep_one([new_id, *self._list()])
+            return self._with_price(Rented(kept, self.cluster, offer, price if kept == new_id else 0.0))
+        if found_pod := self._find():
+            return found_pod
         raise self._unclear()
 
     def _find(self) -> Rented | None:
@@ -200,18 +202,20 @@ class _Submission:
         return ids
 
     def _keep_one(self, ids: Sequence[str]) -> str:
-        """End the duplicates. Raises VolumeError; then all of them live on."""
+        """End the duplicates and return the id that is kept. Raises VolumeError before ending any."""
         owner = self.order.owner() if len(set(ids)) > 1 else None
         kept, *duplicates = keep_first(ids, owner)
-        for one in duplicates:
+        for duplicate in duplicates:
             with suppress(UnendedError):  # it ends itself when it finds its run taken; `leaks` lists it
-                self.order.end_duplicate(self.client, f"/clusters/{one}" if self.cluster else f"/pods/{one}")
+                self.order.end_duplicate(
+                    self.client, f"/clusters/{duplicate}" if self.cluster else f"/pods/{duplicate}"
+                )
         return kept
 
     def _with_price(self, rented: Rented) -> Rented:
         """Return the pod with its billed price. Raises NotRentedError, UnendedError."""
         price = rented.usd_per_hour
-        for at in range(PRICE_LOOKS):
+        for attempt in range(PRICE_LOOKS):
             try:
                 price = max(price, pods.billed(self.client, rented.path, rented.offer.need.nodes)[1])
             except ApiError as error:
@@ -221,7 +225,7 @@ class _Submission:
                     raise NotRentedError(f"{why}, so it was ended") from None
             if price:
                 break
-            time.sleep(self.client.pause * 2**at)
+            time.sleep(self.client.pause * 2**attempt)
         return replace(rented, usd_per_hour=price)
 
     def _reject(self, rented: Rented, why: str) -> None:
@@ -285,7 +289,7 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     on_host = request.host_gb(section, job, plan) if plan is not None else None
     needs = [Need(name, gpus, int(about["nodes"]), hours, on_host) for name in dict.fromkeys(ids)]
     spent = spent_of(run.read_events(), time.time())
-    market = look(client, section, needs, section.max_seconds(job), spent)
+    market = query_market(client, section, needs, section.max_seconds(job), spent)
     if not market.offers or section.budget is None:
         return market, request.offer_lines(market, None) if market.offers else ()
     left = section.budget - spent

@@ -1,4 +1,4 @@
-"""Build the request that rents a pod: as it is rendered and shown, and as it is sent to REST or GraphQL."""
+"""Build the request that rents a pod: the rendered form, and the form that is sent to REST or GraphQL."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ class PodPrepared(Prepared):
         """What the run needs, for each GPU type that may be rented."""
         from launcher.schedulers.runpod.offers import Need
 
-        found = []
-        for one in (self, *self.others):
-            if one.why_unplanned is not None and not self.section.unplanned:
+        needs = []
+        for prepared in (self, *self.others):
+            if prepared.why_unplanned is not None and not self.section.unplanned:
                 continue
-            plan, job = one.request.plan, one.request.job
+            plan, job = prepared.request.plan, prepared.request.job
             hours = hours_of(job.steps, job.batch.global_, plan.samples_per_second)
             layout = plan.layout
             on_host = host_gb(self.section, job, plan)
-            found.append(Need(one.gpu_id, layout.gpus_per_node, layout.nodes, hours, on_host))
-        return found
+            needs.append(Need(prepared.gpu_id, layout.gpus_per_node, layout.nodes, hours, on_host))
+        return needs
 
 
 def host_gb(section: RunPod, job: Job, plan: Plan) -> int | None:
@@ -144,42 +144,46 @@ def prepare(request: Request) -> PodPrepared:
     """Render the run for each GPU type of the request. Raises RenderError, SchedulerError, OSError."""
     code = _code(request)
     digest, packed = (code.digest, pack(code)) if code is not None else (None, None)
-    found = [_one(each, digest, packed) for each in (request, *request.others)]
-    _refuse(found[0])
+    by_gpu = [_prepare_for_gpu(each, digest, packed) for each in (request, *request.others)]
+    _refuse(by_gpu[0])
     notes = code.notes if code is not None else ()
-    return replace(found[0], others=tuple(found[1:]), warnings=(*found[0].warnings, *notes))
+    return replace(by_gpu[0], others=tuple(by_gpu[1:]), warnings=(*by_gpu[0].warnings, *notes))
 
 
 def market_for(client: Client, prepared: PodPrepared) -> Market:
     """Query RunPod for what can be rented for the run. Raises SchedulerError."""
-    from launcher.schedulers.runpod.offers import look
+    from launcher.schedulers.runpod.offers import query_market
 
     seconds = prepared.section.max_seconds(prepared.request.job)
-    found = look(client, prepared.section, prepared.needs, seconds)
+    market = query_market(client, prepared.section, prepared.needs, seconds)
     if prepared.section.unplanned:
-        return found
-    out = [f"{one.gpu_id}: {why}" for one in (prepared, *prepared.others) if (why := one.why_unplanned)]
-    return replace(found, left_out=(*out, *found.left_out))
+        return market
+    left_out = [
+        f"{option.gpu_id}: {why}" for option in (prepared, *prepared.others) if (why := option.why_unplanned)
+    ]
+    return replace(market, left_out=(*left_out, *market.left_out))
 
 
-def first(prepared: PodPrepared, found: Market) -> PodPrepared:
+def order_by_offer(prepared: PodPrepared, market: Market) -> PodPrepared:
     """Put the GPU type of the first offer first, so that launcher shows what it tries first."""
     ordered = [prepared, *prepared.others]
-    if found.offers:
-        ordered.sort(key=lambda one: one.gpu_id != found.offers[0].need.gpu_id)
-    return replace(ordered[0], others=tuple(replace(one, others=()) for one in ordered[1:]))
+    if market.offers:
+        ordered.sort(key=lambda option: option.gpu_id != market.offers[0].need.gpu_id)
+    return replace(ordered[0], others=tuple(replace(option, others=()) for option in ordered[1:]))
 
 
-def offer_lines(found: Market, budget: float | None) -> tuple[str, ...]:
+def offer_lines(market: Market, budget: float | None) -> tuple[str, ...]:
     """Describe the offers to the user, before anything is rented."""
-    lines = [f"{'rents' if not at else 'else'} {offer}" for at, offer in enumerate(found.offers[:SHOWN])]
-    if found.offers and (why := found.offers[0].unfinished(budget)) is not None:
+    lines = [
+        f"{'rents' if not index else 'else'} {offer}" for index, offer in enumerate(market.offers[:SHOWN])
+    ]
+    if market.offers and (why := market.offers[0].unfinished(budget)) is not None:
         lines.insert(1, f"it {why}")
-    if len(found.offers) > SHOWN:
-        lines.append(f"and {len(found.offers) - SHOWN} more offers")
-    lines += [f"not rented: {why}" for why in found.left_out[:SHOWN]]
-    if len(found.left_out) > SHOWN:
-        lines.append(f"and {len(found.left_out) - SHOWN} more that launcher does not rent")
+    if len(market.offers) > SHOWN:
+        lines.append(f"and {len(market.offers) - SHOWN} more offers")
+    lines += [f"not rented: {why}" for why in market.left_out[:SHOWN]]
+    if len(market.left_out) > SHOWN:
+        lines.append(f"and {len(market.left_out) - SHOWN} more that launcher does not rent")
     return tuple(lines)
 
 
@@ -189,7 +193,7 @@ def _code(request: Request) -> snapshot.Snapshot | None:
     return snapshot.of_request(request, leave_out=[default_root().resolve()])
 
 
-def _one(request: Request, digest: str | None, packed: bytes | None) -> PodPrepared:
+def _prepare_for_gpu(request: Request, digest: str | None, packed: bytes | None) -> PodPrepared:
     run_dir = pod_run_dir(request.cluster, request.run_id)
     workdir = pod_workdir(request.cluster, request.job, run_dir, digest)
     layout = request.plan.layout

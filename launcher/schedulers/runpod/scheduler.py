@@ -25,8 +25,8 @@ from launcher.schedulers.runpod.poller import Poller, evidence_of
 from launcher.schedulers.runpod.queue import put_in_line
 from launcher.schedulers.runpod.records import adopt, ask_to_stop
 from launcher.schedulers.runpod.settings import has_api_key, pace
-from launcher.schedulers.sweep_process import looking_after
-from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submitted
+from launcher.schedulers.sweep_process import sweep_process_afterwards
+from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submit_in_order
 from launcher.schedulers.wanted import Wanted
 from launcher.spec.events import Finished
 from launcher.spec.long_work import working
@@ -60,7 +60,7 @@ class RunPodScheduler(OneByOne):
         self._volumes: dict[tuple[str, str | None], Volume] = {}
         self._markets: dict[str, Market] = {}
         "Run id -> what can be rented for it."
-        self._looked: dict[str, tuple[float, Market]] = {}
+        self._queried: dict[str, tuple[float, Market]] = {}
         "Need -> (time of the query, what can be rented)."
         self._pauses: dict[str, ApiError] = {}
         "Run id -> the error in which RunPod asked for a pause."
@@ -92,17 +92,19 @@ class RunPodScheduler(OneByOne):
         """
         from launcher.schedulers.runpod import request as requests
 
-        ready = requests.prepare(request)
+        prepared = requests.prepare(request)
         if not has_api_key():
-            return requests.with_prices(ready, ["prices and stock are shown if there is a RunPod API key"])
+            return requests.with_prices(prepared, ["prices and stock are shown if there is a RunPod API key"])
         try:
-            found = self._markets[request.run_id] = self._look(ready)
+            market = self._markets[request.run_id] = self._query_market(prepared)
         except SchedulerError as error:
             if isinstance(error, ApiError) and error.wait is not None:
                 self._pauses[request.run_id] = error
-            return requests.with_prices(ready, [f"prices and stock are unknown: {error}"])
-        lines = requests.offer_lines(found, ready.section.budget)
-        return replace(requests.with_prices(requests.first(ready, found), lines), offered=found.offered)
+            return requests.with_prices(prepared, [f"prices and stock are unknown: {error}"])
+        lines = requests.offer_lines(market, prepared.section.budget)
+        return replace(
+            requests.with_prices(requests.order_by_offer(prepared, market), lines), offered=market.offered
+        )
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
@@ -134,8 +136,8 @@ class RunPodScheduler(OneByOne):
             if pause.wait is None or pause.wait > PAUSE_SECONDS:
                 raise pause
             time.sleep(pause.wait)
-        known = run_id in self._markets
-        market = self._markets[run_id] = self._markets.get(run_id) or self._look(prepared)
+        was_shown = run_id in self._markets
+        market = self._markets[run_id] = self._markets.get(run_id) or self._query_market(prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
             raise SchedulerError(why)
         prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
@@ -146,7 +148,7 @@ class RunPodScheduler(OneByOne):
         self._volume(str(section.volume_id), market.data_center).walk(prefix)
         if not market.offers:
             raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
-        return () if known else offer_lines(market, section.budget)
+        return () if was_shown else offer_lines(market, section.budget)
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Rent a pod for the run. Raises SchedulerError. If certainly no pod exists, nothing is left over."""
@@ -154,14 +156,14 @@ class RunPodScheduler(OneByOne):
         from launcher.schedulers.runpod.request import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
-        market = self._markets.get(prepared.request.run_id) or self._look(prepared)
+        market = self._markets.get(prepared.request.run_id) or self._query_market(prepared)
         root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
         by_gpu = {
-            one.gpu_id: replace(
-                one,
-                about={**one.about, "runpod": {"data_center": market.data_center}},
+            option.gpu_id: replace(
+                option,
+                about={**option.about, "runpod": {"data_center": market.data_center}},
             )
-            for one in (prepared, *prepared.others)
+            for option in (prepared, *prepared.others)
         }
         chosen = market.offers[0].need.gpu_id if market.offers else prepared.gpu_id
         try:
@@ -209,8 +211,8 @@ class RunPodScheduler(OneByOne):
         def submit(prepared: Prepared) -> RunDir:
             return first if prepared is sweep.runs[0] else self._put_in_line(prepared, market)
 
-        with looking_after(sweep_folder(first, sweep.id), QUEUE):
-            return submitted(self, sweep, submit)
+        with sweep_process_afterwards(sweep_folder(first, sweep.id), QUEUE):
+            return submit_in_order(self, sweep, submit)
 
     def _put_in_line(self, prepared: Prepared, market: Market | None) -> RunDir:
         from launcher.schedulers.runpod.request import PodPrepared
@@ -275,7 +277,7 @@ class RunPodScheduler(OneByOne):
                 self._send_code(again, self.copy(run).volume)
             self._last.pop(run.path, None)
             if (sweep := run.read_about().sweep) is not None:
-                with looking_after(sweep_folder(run, sweep.id), QUEUE):
+                with sweep_process_afterwards(sweep_folder(run, sweep.id), QUEUE):
                     put_in_line(run)
                 return
             market, lines = offers_again(self.client, run)
@@ -287,9 +289,9 @@ class RunPodScheduler(OneByOne):
         """Poll a run. If its interruptible pod was taken away, rent another one."""
         if (last := self._last.get(run.path)) is not None and last[0] > time.monotonic():
             return last[1]
-        found = self._poller.status(run, "renew")
-        self._last[run.path] = (time.monotonic() + LOOK_SECONDS * pace(), found)
-        return found
+        status = self._poller.status(run, "renew")
+        self._last[run.path] = (time.monotonic() + LOOK_SECONDS * pace(), status)
+        return status
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Poll many runs, without renting anything for them."""
@@ -347,7 +349,7 @@ class RunPodScheduler(OneByOne):
 
     def where(self, run: RunDir) -> str:
         section = run.read_about()["cluster"]["runpod"]
-        return f"{PREFIX}{section['volume_id']}:{self._there(run)}"
+        return f"{PREFIX}{section['volume_id']}:{self._path_on_pod(run)}"
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
@@ -362,17 +364,22 @@ class RunPodScheduler(OneByOne):
             self.copy(run).remove()
             remove_here(run)
 
-    def _look(self, prepared: PodPrepared) -> Market:
+    def _query_market(self, prepared: PodPrepared) -> Market:
         """Query the offers, once for all runs of a sweep with equal needs. Raises SchedulerError."""
         from launcher.schedulers.runpod.request import market_for
 
-        which = (prepared, *prepared.others)
-        need = repr([(one.section, one.needs, one.why_unplanned, one.request.job.resources) for one in which])
-        at, found = self._looked.get(need, (0.0, None))
-        if found is None or time.monotonic() > at + PAUSE_SECONDS:
-            found = market_for(self.client, prepared)
-            self._looked[need] = time.monotonic(), found
-        return found
+        options = (prepared, *prepared.others)
+        need = repr(
+            [
+                (option.section, option.needs, option.why_unplanned, option.request.job.resources)
+                for option in options
+            ]
+        )
+        at, market = self._queried.get(need, (0.0, None))
+        if market is None or time.monotonic() > at + PAUSE_SECONDS:
+            market = market_for(self.client, prepared)
+            self._queried[need] = time.monotonic(), market
+        return market
 
     def copy(self, run: RunDir) -> Copy:
         """Return the local copy of the run's directory on the volume. Raises SchedulerError."""
@@ -380,13 +387,13 @@ class RunPodScheduler(OneByOne):
 
         about = run.read_about()
         section = about["cluster"]["runpod"]
-        prefix = folder_on_volume(section, self._there(run))
+        prefix = folder_on_volume(section, self._path_on_pod(run))
         if prefix is None or section["volume_id"] is None:
             raise SchedulerError(f"{run.id} is on no network volume")
         centre = about.get("runpod", {}).get("data_center")
         return Copy(run, self._volume(section["volume_id"], centre), prefix)
 
-    def _there(self, run: RunDir) -> str:
+    def _path_on_pod(self, run: RunDir) -> str:
         cluster: dict[str, Any] = run.read_about()["cluster"]
         runs = cluster.get("paths", {}).get("runs") or f"{cluster['runpod']['volume_path'].rstrip('/')}/runs"
         return f"{runs.rstrip('/')}/{run.id}"
@@ -430,8 +437,8 @@ class RunPodScheduler(OneByOne):
         return None
 
 
-def folder_on_volume(section: Mapping[str, Any], there: str) -> str | None:
+def folder_on_volume(section: Mapping[str, Any], path: str) -> str | None:
     """Return the volume key of a folder on the pod, or None if the folder is not on the volume."""
     mount = posixpath.normpath(str(section["volume_path"]))
-    below = posixpath.relpath(posixpath.normpath(there), mount)
+    below = posixpath.relpath(posixpath.normpath(path), mount)
     return None if below.startswith("..") else f"{below}/"

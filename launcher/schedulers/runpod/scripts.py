@@ -64,30 +64,30 @@ def scripts(target: Target) -> tuple[RenderedFile, ...]:
         raise RenderError(f"templates/runpod/{name}.j2 does not make valid JSON: {error}") from error
     return (
         start,
-        replace(on_pod, inside=in_on_pod(values)),
-        replace(request, text=json.dumps(body, indent=2) + "\n", inside=in_request(on_pod.text)),
+        replace(on_pod, inside=packed_in_on_pod(values)),
+        replace(request, text=json.dumps(body, indent=2) + "\n", inside=packed_in_request(on_pod.text)),
     )
 
 
 def notes(target: Target) -> tuple[str, ...]:
     """Return what the user should know before anything is rented."""
-    found, runpod = list[str](), _section(target.cluster)
+    lines, runpod = list[str](), _section(target.cluster)
     if runpod.volume_id == CHANGE_ME:
-        found.append(NO_VOLUME_YET)
+        lines.append(NO_VOLUME_YET)
     if runpod.volume_id is None:
-        found.append(
+        lines.append(
             "runpod.volume_id is not set: the run directory is on the pod's disk and is lost with it"
         )
     if target.code is None and target.workdir != target.run_dir:
-        found.append(f"workdir is absolute: the job's code must be on the pod, in {target.workdir}")
-    found += [
+        lines.append(f"workdir is absolute: the job's code must be on the pod, in {target.workdir}")
+    lines += [
         f"secret {secret.name} is added when the request is sent; it is in no file"
         for secret in added_at_creation(target)
     ]
     if target.nodes > 1 and target.cluster.network.interface is None:
-        found.append("network.interface is not set: only ens1, ens2 and so on connect RunPod's pods")
-    found.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
-    return (*found, *render.notes(target))
+        lines.append("network.interface is not set: only ens1, ens2 and so on connect RunPod's pods")
+    lines.append(f"the pod ends itself after {runpod.max_hours:g} h at the latest")
+    return (*lines, *render.notes(target))
 
 
 def pod_run_dir(cluster: Cluster, run_id: str) -> str:
@@ -105,8 +105,8 @@ def brings_code(job: Job) -> bool:
 
     It is not sent for launcher's own tasks, nor for an absolute `workdir:`, which is a folder of the pod.
     """
-    own = job.task is not None and job.task.startswith("launcher.")
-    return not own and not posixpath.isabs(job.workdir)
+    is_own_task = job.task is not None and job.task.startswith("launcher.")
+    return not is_own_task and not posixpath.isabs(job.workdir)
 
 
 def pod_workdir(cluster: Cluster, job: Job, run_dir: str, digest: str | None) -> str:
@@ -146,7 +146,7 @@ def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
         "handle_prefix": f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
         "setup": setup_lines(target.cluster),
         "files": files,
-        # Folder that must exist before the run starts, or None if the job brings no code of its own.
+        # Folder that must exist before the run starts, or None if the job has no code of its own.
         "code": code,
         # Archive that is unpacked into `code`, or None if `code` already exists.
         "archive": f"{code}.tar.gz" if target.code is not None else None,
@@ -157,14 +157,14 @@ def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
     }
 
 
-def in_on_pod(values: Mapping[str, Any]) -> tuple[Packed, ...]:
-    found = [Packed(file["path"], file["content"]) for file in values["files"] if file["content"]]
+def packed_in_on_pod(values: Mapping[str, Any]) -> tuple[Packed, ...]:
+    packed = [Packed(file["path"], file["content"]) for file in values["files"] if file["content"]]
     if values["packed"] is not None:
-        found.append(Packed("the job's code as tar.gz", values["packed"]))
-    return tuple(found)
+        packed.append(Packed("the job's code as tar.gz", values["packed"]))
+    return tuple(packed)
 
 
-def in_request(on_pod_sh: str) -> tuple[Packed, ...]:
+def packed_in_request(on_pod_sh: str) -> tuple[Packed, ...]:
     return (Packed("on-pod.sh", _base64(on_pod_sh)),)
 
 

@@ -18,13 +18,13 @@ def folder() -> Path:
 
 def api_key() -> str:
     """Return RunPod's API key. Raises SchedulerError."""
-    found = os.environ.get("RUNPOD_API_KEY", "").strip() or _file("runpod-key")
-    if not found:
+    key = os.environ.get("RUNPOD_API_KEY", "").strip() or _file("runpod-key")
+    if not key:
         raise SchedulerError(
             "there is no RunPod API key: export RUNPOD_API_KEY, or write it into "
             f"{folder() / 'runpod-key'} (chmod 600); RunPod's console makes one under Settings, API Keys"
         )
-    return _plain(found, "RunPod's API key")
+    return _plain(key, "RunPod's API key")
 
 
 def has_api_key() -> bool:

@@ -68,15 +68,15 @@ class Volume:
         """Return the files of one folder and the names of its folders. `prefix` ends with a slash."""
         files, folders = [], []
         for page in self._pages(prefix, Delimiter="/"):
-            files += [_object(one) for one in page.get("Contents", ()) if one["Key"] != prefix]
+            files += [_object(item) for item in page.get("Contents", ()) if item["Key"] != prefix]
             folders += [
-                one["Prefix"].removeprefix(prefix).rstrip("/") for one in page.get("CommonPrefixes", ())
+                item["Prefix"].removeprefix(prefix).rstrip("/") for item in page.get("CommonPrefixes", ())
             ]
         return files, folders
 
     def all(self, prefix: str) -> Iterator[Object]:
         for page in self._pages(prefix):
-            yield from (_object(one) for one in page.get("Contents", ()))
+            yield from (_object(item) for item in page.get("Contents", ()))
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes from `start` up to, but not including, `end`; at most PART bytes."""

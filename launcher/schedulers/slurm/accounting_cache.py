@@ -1,4 +1,4 @@
-"""Cache accounting's answers for an hour: a query to slurmdbd takes as long as the rest of a submission."""
+"""Cache accounting's answers for an hour. A query to slurmdbd takes as long as the rest of a submission."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import platformdirs
 
 from launcher.rundir.files import read_record, replace_json
-from launcher.schedulers.login import Answer, Here, Login
+from launcher.schedulers.login import Answer, LocalLogin, Login
 from launcher.schedulers.slurm.records import NOT_ASKED
 from launcher.schedulers.slurm.site import NOT_ENFORCED, OF_ACCOUNTING
 
@@ -24,7 +24,7 @@ KEPT_SECONDS = 3600.0
 _STAMP = ("ClusterName", "AccountingStorageHost", "AccountingStorageEnforce")
 
 
-class Kept(NamedTuple):
+class CachedAnswers(NamedTuple):
     """Accounting's answers, at most an hour old."""
 
     answers: dict[str, Answer]
@@ -32,40 +32,46 @@ class Kept(NamedTuple):
     "The cluster that the answers are about; see `stamp`."
 
 
-def kept(login: Login) -> Kept | None:
-    """Read the answers cached by the last submission. None if there are none or they are too old."""
+def read_cache(login: Login) -> CachedAnswers | None:
+    """Return the answers cached by the last submission, or None if there are none or they are too old."""
     record = read_record(_file(login))
     with suppress(KeyError, TypeError, ValueError):
         if 0 <= time.time() - record["time"] < KEPT_SECONDS:
-            return Kept({name: Answer(*record["answers"][name]) for name in OF_ACCOUNTING}, record["stamp"])
+            return CachedAnswers(
+                {name: Answer(*record["answers"][name]) for name in OF_ACCOUNTING}, record["stamp"]
+            )
     return None
 
 
-def keep(login: Login, answers: Mapping[str, Answer]) -> None:
+def write_cache(login: Login, answers: Mapping[str, Answer]) -> None:
     """Cache accounting's answers if all of them arrived."""
-    own = {name: answers.get(name, NOT_ASKED) for name in OF_ACCOUNTING}
-    if answers["config"].code or any(answer.code not in (0, NOT_ENFORCED) for answer in own.values()):
+    accounting_answers = {name: answers.get(name, NOT_ASKED) for name in OF_ACCOUNTING}
+    if answers["config"].code or any(
+        answer.code not in (0, NOT_ENFORCED) for answer in accounting_answers.values()
+    ):
         return
     file = _file(login)
     value = {"time": time.time(), "stamp": stamp(answers)}
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_json(file, {**value, "answers": {name: astuple(answer) for name, answer in own.items()}})
+        replace_json(
+            file, {**value, "answers": {name: astuple(answer) for name, answer in accounting_answers.items()}}
+        )
 
 
 def stamp(answers: Mapping[str, Answer]) -> list[str]:
-    """Which cluster the answers are about, and what it enforces.
+    """Return which cluster the answers are about, and what it enforces.
 
-    Several clusters may share a home directory.
+    The stamp is needed because several clusters may share a home directory.
     """
     config = answers["config"].out
-    found = (re.search(rf"^{name}\s*=\s*(.*)$", config, re.MULTILINE) for name in _STAMP)
-    return [match[1].strip() if match else "" for match in found]
+    matches = (re.search(rf"^{name}\s*=\s*(.*)$", config, re.MULTILINE) for name in _STAMP)
+    return [match[1].strip() if match else "" for match in matches]
 
 
 def _file(login: Login) -> Path:
-    host = socket.gethostname() if isinstance(login, Here) else ""
-    first = login.first if isinstance(login, Here) else ""
+    host = socket.gethostname() if isinstance(login, LocalLogin) else ""
+    first = login.first if isinstance(login, LocalLogin) else ""
     where = "\0".join((login.name, host, first, os.environ.get("SLURM_CONF", ""), str(os.getuid())))
     name = hashlib.sha256(where.encode()).hexdigest()[:16]
     return Path(platformdirs.user_cache_dir("launcher")) / "slurm" / f"{name}.json"

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _why_stopped(run: RunDir) -> str | None:
-    """The reason that the supervisor recorded before it asked the ranks to stop."""
+    """Return the reason that the supervisor recorded before it asked the ranks to stop."""
     reasons = [event.get("reason") for event in run.read_events() if event.get("event") == "stopping"]
     return reasons[-1] if reasons else None
 

@@ -12,24 +12,26 @@ from launcher.schedulers.slurm.records import CLEAN
 
 
 def asked_before(jobs: Iterable[RunDir]) -> set[RunDir]:
-    """The runs that were asked to stop before. A second request ends them at once."""
+    """Return the runs that were asked to stop before. A second request ends them at once."""
     return {run for run in jobs if run.cancel.exists()}
 
 
 def cancel_job(login: Login, job: str, *, again: bool) -> str:
-    """Remove one pending job from the queue; the second time, end it. Return why Slurm refused, or "".
+    """Cancel a job if it is pending, or in any state the second time (`again`).
 
-    A run that has begun only needs the request in its directory. Raises LoginError.
+    Return why Slurm refused, or "". A run that has begun reads the request in its directory. Raises
+    LoginError.
     """
-    answer = ask(login, {"scancel": ["scancel", job] if again else _out_of_queue(job)})["scancel"]
+    answer = ask(login, {"scancel": ["scancel", job] if again else _cancel_if_pending(job)})["scancel"]
     return "scancel: " + (answer.err.strip() or f"exit code {answer.code}") if answer.code else ""
 
 
 def cancel_jobs(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunDir]) -> str:
-    """Remove the pending ones of many jobs from the queue. Return why Slurm refused, or "".
+    """Cancel those of many jobs that are pending. Return why Slurm refused, or "".
 
-    A job that is running, or is just starting, finds the request in its run directory. `jobs` maps each run
-    to its latest job; the jobs of the runs `again`, which were `asked_before`, are ended. Raises LoginError.
+    A job that is running or starting finds the request in its run directory. `jobs` maps each run to its
+    latest job. Jobs of the runs `again`, which were asked to stop before, are cancelled in any state. Raises
+    LoginError.
     """
     commands = {}
     if first := {job for run, job in jobs.items() if run not in again}:
@@ -40,8 +42,8 @@ def cancel_jobs(login: Login, jobs: Mapping[RunDir, str], again: Collection[RunD
     return "; ".join(dict.fromkeys(line for answer in answers.values() for line in _trouble(answer)))
 
 
-def see_off(waiting: Sequence[RunDir], refused: str) -> None:
-    """Withdraw the stop requests of runs that have not begun if Slurm refused (`refused` says why).
+def withdraw_refused_requests(waiting: Sequence[RunDir], refused: str) -> None:
+    """Withdraw the stop requests of waiting runs if Slurm refused to cancel them; `refused` says why.
 
     Otherwise the next request would count as the second one. Raises SchedulerError.
     """
@@ -53,7 +55,7 @@ def see_off(waiting: Sequence[RunDir], refused: str) -> None:
         raise SchedulerError(
             f"{refused}; {len(waiting)} runs have not begun and were not cancelled: cancel them again"
         )
-    print(f"launcher: {refused}; all have begun, and stop all the same", file=sys.stderr)
+    print(f"launcher: {refused}; all have begun, and stop anyway", file=sys.stderr)
 
 
 # While an array task shares one record with other tasks, `scancel --state` cancels all of them (22.05).
@@ -63,20 +65,20 @@ said=$(squeue --noheader --array --states=PENDING --jobs="$1" --format=%i) || ex
 """
 
 
-def _out_of_queue(job: str) -> list[str]:
-    """The command that cancels a job or an array task if it is pending."""
+def _cancel_if_pending(job: str) -> list[str]:
+    """Return the command that cancels a job or an array task if it is pending."""
     if "_" not in job:
         return ["scancel", "--state=PENDING", job]
     return [*CLEAN, "sh", "-c", _TASK, "sh", job]
 
 
 def _array(job: str) -> str:
-    """The id of the whole array. It is safe to name for pending tasks: the others are in another state."""
+    """Return the id of the whole array. With `--state=PENDING`, it selects only pending tasks."""
     return job.partition("_")[0]
 
 
 def _shortest(chosen: Collection[str], living: Collection[str]) -> Iterator[str]:
-    """Name a whole array by its own id if none of its living tasks is to keep running."""
+    """Yield ids for scancel: a whole array by its own id if all of its living tasks are chosen."""
     for array in sorted({_array(job) for job in chosen}):
         tasks = [job for job in chosen if _array(job) == array]
         if len(tasks) == sum(_array(job) == array for job in living):
@@ -86,7 +88,7 @@ def _shortest(chosen: Collection[str], living: Collection[str]) -> Iterator[str]
 
 
 def _trouble(answer: Answer) -> Sequence[str]:
-    """scancel's error lines, without those about jobs that have ended in the meantime."""
+    """Return scancel's error lines, without those about jobs that have ended in the meantime."""
     if not answer.code:
         return ()
     lines = answer.err.strip().splitlines() or [f"scancel: exit code {answer.code}"]

@@ -1,5 +1,4 @@
-"""Checks before the job is queued: what Slurm would refuse, never start, or fail to start, in one round
-trip."""
+"""Check in one round trip, before a job is queued, whether Slurm would refuse it or could never start it."""
 
 from __future__ import annotations
 
@@ -10,26 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
-from launcher.schedulers.login import Answer, Here, Login, ask
-from launcher.schedulers.slurm.accounting_cache import keep, kept, stamp
+from launcher.schedulers.login import Answer, LocalLogin, Login, ask
+from launcher.schedulers.slurm.accounting_cache import read_cache, stamp, write_cache
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
     TAKES_NONE,
     NotSubmittedError,
     NotYetError,
-    absent,
-    patiently,
+    slurm_is_missing,
     unanswered,
+    with_retries,
 )
 from launcher.schedulers.slurm.site import OF_ACCOUNTING, questions, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
 
-def _of_accounting() -> dict[str, list[str]]:
-    asked = questions()
-    return {name: asked[name] for name in OF_ACCOUNTING}
+def _accounting_questions() -> dict[str, list[str]]:
+    commands = questions()
+    return {name: commands[name] for name in OF_ACCOUNTING}
 
 
 @dataclass(frozen=True)
@@ -37,61 +36,61 @@ class Findings:
     """What the checks found."""
 
     refusals: tuple[str, ...] = ()
-    "Slurm would refuse the job, or it could never start or run."
+    "Why Slurm would refuse the job, or it could never start or run."
     warnings: tuple[str, ...] = ()
 
 
 def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, tasks: int = 1) -> Findings:
     """Check the job against the site.
 
-    `script` is the rendered job.sbatch, of which an array has `tasks`. A controller that does not answer is
-    queried again for a while. Raises LoginError, NotSubmittedError.
+    `script` is the rendered job.sbatch, and `tasks` the number of tasks of its array. A controller that does
+    not answer is queried again for a while. Raises LoginError, NotSubmittedError.
     """
-    if isinstance(login, Here) and shutil.which("sbatch") is None:
+    if isinstance(login, LocalLogin) and shutil.which("sbatch") is None:
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     paths = _paths(cluster, job)
-    own = _questions(cluster, script, [path for path, _ in paths])
-    known = kept(login)
+    job_questions = _questions(cluster, script, [path for path, _ in paths])
+    cached = read_cache(login)
 
-    def once() -> dict[str, Answer]:
-        nonlocal known
-        before = known.answers if known is not None else {}
-        asked = {name: command for name, command in questions().items() if name not in before}
-        answers = before | ask(login, asked | own)
+    def query() -> dict[str, Answer]:
+        nonlocal cached
+        answered = cached.answers if cached is not None else {}
+        open_questions = {name: command for name, command in questions().items() if name not in answered}
+        answers = answered | ask(login, open_questions | job_questions)
         test = answers["test"]
         if test.code and unanswered(test.err):
             if answers["config"].code:
                 raise NotYetError(_last(test), unclear=False)
-        elif test.code and absent(test.code, test.err):
+        elif test.code and slurm_is_missing(test.code, test.err):
             raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
-        if known is not None and known.stamp != stamp(answers):
-            answers, known = answers | ask(login, _of_accounting()), None
+        if cached is not None and cached.stamp != stamp(answers):
+            answers, cached = answers | ask(login, _accounting_questions()), None
         return answers
 
     try:
-        answers = patiently(once)
+        answers = with_retries(query)
     except NotYetError as error:
         raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
     feasibility = Feasibility(cluster, job, plan, site(answers), tasks)
-    if known is not None and next(feasibility.refusals(), None) is not None:
+    if cached is not None and next(feasibility.refusals(), None) is not None:
         # Cached answers must not refuse what has been allowed since.
-        answers, known = answers | ask(login, _of_accounting()), None
+        answers, cached = answers | ask(login, _accounting_questions()), None
         feasibility = replace(feasibility, site=site(answers))
-    if known is None:
-        keep(login, answers)
+    if cached is None:
+        write_cache(login, answers)
     test = answers["test"]
     refusals = [*feasibility.refusals(), *_path_refusals(paths, answers["paths"])]
     warnings = [*feasibility.warnings(), *_path_warnings(cluster, job, paths, answers)]
     if test.code and unanswered(test.err):  # a busy controller still answers cheaper queries
         warnings.append(f"not checked by sbatch --test-only: {_words(test)}")
     elif test.code != 0 and not refusals:
-        kind = warnings if _PASSES.search(test.err) else refusals
-        kind.append(f"sbatch --test-only: {_words(test)}")
+        lines = warnings if _TEMPORARY.search(test.err) else refusals
+        lines.append(f"sbatch --test-only: {_words(test)}")
     return Findings(tuple(refusals), tuple(warnings))
 
 
-# sbatch's own environment would change the answer, as it would the submission. SLURM_CONF stays because it
-# names the Slurm to use, SBATCH_ACCOUNT because the account is often set nowhere else.
+# Slurm's variables in our environment would change the answer. SLURM_CONF stays because it names the Slurm
+# to use, SBATCH_ACCOUNT because the account is often set nowhere else.
 _TEST = """
 for v in $(env | grep -oE '^(SLURM|SBATCH|SRUN)_[A-Za-z0-9_]+'); do
   case $v in SLURM_CONF|SBATCH_ACCOUNT) ;; *) unset "$v" ;; esac
@@ -110,20 +109,20 @@ for p; do
 done
 """
 # Problems that may be gone by the time the job starts, and that sbatch itself accepts.
-_PASSES = re.compile(
+_TEMPORARY = re.compile(
     r"busy|not available \(down|Required partition not available|(partition|node) configuration (is )?not",
     re.I,
 )
 
 
 def _questions(cluster: Cluster, script: str, paths: list[str]) -> dict[str, list[str]]:
-    asked = {
+    commands = {
         "test": ["sh", "-c", _TEST, "sh", script],
         "paths": ["sh", "-c", _LOOK, "sh", *paths],
     }
     if cluster.container.runtime in _RUNTIMES:
-        asked["runtime"] = ["sh", "-c", _RUNTIMES[cluster.container.runtime]]
-    return asked
+        commands["runtime"] = ["sh", "-c", _RUNTIMES[cluster.container.runtime]]
+    return commands
 
 
 _RUNTIMES = {
@@ -146,7 +145,10 @@ def _words(answer: Answer) -> str:
 
 
 def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:
-    """(path, field of the profile or job) that must exist on the nodes. `~` cannot be resolved from here."""
+    """Return (path, field of the profile or job) of each path that must exist on the nodes.
+
+    Paths with `~` are left out, because they cannot be resolved here.
+    """
     container, inside = cluster.container, cluster.container.runtime != "none"
     named = [(cluster.paths.runs, "paths.runs")]
     if not inside:
@@ -158,12 +160,12 @@ def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:
     return [(path, field) for path, field in named if path is not None and PurePosixPath(path).is_absolute()]
 
 
-def _looked(paths: list[tuple[str, str]], answer: Answer) -> list[tuple[str, str, str]]:
+def _with_flags(paths: list[tuple[str, str]], answer: Answer) -> list[tuple[str, str, str]]:
     return [(path, field, flags) for (path, field), flags in zip(paths, answer.out.split(), strict=False)]
 
 
 def _path_refusals(paths: list[tuple[str, str]], answer: Answer) -> Iterator[str]:
-    for path, field, flags in _looked(paths, answer):
+    for path, field, flags in _with_flags(paths, answer):
         if field == "paths.runs" and "w" not in flags:
             yield f"{field}: {path} cannot be written to"
 
@@ -171,11 +173,11 @@ def _path_refusals(paths: list[tuple[str, str]], answer: Answer) -> Iterator[str
 def _path_warnings(
     cluster: Cluster, job: Job, paths: list[tuple[str, str]], answers: dict[str, Answer]
 ) -> Iterator[str]:
-    for path, field, flags in _looked(paths, answers["paths"]):
+    for path, field, flags in _with_flags(paths, answers["paths"]):
         if flags.startswith("-") and field != "paths.runs":
             yield f"{field}: {path} is not there on the login node; the nodes must have it"
     runtime = cluster.container.runtime
     if runtime == "pyxis" and answers["runtime"].code != 0:
-        yield "container.runtime: this srun does not know --container-image; the nodes' must (pyxis plugin)"
+        yield "container.runtime: srun has no --container-image here; the nodes must have it (pyxis plugin)"
     if runtime == "apptainer" and answers["runtime"].code != 0 and not cluster.setup:
         yield "container.runtime: no apptainer command here; the nodes must have it, or `setup:` load it"

@@ -42,8 +42,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What detection found out about a site."""
+class DetectedSite:
+    """What detection has found about a site."""
 
     site: Site
     login: str | None
@@ -60,25 +60,25 @@ class Found:
         return self.site.config.get("ClusterName", "slurm")
 
 
-def detect(login: Login, host: str | None = None) -> Found:
+def detect(login: Login, host: str | None = None) -> DetectedSite:
     """Query the site. `host` is what the profile will name as its `login:`. Raises LoginError."""
     answers = ask(login, {**questions(), **_questions()})
     controller = answers["partitions"]
     if controller.code != 0:
         lines = (controller.err or controller.out).strip().splitlines()
         raise LoginError(_no_slurm(login.name, host, controller.code, lines[-1] if lines else ""))
-    return found(answers, host)
+    return parse_answers(answers, host)
 
 
 def _no_slurm(name: str, host: str | None, code: int, error: str) -> str:
     if code == NOT_FOUND:
         what = "Slurm is not installed (there is no `scontrol`)"
     else:
-        what = "Slurm's controller does not answer, or this is no host of a Slurm cluster"
-    there = f"--host {host}" if host is not None else "--host HOST"
+        what = "Slurm's controller does not answer, or this is not a host of a Slurm cluster"
+    option = f"--host {host}" if host is not None else "--host HOST"
     login = "" if host is not None else "name a login node (--login HOST), or "
     return (
-        f"{name}: {what}; {login}ask a host without a batch system ({there}){f' [{error}]' if error else ''}"
+        f"{name}: {what}; {login}ask a host without a batch system ({option}){f' [{error}]' if error else ''}"
     )
 
 
@@ -91,7 +91,7 @@ def _questions() -> dict[str, list[str]]:
     }
 
 
-def found(answers: Mapping[str, Answer], host: str | None = None) -> Found:
+def parse_answers(answers: Mapping[str, Answer], host: str | None = None) -> DetectedSite:
     here = site(answers)
     home, scratch, python = [*answers["places"].out.splitlines(), "", "", ""][:3]
     device, memory = _device(answers["nvidia-smi"])
@@ -103,7 +103,7 @@ def found(answers: Mapping[str, Answer], host: str | None = None) -> Found:
     choices.sort(
         key=lambda choice: (choice.gpus == 0, not choice.partition.default, -choice.gpus * choice.nodes)
     )
-    return Found(
+    return DetectedSite(
         site=here,
         login=host,
         choices=tuple(choices),
@@ -116,15 +116,15 @@ def found(answers: Mapping[str, Answer], host: str | None = None) -> Found:
 
 
 def _device(answer: Answer) -> tuple[str, int]:
-    """The login node's own GPU. It counts only if its name matches the GRES type."""
+    """Return name and memory of the login node's own GPU, or ("", 0). It may differ from the nodes' GPUs."""
     rows = [line.rsplit(",", 1) for line in answer.out.splitlines() if answer.code == 0 and "," in line]
     if not rows or not rows[0][1].strip().isdigit():
         return "", 0
     return rows[0][0].strip(), int(rows[0][1]) * MIB
 
 
-def _choices(here: Site, partition: Partition, device: str, device_memory: int) -> Iterator[Choice]:
-    groups = here.of(partition.name)
+def _choices(site_: Site, partition: Partition, device: str, device_memory: int) -> Iterator[Choice]:
+    groups = site_.of(partition.name)
     types = sorted({name for group in groups for name, _ in group.gpus})
     untyped = not types
     for type_ in [None] if untyped else types:
@@ -138,8 +138,8 @@ def _choices(here: Site, partition: Partition, device: str, device_memory: int) 
         gpus = max(counts, key=lambda count: (counts[count], count))
         alike = [group for group in same if _of_type(group, type_) == gpus]
         features = frozenset.intersection(*(group.features for group in alike))
-        meant = likely_types(type_ or "", features)
-        own = bool(device) and gpus > 0 and (not type_ or _names_device(type_, device))
+        likely = likely_types(type_ or "", features)
+        same_device = bool(device) and gpus > 0 and (not type_ or _names_device(type_, device))
         yield Choice(
             partition=partition,
             gres_type=type_ or "",
@@ -148,10 +148,10 @@ def _choices(here: Site, partition: Partition, device: str, device_memory: int) 
             cpus=min(group.cpus for group in alike),
             memory=min(group.memory for group in alike),
             features=features,
-            gpu=meant[0] if meant else None,
-            others=tuple(meant[1:]),
-            device=device if own else "",
-            device_memory=device_memory if own else 0,
+            gpu=likely[0] if likely else None,
+            others=tuple(likely[1:]),
+            device=device if same_device else "",
+            device_memory=device_memory if same_device else 0,
         )
 
 
@@ -167,47 +167,50 @@ def _count(groups: list[Nodes]) -> int:
     return sum(group.count for group in groups)
 
 
-def choose(found: Found, partition: str | None, gpu: str | None) -> Choice | None:
-    """The best choice with this partition and GPU type."""
+def choose(detected: DetectedSite, partition: str | None, gpu: str | None) -> Choice | None:
+    """Return the best choice with this partition and GPU type, or None."""
     fits = (
         choice
-        for choice in found.choices
+        for choice in detected.choices
         if partition in (None, choice.partition.name) and gpu in (None, choice.gres_type)
     )
     return next(fits, None)
 
 
-def describes(found: Found, choice: Choice, cluster: Mapping[str, object]) -> bool:
-    """Return whether a profile's jobs go to this partition. Without one they go to the default partition."""
+def describes(detected: DetectedSite, choice: Choice, cluster: Mapping[str, object]) -> bool:
+    """Return whether a profile's jobs go to this partition: by name, or because it is the default one."""
     slurm = cluster.get("slurm")
-    if cluster.get("login") != found.login or not isinstance(slurm, Mapping):
+    if cluster.get("login") != detected.login or not isinstance(slurm, Mapping):
         return False
     partition = slurm.get("partition")
     return choice.partition.default if partition is None else partition == choice.partition.name
 
 
-def name_of(found: Found, choice: Choice) -> str:
-    name = "-".join(filter(None, (found.cluster, choice.partition.name, choice.gres_type)))
+def name_of(detected: DetectedSite, choice: Choice) -> str:
+    name = "-".join(filter(None, (detected.cluster, choice.partition.name, choice.gres_type)))
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
 
 
-def as_yaml(found: Found, choice: Choice) -> str:
-    """The profile as YAML, with a comment wherever a person must check a value."""
-    return "\n".join([*_head(found, choice), *_node(choice), *_paths(found), *_slurm(found, choice)]) + "\n"
+def as_yaml(detected: DetectedSite, choice: Choice) -> str:
+    """Return the profile as YAML, with a comment wherever a person must check a value."""
+    return (
+        "\n".join([*_head(detected, choice), *_node(choice), *_paths(detected), *_slurm(detected, choice)])
+        + "\n"
+    )
 
 
-def _head(found: Found, choice: Choice) -> Iterator[str]:
-    version = found.site.version or "of unknown version"
+def _head(detected: DetectedSite, choice: Choice) -> Iterator[str]:
+    version = detected.site.version or "of unknown version"
     yield f"# By `launcher clusters detect`, from what Slurm {version} said. Lines with CHECK are guesses."
-    others = [other.words for other in found.choices if other is not choice]
+    others = [other.words for other in detected.choices if other is not choice]
     if others:
         yield "# Other ways to use this site, each a profile of its own (--partition, --gpu):"
         yield from (f"#   {words}" for words in others)
-    yield f"name: {_text(name_of(found, choice))}"
+    yield f"name: {_text(name_of(detected, choice))}"
     yield f"description: {_text(f'Slurm, {choice.words}')}"
     yield "scheduler: slurm"
-    if found.login is not None:
-        yield f"login: {_text(found.login)}"
+    if detected.login is not None:
+        yield f"login: {_text(detected.login)}"
     most = min(choice.partition.max_nodes or choice.nodes, choice.nodes)
     yield f"max_nodes: {most}"
 
@@ -239,30 +242,30 @@ def _gpu(choice: Choice) -> Iterator[str]:
 
 
 def _slice(gres_type: str) -> str:
-    """The memory of a MIG slice, which its name contains: `a100_3g.20gb`."""
+    """Return the memory of a MIG slice, which its name contains: `a100_3g.20gb`."""
     size = re.search(r"\d+g\.(\d+)gb", gres_type)
     return f"{size[1]}GB" if size else "16GiB"
 
 
-def _paths(found: Found) -> Iterator[str]:
-    runtime = "pyxis" if found.pyxis else "apptainer" if found.apptainer else None
+def _paths(detected: DetectedSite) -> Iterator[str]:
+    runtime = "pyxis" if detected.pyxis else "apptainer" if detected.apptainer else None
     if runtime is not None:
         yield f"# {runtime} is here: to run in a container, take these lines in."
         yield "# container:"
         yield f"#   runtime: {runtime}"
         yield f"#   image: /shared/images/image.{'sqsh' if runtime == 'pyxis' else 'sif'}"
         yield "#   mounts: {/shared: /shared}"
-    root = found.scratch or found.home
+    root = detected.scratch or detected.home
     yield "paths:"
     yield f"  runs: {_text(f'{root}/launcher-runs')}   # CHECK: on a file system that all nodes see"
     yield "  # CHECK: has launcher with its extra `train`; the same path on every node"
-    yield f"  python: {_text(found.python or 'python3')}"
+    yield f"  python: {_text(detected.python or 'python3')}"
     yield "# setup:"
     yield "#   - module load cuda   # shell of yours, run by the batch script before the nodes start"
 
 
-def _slurm(found: Found, choice: Choice) -> Iterator[str]:
-    partition, here = choice.partition, found.site
+def _slurm(detected: DetectedSite, choice: Choice) -> Iterator[str]:
+    partition, here = choice.partition, detected.site
     yield "# network.interface stays unset: NCCL and gloo choose. network.inter_node helps `launcher plan`."
     yield "slurm:"
     yield f"  partition: {_text(partition.name)}   # {_limit(partition)}"
@@ -293,13 +296,13 @@ def _limit(partition: Partition) -> str:
     if partition.max_time is None or partition.max_time == float("inf"):
         return f"no maximum time{without}"
     longest = format_duration(partition.max_time)
-    return f"at most {longest} for a job; a longer training goes on in the next one by itself{without}"
+    return f"at most {longest} for a job; a longer training continues in the next job by itself{without}"
 
 
 def _account(here: Site) -> Iterator[str]:
-    own = [row for row in here.associations or () if row.get("User")]
-    accounts = sorted({row["Account"] for row in own})
-    qos = sorted({name for row in own for name in row.get("QOS", "").split(",") if name})
+    user_rows = [row for row in here.associations or () if row.get("User")]
+    accounts = sorted({row["Account"] for row in user_rows})
+    qos = sorted({name for row in user_rows for name in row.get("QOS", "").split(",") if name})
     if len(accounts) == 1:
         yield f"  account: {_text(accounts[0])}"
     elif accounts:
@@ -309,12 +312,12 @@ def _account(here: Site) -> Iterator[str]:
 
 
 def _size(size: int) -> str:
-    """A size in profile syntax, rounded down."""
+    """Return a size in profile syntax, rounded down."""
     return f"{int(size / GIB * 10) / 10:g}GiB"
 
 
 def _text(value: str) -> str:
-    """A YAML scalar, unquoted if it cannot be misread."""
+    """Return a YAML scalar, unquoted if it cannot be misread."""
     plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./@ -]*[A-Za-z0-9_/]", value) is not None
     if plain and value.lower() not in ("true", "false", "null", "yes", "no", "on", "off"):
         return value

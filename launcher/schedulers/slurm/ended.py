@@ -23,8 +23,9 @@ THEN = "nothing: the supervisor had ended with its job"
 
 
 def verdict_of(run: RunDir, record: JobRecord, slurm: Meaning) -> Verdict | None:
-    """Judge the latest attempt and write its verdict. None if it has one already, or if no attempt has begun.
+    """Judge the latest attempt, and write and return its verdict.
 
+    Return None if the attempt has a verdict already, or if no attempt has begun.
     Raises OSError.
     """
     attempts = run.attempts()
@@ -54,10 +55,10 @@ def verdict_of(run: RunDir, record: JobRecord, slurm: Meaning) -> Verdict | None
 
 
 def _clue(record: JobRecord, slurm: Meaning) -> Clue | None:
-    """A clue from Slurm's state. None for states such as FAILED that name no class: the output decides those.
+    """Return a clue from Slurm's state, or None for states such as FAILED, which do not name a class.
 
-    Among equals Slurm's record is more reliable than a log line. A cancellation keeps its time, because a
-    person may cancel a job that has already failed.
+    Slurm's record is more reliable than a log line. A cancellation keeps its time, because a person may
+    cancel a job that has already failed.
     """
     if slurm.failure in (None, "unknown", "succeeded"):
         return None
@@ -66,7 +67,7 @@ def _clue(record: JobRecord, slurm: Meaning) -> Clue | None:
 
 
 def _clues(run: RunDir, attempt: AttemptDir, node: int, rank: int) -> Iterator[Clue]:
-    """The decisive lines of a rank whose worker left no record."""
+    """Yield the decisive lines of a rank whose worker left no record."""
     if attempt.exit(rank).exists():
         return
     collector = Collector(failure_patterns(run.read_about()))
@@ -78,8 +79,7 @@ def _clues(run: RunDir, attempt: AttemptDir, node: int, rank: int) -> Iterator[C
 
 
 def _last(path: Path) -> tuple[list[bytes], int]:
-    """The last lines of a log, and the number of the first of them; 0 if the start of the file was not
-    read."""
+    """Return the last lines of a log, and the number of the first of them, or 0 if it is unknown."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         start = max(0, path.stat().st_size - MAX_READ)
         file.seek(start)

@@ -17,7 +17,7 @@ from submitit.slurm import slurm
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING
-from launcher.schedulers.login import Here, Login, LoginError, ask
+from launcher.schedulers.login import LocalLogin, Login, LoginError, ask
 from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.records import look_up
 from launcher.spec.verdict import Verdict
@@ -28,7 +28,7 @@ FOLDER = "submitit"
 
 @dataclass(frozen=True)
 class Supervise:
-    """The payload that submitit stores beside the job: what the batch script starts on each node."""
+    """The payload that submitit stores next to the job: what the batch script starts on each node."""
 
     run_dir: str
 
@@ -48,11 +48,11 @@ class RecordWatcher(slurm.SlurmInfoWatcher):
             return
         self._num_calls += 1
         try:
-            known = look_up(partial(ask, Here()), ids)
+            records = look_up(partial(ask, LocalLogin()), ids)
         except LoginError:
             return
         for job in ids:
-            if (record := known.get(job)) is not None:
+            if (record := records.get(job)) is not None:
                 self._info_dict[job] = {"JobID": job, "State": record.state, "NodeList": record.nodes}
         self._last_status_check = time.time()
         self._finished |= {job for job in ids if self.is_done(job, mode="cache")}
@@ -71,7 +71,7 @@ class RunJob(slurm.SlurmJob[Verdict]):
 
     @property
     def state(self) -> str:
-        """Slurm's state of the job. After `result()` it is queried afresh instead of taken from the cache."""
+        """Slurm's state of the job. After `result()`, Slurm is queried instead of the cache."""
         return self.watcher.get_state(self.job_id, mode="force" if self._waited else "standard")
 
     def wait(self) -> None:
@@ -79,14 +79,14 @@ class RunJob(slurm.SlurmJob[Verdict]):
         self._waited = True
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the run has ended. A run that goes back into the queue has not."""
+        """Return whether the run has ended. A run that goes back into the queue has not."""
         state = self.run.read_state()
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
 
     def _get_logs_string(self, name: str) -> str | None:
-        """The output of the batch scripts of all jobs for `stdout`. The ranks' output is elsewhere."""
+        """Return for `stdout` the output of all jobs' batch scripts. The ranks' output is elsewhere."""
         files = sorted(self.run.path.glob("slurm-*.out")) if name == "stdout" else []
         return "".join(file.read_text(errors="replace") for file in files) or None
 
@@ -112,7 +112,7 @@ class ScriptExecutor(slurm.SlurmExecutor):
         self, folder: Path, script: Path, comment: str, submission: int = 1, login: Login | None = None
     ) -> None:
         super().__init__(folder / FOLDER)
-        self.login = login or Here()
+        self.login = login or LocalLogin()
         self.script, self.comment, self.submission = script, comment, submission
         self.earlier: set[str] = set()
 
@@ -136,8 +136,8 @@ class ScriptExecutor(slurm.SlurmExecutor):
     def submit(self, fn: Any, *args: Any, **kwargs: Any) -> core.Job[Any]:
         if not isinstance(fn, Supervise):
             raise TypeError(
-                f"{type(self).__name__} submits a run that is there already; a function, such as {fn!r:.80}, "
-                "is for launcher.slurm.Executor"
+                f"{type(self).__name__} submits a run that exists already; submit a function, such as "
+                f"{fn!r:.80}, with launcher.slurm.Executor"
             )
         return super().submit(fn, *args, **kwargs)
 
@@ -146,10 +146,10 @@ class ScriptExecutor(slurm.SlurmExecutor):
         uid = uuid.uuid4().hex
         script = self.folder / f".submission_file_{uid}.sh"
         script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
-        found = submit(
+        job_id_ = submit(
             self.login, tuple(self._make_submission_command(script)), self.comment, earlier=self.earlier
         )
-        job = self.job_class(self.folder, found)
+        job = self.job_class(self.folder, job_id_)
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return job
 

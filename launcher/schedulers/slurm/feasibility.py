@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.planning.hardware import memory_of
 from launcher.planning.plan import Plan
 from launcher.schedulers.slurm.gpu_types import likely_types
-from launcher.schedulers.slurm.limits import Asked, associations, default_qos, exceeded, flags
+from launcher.schedulers.slurm.limits import Requested, associations, default_qos, exceeded, flags
 from launcher.schedulers.slurm.profile import Slurm
 from launcher.schedulers.slurm.scripts import cpus_per_node
 from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
@@ -51,46 +51,48 @@ class Feasibility:
     def refusals(self) -> Iterator[str]:
         if not self.site.partitions:
             return  # scontrol gave no answer: only sbatch --test-only decides
-        known = ", ".join(sorted(self.site.partitions))
+        partition_names = ", ".join(sorted(self.site.partitions))
         for name in self._named:
             if name not in self.site.partitions:
-                yield f"slurm.partition: there is no partition {name} here; there are {known}"
+                yield f"slurm.partition: there is no partition {name} here; there are {partition_names}"
         if not self._named and not self.partitions:
-            yield f"slurm.partition: the site has no default partition; name one of {known}"
+            yield f"slurm.partition: the site has no default partition; name one of {partition_names}"
         yield from self._account()
         yield from self._array()
         if not self.partitions:
             return
         # If one of several partitions accepts the job, that is enough.
-        of_each = [[*self._of_partition(partition), *self._nodes(partition)] for partition in self.partitions]
-        if all(of_each):
-            yield from of_each[0]
+        by_partition = [
+            [*self._of_partition(partition), *self._nodes(partition)] for partition in self.partitions
+        ]
+        if all(by_partition):
+            yield from by_partition[0]
 
     def _array(self) -> Iterator[str]:
         config = self.site.config
-        most = {"MaxArraySize": config.get("MaxArraySize", "")}
+        limits = {"MaxArraySize": config.get("MaxArraySize", "")}
         scheduling = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
         if scheduling is not None:
-            most["SchedulerParameters=max_array_tasks"] = scheduling[1]
-        for name, limit in most.items():
+            limits["SchedulerParameters=max_array_tasks"] = scheduling[1]
+        for name, limit in limits.items():
             if limit.isdigit() and self.tasks > int(limit):
                 yield (
-                    f"--sweep: {self.tasks} runs asked for, an array has {limit} tasks at most here ({name}):"
+                    f"--sweep: {self.tasks} runs requested, an array may have {limit} tasks here ({name}):"
                     " submit them in several sweeps"
                 )
 
     def _of_partition(self, partition: Partition) -> Iterator[str]:
-        wanted, name, slurm = self.job.resources, partition.name, self.slurm
+        resources, name, slurm = self.job.resources, partition.name, self.slurm
         nodes, lifted = self.plan.layout.nodes, flags(self.site, partition, self._account_used, slurm.qos)
         longest = None if "PartitionTimeLimit" in lifted else partition.max_time
-        if wanted.time is not None and longest is not None and wanted.time > longest:
+        if resources.time is not None and longest is not None and resources.time > longest:
             yield (
-                f"resources.time: {format_duration(wanted.time)} asked for, partition {name} allows"
-                f" {format_duration(longest)}; training goes on in the next job by itself"
+                f"resources.time: {format_duration(resources.time)} asked for, partition {name} allows"
+                f" {format_duration(longest)}; training continues in the next job by itself"
             )
         given = partition.time_given
         warned = self.job.stop_seconds(slurm.signal_seconds)
-        if wanted.time is None and given is not None and given <= warned + STARTS_SECONDS:
+        if resources.time is None and given is not None and given <= warned + STARTS_SECONDS:
             yield (
                 f"resources.time: partition {name} gives {format_duration(given)} to a job without one,"
                 f" and the run is asked to stop {format_duration(warned)} before its end (stop_timeout, or"
@@ -100,32 +102,32 @@ class Feasibility:
         most = partition.node_count if "PartitionMaxNodes" in lifted else most
         if nodes > most:
             yield f"resources.nodes: {nodes} asked for, partition {name} gives {most}"
-        yield from self._not_taken(partition)
+        yield from self._access_refusals(partition)
         yield from self._limits(partition)
 
-    def _not_taken(self, partition: Partition) -> Iterator[str]:
-        """The account or QOS is not allowed in the partition. Slurm lets such a job wait forever."""
+    def _access_refusals(self, partition: Partition) -> Iterator[str]:
+        """Yield if the partition does not allow the account or QOS. Slurm lets such a job wait forever."""
         account, qos = self._account_used, self._qos_used
         # Newer versions also accept the accounts below an allowed one.
         if account is not None and all(
             partition.refuses("Accounts", name) for name in self.site.above(account)
         ):
-            own = [name for name in self.site.accounts() if not partition.refuses("Accounts", name)]
-            yield self._refusal("account", account, partition, partition.allowed("Accounts"), own)
+            permitted = [name for name in self.site.accounts() if not partition.refuses("Accounts", name)]
+            yield self._refusal("account", account, partition, partition.allowed("Accounts"), permitted)
         if qos is not None and partition.refuses("Qos", qos):
             rows = associations(self.site, partition, account)
             usable = {name for row in rows for name in row.get("QOS", "").split(",")} - {""}
-            own = sorted(name for name in usable if not partition.refuses("Qos", name))
-            yield self._refusal("qos", qos, partition, partition.allowed("Qos"), own)
+            permitted = sorted(name for name in usable if not partition.refuses("Qos", name))
+            yield self._refusal("qos", qos, partition, partition.allowed("Qos"), permitted)
 
     def _refusal(
         self, field: str, value: str, partition: Partition, allowed: list[str], own: list[str]
     ) -> str:
-        """`allowed` is what the partition accepts; `own` is what of that the user has."""
-        asked, where = (self.slurm.account if field == "account" else self.slurm.qos), f"slurm.{field}"
+        """Return a message. `allowed` is what the partition accepts; `own` is the part that the user has."""
+        requested, where = (self.slurm.account if field == "account" else self.slurm.qos), f"slurm.{field}"
         if field == "account" and self.site.given_account is not None:
-            asked, where = self.site.given_account, "SBATCH_ACCOUNT"
-        which = value if asked == value else f"your default, {value}"
+            requested, where = self.site.given_account, "SBATCH_ACCOUNT"
+        which = value if requested == value else f"your default, {value}"
         takes = f"it takes {', '.join(allowed)}" if allowed else "it takes others"
         if own:
             advice = f"set {where} to {' or '.join(own)}"
@@ -137,14 +139,14 @@ class Feasibility:
 
     @property
     def _account_used(self) -> str | None:
-        """The account that the job will use; None if unknown, or if the site's plugins may replace it."""
+        """The account that the job will use, or None if unknown or if the site's plugins may replace it."""
         if self.slurm.account is None and self.site.rewrites:
             return self.site.given_account
         return self.site.given_account or self.slurm.account or self.site.default_account
 
     @property
     def _qos_used(self) -> str | None:
-        """The QOS that the job will use; None as for `_account_used`.
+        """The QOS that the job will use, or None as for `_account_used`.
 
         A default is known only if limits are enforced and it is the same in every association that the job
         may use.
@@ -174,8 +176,8 @@ class Feasibility:
                 yield f"slurm.gres_type: no node of {where} has GPUs of type {type_}; there are {types}"
                 return
             if _count(fits) < need:
-                asked = f"{gpus} GPUs{f' of type {type_}' if type_ else ''} on {_nodes_words(need)}"
-                yield f"resources.gpus_per_node: {asked} asked for; {where} has {', '.join(offered)}"
+                requested = f"{gpus} GPUs{f' of type {type_}' if type_ else ''} on {_nodes_words(need)}"
+                yield f"resources.gpus_per_node: {requested} asked for; {where} has {', '.join(offered)}"
                 return
             groups = fits
         cpus = resources.cpus_per_node if self.cluster.node.cpus is not None else self._cpus()
@@ -183,12 +185,12 @@ class Feasibility:
             ("cpus_per_node", cpus, lambda group: group.cpus, str),
             ("memory_per_node", resources.memory_per_node, lambda group: group.memory, format_bytes),
         )
-        for field, size, of, show in sizes:
+        for field, size, value_of, show in sizes:
             if size is None:
                 continue
-            fits = [group for group in groups if of(group) >= size]
+            fits = [group for group in groups if value_of(group) >= size]
             if _count(fits) < need:
-                most = max(of(group) for group in groups)
+                most = max(value_of(group) for group in groups)
                 yield f"resources.{field}: {show(size)} asked for, a node of {where} gives {show(most)}"
                 return
             groups = fits
@@ -203,28 +205,28 @@ class Feasibility:
         rows, slurm = self.site.associations, self.slurm
         if rows is None or "associations" not in self.site.enforces:
             return
-        own = [row for row in rows if row.get("User")]
+        user_rows = [row for row in rows if row.get("User")]
         accounts, account = self.site.accounts(), self.site.given_account or slurm.account
         field = "SBATCH_ACCOUNT" if self.site.given_account else "slurm.account"
-        if not own:
+        if not user_rows:
             yield "Slurm's accounting knows no account of yours here: ask the site's administrators"
         elif account is not None and account not in accounts:
             yield f"{field}: {account} is not one of yours; yours are {', '.join(accounts)}"
-        if slurm.qos is None or not own:
+        if slurm.qos is None or not user_rows:
             return
-        allowed = {qos for row in own for qos in row.get("QOS", "").split(",") if qos}
+        allowed = {qos for row in user_rows for qos in row.get("QOS", "").split(",") if qos}
         if self.site.qos is not None and slurm.qos not in self.site.qos:
             yield f"slurm.qos: there is no QOS {slurm.qos} here; yours are {', '.join(sorted(allowed))}"
         elif "qos" in self.site.enforces and allowed and slurm.qos not in allowed:
             yield f"slurm.qos: you may not use {slurm.qos}; yours are {', '.join(sorted(allowed))}"
 
     def _limits(self, partition: Partition) -> Iterator[str]:
-        """Limits that this job exceeds on its own, so that it would wait forever."""
-        asked = self._asked(partition)
-        for limit in exceeded(asked, self.site, partition, self._account_used, self.slurm.qos):
+        """Yield limits that this job exceeds on its own, so that it would wait forever."""
+        request = self._request(partition)
+        for limit in exceeded(request, self.site, partition, self._account_used, self.slurm.qos):
             yield f"{_FIELDS[limit.what.partition(':')[0]]}: {limit.words}"
 
-    def _asked(self, partition: Partition) -> Asked:
+    def _request(self, partition: Partition) -> Requested:
         resources, layout = self.job.resources, self.plan.layout
         per_node = {"cpu": self._cpus()}
         memory, _ = self._memory(partition)
@@ -234,7 +236,7 @@ class Feasibility:
             per_node["gres/gpu"] = layout.gpus_per_node
             if self.slurm.gres_type is not None:
                 per_node[f"gres/gpu:{self.slurm.gres_type}"] = layout.gpus_per_node
-        return Asked(layout.nodes, per_node, resources.time)
+        return Requested(layout.nodes, per_node, resources.time)
 
     def warnings(self) -> Iterator[str]:
         for partition in self.partitions:
@@ -266,8 +268,8 @@ class Feasibility:
             )
         else:
             yield (
-                f"no resources.time, and partition {partition.name} has no limit: Slurm starts the job in no"
-                " gap before others; with a limit it would, and training goes on in the next job by itself"
+                f"no resources.time, and partition {partition.name} has no limit: Slurm cannot backfill the"
+                " job; with a limit it can, and training continues in the next job by itself"
             )
 
     def _unchecked(self, groups: list[Nodes]) -> Iterator[str]:
@@ -278,7 +280,7 @@ class Feasibility:
         if self.site.config and "associations" not in self.site.enforces:
             for field, value in (("account", slurm.account), ("qos", slurm.qos)):
                 if value is not None:
-                    yield f"slurm.{field}: {value} was not checked: this site's Slurm takes any"
+                    yield f"slurm.{field}: {value} was not checked: this site's Slurm accepts any value"
         asks = self.plan.layout.gpus_per_node and slurm.gpu_request != "none"
         type_ = slurm.gres_type
         if type_ and groups and not asks and not any(group.has(1, type_) for group in groups):
@@ -296,8 +298,8 @@ class Feasibility:
             yield f"slurm.gres_type is not set, and the job may get any of {', '.join(types)}"
         needed = self.plan.estimate.needed if self.plan.estimate is not None else None
         for name in types if type_ is None else [type_]:
-            meant = likely_types(name, _features(wanted))
-            largest = max(map(memory_of, meant), default=None)
+            likely = likely_types(name, _features(wanted))
+            largest = max(map(memory_of, likely), default=None)
             if largest is None:
                 continue
             if needed is not None and needed > largest:
@@ -336,7 +338,7 @@ class Feasibility:
         )
 
     def _cpus(self) -> int:
-        """CPUs per node, at least. What a site gives a job that asks for none is not known in advance."""
+        """Return the minimum CPUs per node. What a site gives a job that asks for none is not known."""
         layout = self.plan.layout
         return cpus_per_node(self.job, self.cluster, layout.gpus_per_node, layout.ranks_per_node) or 1
 

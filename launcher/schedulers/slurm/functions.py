@@ -42,7 +42,7 @@ PARAMETERS = frozenset(
     | {*SLURM, *OPTIONS, *RESOURCES}
 )
 NO_LIMIT = 10**6
-"Minutes that submitit is told for a job without a time limit."
+"Minutes that submitit gets for a job without a time limit."
 
 
 class FunctionPaths(utils.JobPaths):
@@ -65,7 +65,7 @@ class FunctionPaths(utils.JobPaths):
         return self.logs("err")[-1]
 
     def logs(self, stream: str) -> list[Path]:
-        """The task's log of each attempt."""
+        """Return the task's log of each attempt."""
         node = self.task_id // max(1, int(self.run.read_about().get("ranks_per_node") or 1))
         attempts = self.run.attempts() or [self.run.attempt(0)]
         return [attempt.rank_log(node, self.task_id, stream) for attempt in attempts]
@@ -98,17 +98,14 @@ class FunctionJob(RunJob):
         return (handle_of(self._run).job if self._run is not None else None) or str(self._job_id)
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the run has ended.
-
-        A run that continues in another attempt or job has not, even after an error.
-        """
+        """Return whether the run has ended. A run that continues in another attempt or job has not."""
         state = self.run.read_state()
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
         return bool(self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"))
 
     def _get_logs_string(self, name: str) -> str | None:
-        """The output of all attempts, without time stamps."""
+        """Return the output of all attempts, without time stamps."""
         lines: list[bytes] = []
         for path in self._paths.logs({"stdout": "out", "stderr": "err"}[name]):
             if path.is_file():
@@ -126,10 +123,10 @@ class FunctionJob(RunJob):
             return cast("tuple[str, Any]", utils.pickle_load(self.paths.result_pickle))
         state = self.run.read_state()
         why = f"{state.get('state')} ({state.get('reason') or self.state})"
-        printed = f"; its last words:\n{error[-4000:]}" if (error := self.stderr()) else ""
+        printed = f"; its last output:\n{error[-4000:]}" if (error := self.stderr()) else ""
         raise utils.UncompletedJobError(
             f"run {self.run.id} (job {self.job_id}, task {self.task_id or 0}) has no result: {why}; "
-            f"`launcher why {self.run.path}` tells more{printed}"
+            f"`launcher why {self.run.path}` shows more{printed}"
         )
 
 
@@ -175,14 +172,14 @@ class Executor(core.Executor):
         """
         given = {name.removeprefix("slurm_"): value for name, value in kwargs.items()}
         if unknown := sorted(set(given) - PARAMETERS):
-            raise ValueError(f"no parameters here: {unknown}; there are {', '.join(sorted(PARAMETERS))}")
+            raise ValueError(f"unknown parameters: {unknown}; there are {', '.join(sorted(PARAMETERS))}")
         numbers = {name: given[name] for name in NUMBERS if given.get(name) is not None}
         if wrong := {name: value for name, value in numbers.items() if not isinstance(value, int | float)}:
-            raise ValueError(f"numbers are needed, not {wrong}")
+            raise ValueError(f"these parameters must be numbers: {wrong}")
         before = self.parameters
         self.parameters = {**before, **{name: value for name, value in given.items() if value is not None}}
         try:
-            self._job("check", lasts=True)
+            self._job("check", has_checkpoint=True)
             self._profile()
         except Exception:
             self.parameters = before
@@ -222,8 +219,8 @@ class Executor(core.Executor):
 
     def _prepared(self, scheduler: SlurmScheduler, run_id: str, delayed: utils.DelayedSubmission) -> Prepared:
         """Pickle the call as it is now, and prepare its run."""
-        cluster, lasts = self._profile(), hasattr(delayed.function, "checkpoint")
-        job = self._job(_name(delayed), lasts)
+        cluster, has_checkpoint = self._profile(), hasattr(delayed.function, "checkpoint")
+        job = self._job(_name(delayed), has_checkpoint)
         folder = Path.cwd()
         limit = job.resources.time
         delayed.set_timeout(NO_LIMIT if limit is None else max(1, limit // 60), self.max_num_timeout)
@@ -243,16 +240,16 @@ class Executor(core.Executor):
             )
         )
 
-    def _job(self, name: str, lasts: bool) -> Job:
-        """The job of a call.
+    def _job(self, name: str, has_checkpoint: bool) -> Job:
+        """Return the job of a call.
 
-        `lasts`: the function has `checkpoint`. Without it, a time limit would restart it.
+        A function without `checkpoint` does not continue after a time limit, because it would start afresh.
         """
         given = self.parameters
         nodes, tasks = given.get("nodes", 1), given.get("tasks_per_node", given.get("ntasks_per_node", 1))
         cpus, minutes = given.get("cpus_per_task"), given.get("timeout_min", given.get("time"))
         memory = given.get("mem_gb")
-        wanted = {
+        resource_fields = {
             "nodes": nodes,
             "ranks_per_node": tasks,
             "gpus_per_node": given.get("gpus_per_node", 0),
@@ -264,10 +261,10 @@ class Executor(core.Executor):
             "name": given.get("name", given.get("job_name", name)),
             "batch": {"global": nodes * tasks},
             "command": ["python", "-u", "-m", "launcher.schedulers.slurm.call", str(self.folder)],
-            "retries": {"lower": 0, "time_limits": self.max_num_timeout if lasts else 0},
+            "retries": {"lower": 0, "time_limits": self.max_num_timeout if has_checkpoint else 0},
             **self.job,
         }
-        resources = {name: value for name, value in wanted.items() if value is not None}
+        resources = {name: value for name, value in resource_fields.items() if value is not None}
         fields["resources"] = {**resources, **self.job.get("resources", {})}
         return from_record(Job, fields, "Executor")
 

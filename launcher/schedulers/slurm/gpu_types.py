@@ -1,4 +1,4 @@
-"""Find out which GPU a site means by the type in its GRES: `a100`, `nvidia_h100_80gb_hbm3`, `rtxa6000`."""
+"""Find the GPU that a site means by the type in its GRES: `a100`, `nvidia_h100_80gb_hbm3`, `rtxa6000`."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from launcher.planning.hardware import GPU_TYPES, GpuType, model_of, plain
 
 
 def likely_types(gres_type: str, features: Iterable[str] = ()) -> list[GpuType]:
-    """All GPUs that the type may mean, smallest memory first.
+    """Return all GPUs that the type may mean, smallest memory first; none for MIG slices and unknown names.
 
-    Empty if the name is unknown or names a MIG slice. With AutoDetect=nvml the type is the device name in
-    lower case; otherwise it is whatever the administrator chose.
+    With AutoDetect=nvml the type is the device name in lower case; otherwise the administrator chose it.
     """
     if not gres_type or re.search(r"\d+g\.\d+gb", gres_type):
         return []
     device = gres_type.replace("_", " ")
     for name in (device, f"nvidia {device}"):
-        exact = [one for one in GPU_TYPES if re.fullmatch(one.names, name, re.IGNORECASE)]
+        exact = [gpu for gpu in GPU_TYPES if re.fullmatch(gpu.names, name, re.IGNORECASE)]
         if exact and exact[0].names.count(".*") == 0:
             return exact[:1]
-    called = plain(gres_type)
-    tokens = {one.label: model_of(one.label) for one in GPU_TYPES}
-    named = {token for token in tokens.values() if re.search(rf"{token}(?![0-9])", called)}
+    plain_name = plain(gres_type)
+    tokens = {gpu.label: model_of(gpu.label) for gpu in GPU_TYPES}
+    named = {token for token in tokens.values() if re.search(rf"{token}(?![0-9])", plain_name)}
     if not named:
         return []
     longest = max(named, key=len)
-    types = [one for one in GPU_TYPES if tokens[one.label] == longest]
+    types = [gpu for gpu in GPU_TYPES if tokens[gpu.label] == longest]
     hints = " ".join(
         (gres_type, *(feature for feature in features if longest in plain(feature) or "mem" in feature))
     )
     for narrower in (
-        [one for one in types if (size := re.search(r"(\d+)GB", one.label)) and _sized(size[1], hints)],
-        [one for one in types if "PCIe" in one.label and "pci" in hints.lower()],
-        [one for one in types if "PCIe" not in one.label and "sxm" in hints.lower()],
+        [gpu for gpu in types if (size := re.search(r"(\d+)GB", gpu.label)) and _sized(size[1], hints)],
+        [gpu for gpu in types if "PCIe" in gpu.label and "pci" in hints.lower()],
+        [gpu for gpu in types if "PCIe" not in gpu.label and "sxm" in hints.lower()],
     ):
-        both = [one for one in types if one in narrower]
-        types = both or types
-    return sorted(types, key=lambda one: one.memory)
+        narrowed = [gpu for gpu in types if gpu in narrower]
+        types = narrowed or types
+    return sorted(types, key=lambda gpu: gpu.memory)
 
 
 def _sized(size: str, hints: str) -> bool:

@@ -24,7 +24,7 @@ class Handle:
 
 
 def handle_of(run: RunDir) -> Handle:
-    """Handle of the run's latest job. The job is None if sbatch's answer to the last submission was lost."""
+    """Return the handle of the run's latest job, with job None if sbatch's last answer was lost."""
     cluster = run.read_about().get("cluster", {}).get("name", "")
     refused = False
     for event in reversed(run.read_events()):
@@ -38,6 +38,6 @@ def handle_of(run: RunDir) -> Handle:
 
 
 def job_in(handle: str) -> str:
-    """The job id in a handle; empty if it is not known."""
+    """Return the job id in a handle, or "" if it is not known."""
     job = handle.rpartition(":")[2]
     return "" if job.startswith(UNKNOWN) else job

@@ -12,11 +12,11 @@ from launcher.schedulers.slurm.records import JobRecord
 CLOCKS_DIFFER = timedelta(minutes=10)
 
 
-def is_of(record: JobRecord, run: RunDir) -> bool:
-    """Whether the job is the run's.
+def belongs_to(record: JobRecord, run: RunDir) -> bool:
+    """Return whether the job belongs to the run.
 
-    Compares the script's folder, which is the run's, and the comment, which a site may change. If only
-    accounting knows the job, compares its name and submission time.
+    Compare the script's folder, and the comment, which a site may change. If only accounting knows the job,
+    compare its name and submission time.
     """
     about = run.read_about()
     ours = {run.id, str(about.get("sweep", {}).get("id", run.id))}
@@ -35,9 +35,9 @@ def is_of(record: JobRecord, run: RunDir) -> bool:
     return record.submitted.timestamp() > first - CLOCKS_DIFFER.total_seconds()
 
 
-def another(job: str, record: JobRecord) -> str:
+def message_of_foreign_job(job: str, record: JobRecord) -> str:
     what = record.comment or record.command or record.name
     return (
-        f"Slurm's job {job} here is another one{f' ({what})' if what else ''}: look from a host of the "
-        "cluster that the run was submitted to"
+        f"Slurm's job {job} here does not belong to the run{f' ({what})' if what else ''}: look from a host "
+        "of the cluster that the run was submitted to"
     )

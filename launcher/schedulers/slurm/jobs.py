@@ -1,4 +1,4 @@
-"""Submit jobs. A submission creates one job, whatever Slurm answers."""
+"""Submit jobs. A submission creates at most one job, whatever Slurm answers."""
 
 from __future__ import annotations
 
@@ -70,20 +70,22 @@ T = TypeVar("T")
 
 
 def sbatch_command(script: PurePath | str, submission: int = 1) -> tuple[str, ...]:
-    """`submission` is its number within the run. If one submission makes two jobs, the first gets the run."""
+    """Return the sbatch command. `submission` is its number within the run.
+
+    If one submission creates two jobs, the first one gets the run.
+    """
     return ("sbatch", "--parsable", str(script), str(submission))
 
 
 def submission_of(run: RunDir) -> int:
-    """The number of the current submission."""
+    """Return the number of the current submission."""
     return sum(event.get("event") == "submitting" for event in run.read_events())
 
 
 def sbatch_text(command: tuple[str, ...], first: str = "", then: str = "") -> str:
-    """POSIX shell that runs `first`, submits in a clean environment, and runs `then` with the job id in
-    `$job`.
+    """Return POSIX shell that runs `first` and submits in a clean environment.
 
-    `then` runs only if Slurm accepted the job.
+    If Slurm accepts the job, the shell runs `then` with the job id in `$job`.
     """
     if not then:
         return f"{first}{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
@@ -104,26 +106,26 @@ def submit(
     first: str = "",
     then: str = "",
 ) -> str:
-    """Submit and return the job id. The job carries `comment`, as do the `earlier` jobs of its run.
+    """Submit a job and return its id. The job has the comment `comment`, as do the `earlier` jobs of its run.
 
-    Retries while there is certainly no job, and looks for a job whose answer was lost. `first` and `then`:
-    see `sbatch_text`. Raises NotSubmittedError, UnclearError.
+    Retry while there is certainly no job. If an answer was lost, look for the job. For `first` and `then` see
+    `sbatch_text`. Raises NotSubmittedError, UnclearError.
     """
     unclear = False
 
-    def once() -> str:
+    def try_once() -> str:
         nonlocal unclear
-        if unclear and (found := find(login, comment, earlier)):
-            return found
-        before, unclear = unclear, True  # until Slurm answers
+        if unclear and (job := find_job(login, comment, earlier)):
+            return job
+        was_unclear, unclear = unclear, True  # until Slurm answers
         try:
-            return _once(login, sbatch_text(command, first, then))
+            return _submit_once(login, sbatch_text(command, first, then))
         except NotYetError as error:
-            unclear = before or error.unclear
+            unclear = was_unclear or error.unclear
             raise
 
     try:
-        return patiently(once, patience)
+        return with_retries(try_once, patience)
     except KeyboardInterrupt:
         if unclear:
             raise
@@ -132,19 +134,19 @@ def submit(
         if not unclear:
             raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
         raise UnclearError(
-            f"Slurm did not answer, the job may be in its queue or not: {error}; "
-            "`launcher status` tells when Slurm answers again"
+            f"Slurm did not answer, so the job may or may not be in its queue: {error}; "
+            "`launcher status` shows it when Slurm answers again"
         ) from None
 
 
-TAKES_NONE = "Slurm takes no job at the moment"
+TAKES_NONE = "Slurm accepts no jobs at the moment"
 
 
-def patiently(once: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
-    """Return `once()`. Retries after each NotYetError for `patience` seconds, then raises the last one."""
+def with_retries(try_once: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
+    """Return `try_once()`. Retry after each NotYetError for `patience` seconds, then raise the last one."""
     began = time.monotonic()
     try:
-        return once()
+        return try_once()
     except NotYetError as error:
         print(f"Slurm: {error}; trying for {patience:.0f} s", file=sys.stderr)
     time.sleep(FIRST_PAUSE_SECONDS)
@@ -156,10 +158,10 @@ def patiently(once: Callable[[], T], patience: float = PATIENCE_SECONDS) -> T:
         wait=tenacity.wait_exponential(multiplier=2 * FIRST_PAUSE_SECONDS, max=4),
         reraise=True,
     )
-    return attempts(once)
+    return attempts(try_once)
 
 
-def _once(login: Login, script: str) -> str:
+def _submit_once(login: Login, script: str) -> str:
     try:
         done = login.run(script)
     except LoginError as error:
@@ -171,35 +173,34 @@ def _once(login: Login, script: str) -> str:
         # With two controllers, the first may have accepted the job before the second could not be reached.
         unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in message.splitlines())
         raise NotYetError(_last(message), unclear=unclear)
-    if absent(done.returncode, message):
+    if slurm_is_missing(done.returncode, message):
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     raise NotSubmittedError(f"sbatch: {_words(message) or f'exit code {done.returncode}'}")
 
 
 def unanswered(message: str) -> bool:
-    """Whether these error messages of a Slurm command mean that the controller did not answer."""
+    """Return whether these error messages of a Slurm command mean that the controller did not answer."""
     return bool(_NOT_TAKEN.search(message) or _UNCLEAR.search(message))
 
 
-def absent(code: int, message: str) -> bool:
-    """Whether there is no Slurm here: no command, or one without a cluster configuration.
+def slurm_is_missing(code: int, message: str) -> bool:
+    """Return whether Slurm is missing: there is no command, or it has no cluster configuration.
 
-    Ask `unanswered` first: a controller that is down may provide no configuration either.
+    Call `unanswered` first: a controller that is down may provide no configuration either.
     """
     return code == NOT_FOUND or "configuration source" in message
 
 
 def job_id(out: str) -> str:
-    """The job id that `sbatch --parsable` prints: `123` or `123;cluster`, after the output of site
-    plugins."""
+    """Return the job id that `sbatch --parsable` prints as `123` or `123;cluster` after other output."""
     for line in reversed(out.strip().splitlines()):
         if re.fullmatch(r"\d+(;[^;\s]+)?", line.strip()):
             return line.strip().partition(";")[0]
-    raise UnclearError(f"sbatch answered {out!r}, in which there is no job id")
+    raise UnclearError(f"sbatch's answer has no job id: {out!r}")
 
 
-def find(login: Login, comment: str, earlier: Collection[str]) -> str | None:
-    """The newest job with this comment that the controller knows, except `earlier` ones.
+def find_job(login: Login, comment: str, earlier: Collection[str]) -> str | None:
+    """Return the newest job with this comment that the controller knows, except `earlier` ones, or None.
 
     Raises NotYetError if Slurm does not answer.
     """
@@ -209,7 +210,7 @@ def find(login: Login, comment: str, earlier: Collection[str]) -> str | None:
         raise NotYetError(str(error), unclear=True) from None
     if answer.code:
         raise NotYetError(_last(answer.err), unclear=True)
-    return found(answer, earlier).get(comment)
+    return newest_jobs(answer, earlier).get(comment)
 
 
 QUEUE = [
@@ -218,10 +219,10 @@ QUEUE = [
 ]
 
 
-def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
+def newest_jobs(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
     """Map each comment, and the name of each script's folder, to its newest job, except `earlier` ones.
 
-    Both are the id of a run or sweep. If `slurm.comment` is false, only the folder is.
+    Both are the id of a run or sweep. If `slurm.comment` is false, only the folder's name is.
     """
     newest: dict[str, str] = {}
     rows = [line.partition("|")[::2] for line in answer.out.splitlines()]
@@ -233,7 +234,7 @@ def found(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
 
 
 def folder_of_script(command: str) -> str | None:
-    """The name of the run's or sweep's folder; None if the script is not launcher's."""
+    """Return the name of the run's or sweep's folder, or None if the script is not launcher's."""
     folder = _FOLDER_OF_SCRIPT.search(command)
     return folder[1] if folder is not None else None
 
@@ -246,7 +247,7 @@ _FOLDER_OF_SCRIPT = re.compile(
 
 
 def begun(run: RunDir) -> bool:
-    """Whether the run's records show a batch script or supervisor that honours the file `cancel`."""
+    """Return whether the run's records show a batch script or supervisor that obeys the file `cancel`."""
     if run.read_state().get("state") in ("running", "stopping"):
         return True
     kinds = ("submitting", "submitted", "resubmitted", "requeued", "job")
@@ -254,7 +255,7 @@ def begun(run: RunDir) -> bool:
 
 
 def jobs_of(run: RunDir) -> set[str]:
-    """Every job that the run's records name; for an array task, the id of its array."""
+    """Return every job that the run's records name; for an array task, the id of its array."""
     handles = (str(event.get("handle", "")) for event in run.read_events())
     return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
 
@@ -264,6 +265,6 @@ def _last(message: str) -> str:
 
 
 def _words(message: str) -> str:
-    """sbatch's error message without its prefix on each line."""
+    """Return sbatch's error message without its prefix on each line."""
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in message.splitlines())
     return "; ".join(line for line in lines if line)

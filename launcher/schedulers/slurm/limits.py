@@ -16,13 +16,13 @@ from launcher.schedulers.slurm.records import JobRecord, duration
 from launcher.schedulers.slurm.site import Partition, Row, Site, gpus_of
 from launcher.spec.base import format_bytes, format_duration
 
-ALONE = ("MaxTRES", "MaxTRESPerNode", "MaxTRESPU", "MaxTRESPA", "GrpTRES")
+SINGLE_JOB_COLUMNS = ("MaxTRES", "MaxTRESPerNode", "MaxTRESPU", "MaxTRESPA", "GrpTRES")
 "Columns of TRES limits that a single job can exceed."
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a job asks for, at least. What Slurm adds (whole cores, whole nodes) is not known in advance."""
+class Requested:
+    """The minimum that a job requests. What Slurm adds (whole cores, whole nodes) is not known in advance."""
 
     nodes: int
     per_node: Mapping[str, int]
@@ -41,7 +41,7 @@ class Exceeded:
 
     what: str
     "A TRES, or `time`."
-    asked: float
+    requested: float
     limit: float
     column: str
     owner: str
@@ -49,44 +49,48 @@ class Exceeded:
     @property
     def words(self) -> str:
         if self.what == "time":
-            asked, limit = format_duration(int(self.asked)), format_duration(int(self.limit))
+            requested, limit = format_duration(int(self.requested)), format_duration(int(self.limit))
             return (
-                f"{asked} asked for, {self.owner} allows {limit} ({self.column}): ask for no more; training "
-                "goes on in the next job by itself"
+                f"{requested} asked for, {self.owner} allows {limit} ({self.column}): ask for no more; "
+                "training continues in the next job by itself"
             )
         where = "on each node" if self.column == "MaxTRESPerNode" else "in all"
         return (
-            f"{_amount(self.what, self.asked)} {where}, {self.owner} gives "
+            f"{_amount(self.what, self.requested)} {where}, {self.owner} gives "
             f"{_amount(self.what, self.limit, bare=True)} ({self.column}): ask for no more, or use another "
             "QOS or account"
         )
 
 
 def exceeded(
-    asked: Asked, here: Site, partition: Partition, account: str | None, qos: str | None
+    requested: Requested, site: Site, partition: Partition, account: str | None, qos: str | None
 ) -> list[Exceeded]:
-    """The limits that the job exceeds.
+    """Return the limits that the job exceeds.
 
-    Empty if nothing is enforced or known, or if one of the accounts that the job may use accepts it.
+    Return none if nothing is enforced or known, or if one of the accounts that the job may use accepts it.
     """
-    if "limits" not in here.enforces or here.qos is None or here.associations is None:
+    if "limits" not in site.enforces or site.qos is None or site.associations is None:
         return []
-    found = [
+    by_association = [
         list(
-            _exceeded(asked, _qos_rows(here, partition, association, qos), _own_and_above(here, association))
+            _exceeded(
+                requested,
+                _qos_rows(site, partition, association, qos),
+                _association_and_parents(site, association),
+            )
         )
-        for association in associations(here, partition, account)
+        for association in associations(site, partition, account)
     ]
-    return found[0] if found and all(found) else []
+    return by_association[0] if by_association and all(by_association) else []
 
 
-def associations(here: Site, partition: Partition, account: str | None) -> list[Row]:
-    """The user's associations that the job may use, one per account.
+def associations(site: Site, partition: Partition, account: str | None) -> list[Row]:
+    """Return the user's associations that the job may use, one per account.
 
-    Accounting does not report the default.
+    There may be several, because accounting does not report which one is the default.
     """
     chosen: dict[str, Row] = {}
-    for row in here.associations or ():
+    for row in site.associations or ():
         limited_to = row.get("Partition", "")
         if (
             not row.get("User")
@@ -100,109 +104,117 @@ def associations(here: Site, partition: Partition, account: str | None) -> list[
 
 
 def default_qos(association: Row) -> str:
-    """The QOS of a job that asks for none."""
+    """Return the QOS of a job that requests none."""
     allowed = [name for name in association.get("QOS", "").split(",") if name]
     return association.get("Def QOS", "") or (allowed[0] if len(allowed) == 1 else "normal")
 
 
-def flags(here: Site, partition: Partition, account: str | None, qos: str | None) -> frozenset[str]:
-    """The flags of every QOS that the job may get."""
-    names = [qos] if qos else [default_qos(row) for row in associations(here, partition, account)]
-    rows = [(here.qos or {}).get(name, {}) for name in names]
+def flags(site: Site, partition: Partition, account: str | None, qos: str | None) -> frozenset[str]:
+    """Return the flags of every QOS that the job may get."""
+    names = [qos] if qos else [default_qos(row) for row in associations(site, partition, account)]
+    rows = [(site.qos or {}).get(name, {}) for name in names]
     return frozenset(flag for row in rows for flag in row.get("Flags", "").split(","))
 
 
 Owned = tuple[str, Row]
 
 
-def _qos_rows(here: Site, partition: Partition, association: Row, qos: str | None) -> list[Owned]:
-    """The rows of the partition's and the job's QOS; the first one that sets a limit decides."""
-    known, name = here.qos or {}, qos or default_qos(association)
+def _qos_rows(site: Site, partition: Partition, association: Row, qos: str | None) -> list[Owned]:
+    """Return the rows of the partition's and the job's QOS. The first one that sets a limit decides."""
+    qos_rows, name = site.qos or {}, qos or default_qos(association)
     names = [partition.qos, name]
-    if "OverPartQOS" in known.get(name, {}).get("Flags", "").split(","):
+    if "OverPartQOS" in qos_rows.get(name, {}).get("Flags", "").split(","):
         names.reverse()
     return [
-        (f"QOS {known_name}", known[known_name]) for known_name in dict.fromkeys(names) if known_name in known
+        (f"QOS {known_name}", qos_rows[known_name])
+        for known_name in dict.fromkeys(names)
+        if known_name in qos_rows
     ]
 
 
-def _own_and_above(here: Site, association: Row) -> list[Owned]:
-    """The user's association, then its account and the accounts above, as far as they are known."""
-    accounts = {row["Account"]: row for row in here.associations or () if not row.get("User")}
+def _association_and_parents(site: Site, association: Row) -> list[Owned]:
+    """Return the user's association, then its account and the accounts above it, as far as they are known."""
+    accounts = {row["Account"]: row for row in site.associations or () if not row.get("User")}
     name = association["Account"]
-    found = [(f"account {name}", association)]
+    rows = [(f"account {name}", association)]
     while name in accounts:
         row = accounts.pop(name)
-        found.append((f"account {name}", row))
+        rows.append((f"account {name}", row))
         name = row.get("ParentName") or row.get("Par Name") or "root"
-    return found
+    return rows
 
 
-def _exceeded(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
+def _exceeded(
+    requested: Requested, of_qos: Sequence[Owned], of_account: Sequence[Owned]
+) -> Iterator[Exceeded]:
     """Yield one exceeded limit per kind of resource."""
-    yielded = set()
-    for limit in (*_too_long(asked, of_qos, of_account), *_too_much(asked, of_qos, of_account)):
-        if (kind := limit.what.rpartition(":")[0] or limit.what) not in yielded:
-            yielded.add(kind)
+    done = set()
+    for limit in (*_too_long(requested, of_qos, of_account), *_too_much(requested, of_qos, of_account)):
+        if (kind := limit.what.rpartition(":")[0] or limit.what) not in done:
+            done.add(kind)
             yield limit
 
 
-def _too_long(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
+def _too_long(
+    requested: Requested, of_qos: Sequence[Owned], of_account: Sequence[Owned]
+) -> Iterator[Exceeded]:
     for owner, row in (*of_qos, of_account[0]):
         wall = duration(row.get("MaxWall", ""))
         if wall is not None:
-            if asked.seconds is not None and asked.seconds > wall:
-                yield Exceeded("time", asked.seconds, wall, "MaxWall", owner)
+            if requested.seconds is not None and requested.seconds > wall:
+                yield Exceeded("time", requested.seconds, wall, "MaxWall", owner)
             return
 
 
-def _too_much(asked: Asked, of_qos: Sequence[Owned], of_account: Sequence[Owned]) -> Iterator[Exceeded]:
-    for column in ALONE:
+def _too_much(
+    requested: Requested, of_qos: Sequence[Owned], of_account: Sequence[Owned]
+) -> Iterator[Exceeded]:
+    for column in SINGLE_JOB_COLUMNS:
         decided: set[str] = set()
         accounts = {"GrpTRES": of_account, "MaxTRESPU": (), "MaxTRESPA": ()}.get(column, of_account[:1])
         for owner, row in (*of_qos, *accounts):
             limits = {what: limit for what, limit in tres(row.get(column, "")).items() if what not in decided}
             for what, limit in limits.items():
-                if (much := asked.of(what, column)) > limit:
-                    yield Exceeded(what, much, limit, column, owner)
+                if (amount := requested.of(what, column)) > limit:
+                    yield Exceeded(what, amount, limit, column, owner)
             if owner.startswith("QOS "):
                 decided |= limits.keys()
 
 
-def alone(record: JobRecord, column: str, value: str) -> bool:
-    """Whether a queued job exceeds the limit `value` on its own. False if that is uncertain."""
-    if column not in ALONE or record.node_count is None:
+def exceeds_alone(record: JobRecord, column: str, value: str) -> bool:
+    """Return whether a queued job exceeds the limit `value` on its own; False if that is uncertain."""
+    if column not in SINGLE_JOB_COLUMNS or record.node_count is None:
         return False
     nodes = record.node_count
     per_node = dict(_gres(record.gres))
     per_node["mem"] = tres(f"mem={record.memory}").get("mem", 0)  # may be per CPU; a node has at least one
-    asked = Asked(nodes, per_node)
+    requested = Requested(nodes, per_node)
     for what, limit in tres(value).items():
         if what == "cpu" and column != "MaxTRESPerNode" and (record.cpus or 0) > limit:
             return True
-        if asked.of(what, column) > limit:
+        if requested.of(what, column) > limit:
             return True
     return False
 
 
 def _gres(text: str) -> Iterator[tuple[str, int]]:
     """`gres:gpu:a100:4` -> gres/gpu 4, gres/gpu:a100 4."""
-    found = gpus_of(re.sub(r"\bgres[:/]", "", text))
-    yield "gres/gpu", sum(count for _, count in found)
-    yield from ((f"gres/gpu:{name}", count) for name, count in found if name)
+    gpus = gpus_of(re.sub(r"\bgres[:/]", "", text))
+    yield "gres/gpu", sum(count for _, count in gpus)
+    yield from ((f"gres/gpu:{name}", count) for name, count in gpus if name)
 
 
 def tres(text: str) -> dict[str, int]:
     """`gres/gpu=2,mem=9G` -> numbers; memory in bytes."""
-    found = {}
+    amounts = {}
     for item in text.split(","):
         what, _, value = item.partition("=")
         match = re.fullmatch(r"(\d+)([KMGTP]?)", value)
         if match is not None and what == "mem":
-            found[what] = int(match[1]) * 1024 ** ("KMGTP".index(match[2] or "M") + 1)
+            amounts[what] = int(match[1]) * 1024 ** ("KMGTP".index(match[2] or "M") + 1)
         elif match is not None and not match[2]:
-            found[what] = int(match[1])
-    return found
+            amounts[what] = int(match[1])
+    return amounts
 
 
 def _amount(what: str, number: float, bare: bool = False) -> str:

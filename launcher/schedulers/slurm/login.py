@@ -1,4 +1,4 @@
-"""Where Slurm's commands run and run directories are: on this host, or behind a login node."""
+"""Find out where Slurm's commands run and run directories are: on this host, or behind a login node."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.login import Here, Login
+from launcher.schedulers.login import LocalLogin, Login
 from launcher.schedulers.store import Folder, Store
 
 if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.ssh import Over
+    from launcher.schedulers.over_ssh.ssh import SshLogin
 
 
 def store_of(cluster: Mapping[str, Any]) -> Store:
-    """The run directories of a profile. Raises SchedulerError."""
+    """Return the store of a profile's run directories. Raises SchedulerError."""
     clusters = (cluster.get("slurm") or {}).get("clusters")
     if (host := cluster.get("login")) is None:
-        return Folder(Here(_asking(clusters)))
-    from launcher.schedulers.over_ssh.remote_store import RemoteStore, absolute
+        return Folder(LocalLogin(_select_cluster(clusters)))
+    from launcher.schedulers.over_ssh.remote_store import RemoteStore, absolute_runs_folder
 
-    there = absolute((cluster.get("paths") or {}).get("runs"), f"login {host}")
-    return RemoteStore(_over(host, clusters), there)
+    remote_root = absolute_runs_folder((cluster.get("paths") or {}).get("runs"), f"login {host}")
+    return RemoteStore(_remote_login(host, clusters), remote_root)
 
 
 def login_to(host: str | None) -> Login:
-    """A shell with the commands of a site's default cluster; None for this host."""
-    return Here() if host is None else _over(host, None)
+    """Return a login to a site with the commands of its default cluster. `host` None means this host."""
+    return LocalLogin() if host is None else _remote_login(host, None)
 
 
-def _over(host: str, clusters: str | None) -> Over:
-    """Many sites add Slurm's commands to the PATH of login shells only."""
-    from launcher.schedulers.over_ssh.ssh import Over, login_environment
+def _remote_login(host: str, clusters: str | None) -> SshLogin:
+    """Return a login to a host. Many sites add Slurm's commands to the PATH of login shells only."""
+    from launcher.schedulers.over_ssh.ssh import SshLogin, login_environment
 
-    return Over(host, login_environment(unless="squeue") + _asking(clusters))
+    return SshLogin(host, login_environment(unless="squeue") + _select_cluster(clusters))
 
 
-def _asking(clusters: str | None) -> str:
-    """Shell after which Slurm's commands query this one of a site's clusters; None for the default.
+def _select_cluster(clusters: str | None) -> str:
+    """Return shell that makes Slurm's commands query one of a site's clusters; None means the default.
 
-    sacct does not read the variable by itself. If the cluster is the host's own, nothing is set: with the
-    variable each command queries slurmdbd first, and hangs if that hangs.
+    sacct ignores the variable. For the host's own cluster nothing is set, because with the variable each
+    command queries slurmdbd first, and hangs if that hangs.
     """
     if not clusters:
         return ""
-    own = "$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')"
-    return f'[ "{own}" = {shlex.quote(clusters)} ] || export SLURM_CLUSTERS={shlex.quote(clusters)}\n'
+    own_name = "$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')"
+    return f'[ "{own_name}" = {shlex.quote(clusters)} ] || export SLURM_CLUSTERS={shlex.quote(clusters)}\n'

@@ -1,5 +1,4 @@
-"""Explain why a job is pending: what Slurm's reason means, the limit it names, the expected start, what to
-do.
+"""Explain why a job is pending: Slurm's reason, the limit that it names, the expected start, what to do.
 
 About two thirds of Slurm's reasons are limits of a QOS or an association. Their names are composed of parts,
 which are parsed here. The other reasons are in reasons.py.
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-from launcher.schedulers.slurm.limits import alone
+from launcher.schedulers.slurm.limits import exceeds_alone
 from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, UNKNOWN
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.site import Row, Site
@@ -49,7 +48,7 @@ def why_pending(record: JobRecord, site: Site | None = None, now: datetime | Non
 
 
 def needs_site(record: JobRecord) -> bool:
-    """Whether explaining the reason takes the site's partitions and limits."""
+    """Return whether `why_pending` needs the site's partitions and limits to explain the reason."""
     word = record.reason.replace("_", " ").partition(",")[0].strip()
     return word.startswith("Partition") or _LIMIT.fullmatch(word) is not None
 
@@ -65,23 +64,25 @@ def _explained(record: JobRecord, site: Site) -> tuple[str, str]:
     elif (limit := _LIMIT.fullmatch(word)) is not None:
         words, advice = _limit(limit, record, site)
     else:
-        begins = (found for start, found in SENTENCES if reason.lower().startswith(start.lower()))
+        sentences = (
+            explanation for start, explanation in SENTENCES if reason.lower().startswith(start.lower())
+        )
         who = re.search(r"\((\S+ (?:allows|denies) .*)\)$", reason)
-        words, advice = next(begins, (f"Slurm says {reason!r}", UNKNOWN) if reason else REASONS["None"])
+        words, advice = next(sentences, (f"Slurm says {reason!r}", UNKNOWN) if reason else REASONS["None"])
         words += f" (Slurm says: {who[1]})" if who is not None else ""
-    known = {
+    values = {
         "id": record.id,
         "account": record.account,
         "qos": record.qos,
         "partition": record.partition,
         "dependency": record.dependency,
     }
-    return _fill(words, known), _fill(advice, known)
+    return _fill(words, values), _fill(advice, values)
 
 
-def _fill(text: str, known: dict[str, str]) -> str:
-    """Insert the known values for `{name}`, and remove `({name})` if the value is empty."""
-    for name, value in known.items():
+def _fill(text: str, values: dict[str, str]) -> str:
+    """Insert `values` for `{name}`, and remove `({name})` if the value is empty."""
+    for name, value in values.items():
         text = text.replace(f" ({{{name}}})", f" ({value})" if value else "").replace(f"{{{name}}}", value)
     return text
 
@@ -123,7 +124,7 @@ def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, st
     if minutes:
         thing = f"minutes of {thing}" + (" of the jobs that run" if minutes.startswith("Run") else "")
     if kind == "Min":
-        words = f"it asks for fewer {thing} than {subject} wants at least"
+        words = f"it asks for fewer {thing} than the minimum of {subject}"
     elif kind == "Grp":
         words = f"{subject} has reached its limit of {thing} for all its jobs together"
     else:
@@ -131,8 +132,8 @@ def _limit(limit: re.Match[str], record: JobRecord, site: Site) -> tuple[str, st
     if value:
         words += f" ({owner}: {column} {value})"
     advice = _advice(kind, what, minutes, per)
-    if per not in ("PerJob", "PerNode") and alone(record, column, value):
-        advice = "this job alone asks for more, and can never start as it is: " + AGAIN
+    if per not in ("PerJob", "PerNode") and exceeds_alone(record, column, value):
+        advice = "this job alone exceeds the limit and can never start: " + AGAIN
     return f"{words} [{record.reason}]", advice
 
 
@@ -140,18 +141,18 @@ def _advice(kind: str, what: str, minutes: str, per: str) -> str:
     if kind == "Min":
         return "ask for more, or use another QOS"
     if what.startswith("Wall") and kind == "Max":
-        return "submit it again with a shorter resources.time: training goes on in the next job by itself"
+        return "submit it again with a shorter resources.time: training continues in the next job by itself"
     if minutes.startswith("Run"):
-        return "a shorter resources.time or fewer GPUs count less; or wait until running jobs are further on"
+        return "ask for a shorter resources.time or fewer GPUs, or wait until running jobs are further on"
     if minutes or what.startswith("Wall"):
         return "the minutes of this limit are used up for now: " + ADMIN
     if per in ("PerJob", "PerNode"):
-        return "this job can never start as it is: " + AGAIN
-    return SMALLER if kind == "Max" else "wait until jobs of the others have ended, or ask for less"
+        return "this job can never start: " + AGAIN
+    return SMALLER if kind == "Max" else "wait until other jobs under this limit have ended, or ask for less"
 
 
 def _column(kind: str, what: str, minutes: str, per: str, *, qos: bool) -> tuple[str, str]:
-    """The column in sacctmgr's output, and the name within its list of TRES."""
+    """Return the column in sacctmgr's output, and the name within its list of TRES."""
     suffix = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "")
     if what.startswith("Submit"):
         return ("GrpSubmit" if kind == "Grp" else f"MaxSubmit{suffix or ('PU' if qos else '')}"), ""
@@ -170,15 +171,18 @@ def _column(kind: str, what: str, minutes: str, per: str, *, qos: bool) -> tuple
 
 
 def _value(where: str, column: str, tres: str, record: JobRecord, site: Site) -> tuple[str, str]:
-    """(owner, value) of the limit; empty if unknown. A partition's QOS takes precedence over the job's."""
+    """Return (owner, value) of the limit, ("", "") if unknown. A partition's QOS precedes the job's."""
     rows: list[tuple[str, Row]] = []
     if where == "Assoc":
-        own = [row for row in site.associations or () if row.get("Account") == record.account]
+        rows_of_account = [row for row in site.associations or () if row.get("Account") == record.account]
         rows = [
-            (f"account {record.account}", row) for row in sorted(own, key=lambda row: not row.get("User"))
+            (f"account {record.account}", row)
+            for row in sorted(rows_of_account, key=lambda row: not row.get("User"))
         ]
         if column.startswith("Grp"):  # any account above may hold the limit
-            others = [row for row in site.associations or () if not row.get("User") and row not in own]
+            others = [
+                row for row in site.associations or () if not row.get("User") and row not in rows_of_account
+            ]
             rows += [(f"account {row.get('Account', '')}", row) for row in others]
     else:
         partition = site.partitions.get(record.partition)

@@ -1,4 +1,4 @@
-"""`slurm:` in a cluster profile."""
+"""The `slurm:` section of a cluster profile."""
 
 from __future__ import annotations
 

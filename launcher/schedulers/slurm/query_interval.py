@@ -19,46 +19,46 @@ QUIET_SECONDS = 30.0
 class Pace:
     """Decides when to query Slurm again.
 
-    While the runs are active, that is once a minute. Otherwise the pause grows from 5 s to a minute. If a
-    run's own state changes, it is queried at once.
+    While the runs are active, query once a minute. Otherwise the pause grows from 5 s to a minute. After a
+    change of a run's state, query at once.
     """
 
     def __init__(self, runs: Iterable[RunDir], clock: Callable[[], float] = time.monotonic) -> None:
         self._runs, self._clock = list(runs), clock
-        self._asked = self._looked = self._lively = clock()
-        self._pause, self._lives = SOONEST_SECONDS, False
-        self._news, self._life = self._seen()
+        self._queried_at = self._checked_at = self._active_at = clock()
+        self._pause, self._active = SOONEST_SECONDS, False
+        self._states, self._signs_of_life = self._read()
 
-    def look(self) -> bool | None:
-        """Whether to query now; None within 5 s of the last call."""
+    def is_due(self) -> bool | None:
+        """Return whether to query now, or None within 5 s of the last call."""
         now = self._clock()
-        if now < self._looked + SOONEST_SECONDS:
+        if now < self._checked_at + SOONEST_SECONDS:
             return None
-        self._looked = now
-        news, life = self._seen()
-        changed, advanced = news != self._news, life != self._life
-        self._news, self._life = news, life
+        self._checked_at = now
+        states, signs = self._read()
+        state_changed, advanced = states != self._states, signs != self._signs_of_life
+        self._states, self._signs_of_life = states, signs
         if advanced:
-            self._lively, self._lives = now, True
-        elif self._lives and now > self._lively + QUIET_SECONDS:
-            self._lives, self._pause = False, SOONEST_SECONDS
-        if changed:
+            self._active_at, self._active = now, True
+        elif self._active and now > self._active_at + QUIET_SECONDS:
+            self._active, self._pause = False, SOONEST_SECONDS
+        if state_changed:
             self._pause = SOONEST_SECONDS
-        elif now < self._asked + (LATEST_SECONDS if self._lives else self._pause):
+        elif now < self._queried_at + (LATEST_SECONDS if self._active else self._pause):
             return False
         else:
             self._pause = min(LATEST_SECONDS, 2 * self._pause)
-        self._asked = now
+        self._queried_at = now
         return True
 
-    def _seen(self) -> tuple[object, object]:
+    def _read(self) -> tuple[object, object]:
         return [_stat(run.state) for run in self._runs], [
-            _stat(path) for run in self._runs for path in _signs(run)
+            _stat(path) for run in self._runs for path in _activity_files(run)
         ]
 
 
-def _signs(run: RunDir) -> Iterator[Path]:
-    """Files that grow, and a folder in which files are replaced, while a run is active."""
+def _activity_files(run: RunDir) -> Iterator[Path]:
+    """Yield files that grow, and a folder in which files are replaced, while a run is active."""
     yield run.metrics
     yield run.events
     if attempts := run.attempts():

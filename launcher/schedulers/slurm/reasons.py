@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Slurm's reasons for a pending job that are not limits of a QOS or account, from 20.11 to 25.x, in words.
+"""Explain Slurm's reasons for a pending job that are not limits of a QOS or account, from 20.11 to 25.x.
 
 The list follows src/common/job_state_reason.c and its predecessor, slurm_protocol_defs.c.
 """
@@ -11,7 +11,7 @@ ADMIN = "ask the site's administrators"
 RELEASE = "`scontrol release {id}` lets it go on"
 SMALLER = "ask for less, or wait until your other jobs have ended"
 UNKNOWN = "if it still waits for that in an hour, ask the site's administrators"
-_NEVER = "it never starts as it is: cancel it, set slurm.{0} or slurm.partition and submit again, or `scontrol update JobId={{id}} {1}=NAME`; yours are in `sacctmgr show assoc user=$USER format=account,qos`"
+_NEVER = "it can never start: cancel it, set slurm.{0} or slurm.partition and submit again, or `scontrol update JobId={{id}} {1}=NAME`; yours are in `sacctmgr show assoc user=$USER format=account,qos`"
 OTHER_ACCOUNT = _NEVER.format("account", "Account")
 OTHER_QOS = _NEVER.format("qos", "QOS")
 AGAIN = "cancel it, change the request and submit again"
@@ -23,14 +23,14 @@ REASONS: dict[str, tuple[str, str]] = {
     "Priority": ("jobs of higher priority are before it", WAIT + "; a shorter time limit or fewer nodes let it be started in a gap"),
     "Resources": ("it is next, and waits for nodes to become free", WAIT + "; fewer nodes or GPUs may be free earlier"),
     "Dependency": ("it waits for other jobs ({dependency})", "see how those are with `squeue -j`"),
-    "DependencyNeverSatisfied": ("it waits for a job that ended otherwise than asked for ({dependency}), and would wait for ever", AGAIN),
-    "BeginTime": ("its earliest start has not come", WAIT + "; a job that was put back into the queue waits some minutes"),
+    "DependencyNeverSatisfied": ("it waits for a job that did not end as required ({dependency}), and would wait forever", AGAIN),
+    "BeginTime": ("its earliest start time has not come yet", WAIT + "; a job that was put back into the queue waits some minutes"),
     "JobHeldUser": ("it is held", RELEASE),
     "JobHeldAdmin": ("an administrator, or Slurm after a failed start, holds it", "only an administrator can release it: " + ADMIN),
     "JobHoldMaxRequeue": ("it was put back into the queue too often (MaxBatchRequeue) and is held", "see why its starts failed, then " + RELEASE),
     "JobArrayTaskLimit": ("its array runs no more tasks at the same time (`--array=...%N`)", "`scontrol update JobId={id} ArrayTaskThrottle=N` raises that"),
     "PartitionNodeLimit": ("it asks for more or fewer nodes than its partition allows", AGAIN),
-    "PartitionTimeLimit": ("its time limit is longer than its partition allows", "submit it again with a shorter resources.time: training goes on in the next job by itself"),
+    "PartitionTimeLimit": ("its time limit is longer than its partition allows", "submit it again with a shorter resources.time: training continues in the next job by itself"),
     "PartitionDown": ("its partition starts no jobs at the moment", WAIT + ", or use another partition"),
     "PartitionInactive": ("its partition takes and starts no jobs at the moment", WAIT + ", or use another partition"),
     "PartitionConfig": ("its request does not fit its partition", AGAIN),
@@ -53,7 +53,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "AssociationJobLimit": ("your account runs no more jobs at the same time", SMALLER),
     "AssociationResourceLimit": ("your account gets no more resources at the same time", SMALLER),
     "AssociationTimeLimit": ("your account has used up its time", ADMIN),
-    "AccountingPolicy": ("a limit of your account or QOS holds it back, Slurm does not say which", "see `sacctmgr show assoc user=$USER` and `sacctmgr show qos`"),
+    "AccountingPolicy": ("a limit of your account or QOS holds it back; Slurm does not say which one", "see `sacctmgr show assoc user=$USER` and `sacctmgr show qos`"),
     "MaxMemPerLimit": ("it asks for more memory than its partition allows on a node or CPU", "lower resources.memory_per_node"),
     "Licenses": ("licences that it asks for are in use", "see `scontrol show licenses`"),
     "BurstBufferResources": ("the burst buffer is full", WAIT),
@@ -79,7 +79,7 @@ REASONS: dict[str, tuple[str, str]] = {
 # fmt: on
 
 # fmt: off
-# Slurm also writes whole sentences; these are their beginnings.
+# Slurm also writes whole sentences. These are the first words of them.
 SENTENCES: tuple[tuple[str, tuple[str, str]], ...] = (
     ("Nodes required for job are DOWN, DRAINED", ("nodes that it needs are down, drained or reserved for partitions of higher priority", "see `sinfo -R`; " + WAIT)),
     ("Job's account not", ("its account ({account}) may not use its partition ({partition})", OTHER_ACCOUNT)),

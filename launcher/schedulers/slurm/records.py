@@ -68,10 +68,10 @@ class Records:
     controller: str = ""
     "Why the controller did not answer; empty if it did."
     accounting: str = ""
-    "Why accounting did not answer or does not exist; empty if it answered."
+    "Why accounting did not answer, or that it does not exist; empty if it answered."
 
     def get(self, job: str) -> JobRecord | None:
-        """The record of a job. Tasks cancelled before they began share one record with their array's id."""
+        """Return the record of a job. Tasks cancelled before they began share the record of their array."""
         array, of_array, _ = job.partition("_")
         rest = self.jobs.get(array) if of_array else None
         if job not in self.jobs and rest is not None and rest.state == "CANCELLED":
@@ -79,9 +79,9 @@ class Records:
         return self.jobs.get(job)
 
     def left_array(self, job: str) -> bool:
-        """Whether Slurm, controller and accounting, knows the job's array but not this task.
+        """Return whether controller and accounting know the job's array but not this task.
 
-        A task that is cancelled while it waits leaves no record as long as others of its array wait (22.05).
+        A task cancelled while it waits has no record as long as other tasks of its array wait (22.05).
         """
         array, of_array, _ = job.partition("_")
         knows = any(other.partition("_")[0] == array for other in self.jobs)
@@ -122,49 +122,51 @@ _FEW = 4  # scontrol accepts one job at a time
 ACCOUNTING_SECONDS = 3
 "Timeout for slurmdbd, which is optional. If it hangs, sacct and sacctmgr would take 30 s and more."
 BOUNDED = ("timeout", "--kill-after=1", str(ACCOUNTING_SECONDS))
-_CUT = (124, 137)
+_TIMED_OUT = (124, 137)
 "Exit codes of `timeout` when it ends the command."
 
 
-Put = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Answer]]
+RunCommands = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Answer]]
 "Runs commands in one round trip, like `login.ask`."
 
 
-def look_up(put: Put, ids: Sequence[str], stopped: Collection[str] = ()) -> Records:
+def look_up(run_commands: RunCommands, ids: Sequence[str], stopped: Collection[str] = ()) -> Records:
     """Query Slurm's records of the jobs.
 
-    The controller is queried for all jobs. Accounting, and the controller's details, are queried only for
-    jobs that the controller does not know or that ended badly. `stopped` holds jobs that the user has
-    cancelled, so that nothing needs to be asked about who did.
+    Query the controller for all jobs. Query accounting, and the controller's details, only for jobs that the
+    controller does not know or that failed. `stopped` holds jobs that this user has cancelled, for which no
+    query needs to find out who did.
     """
-    answers = dict(put(of_queue(ids)))
-    known = records(answers)
-    if more := of_past(known, ids, stopped):
-        known = records({**answers, **put(more)})
-    return known
+    answers = dict(run_commands(queue_query(ids)))
+    records_ = records(answers)
+    if commands := further_queries(records_, ids, stopped):
+        records_ = records({**answers, **run_commands(commands)})
+    return records_
 
 
-def of_queue(ids: Sequence[str]) -> dict[str, list[str]]:
-    """The query to the controller. For many jobs it names whole arrays, which keeps the command short."""
+def queue_query(ids: Sequence[str]) -> dict[str, list[str]]:
+    """Return the query to the controller. For many jobs it names whole arrays, which keeps it short."""
     return {"squeue": _squeue(ids if len(ids) <= _FEW else [_array(id_) for id_ in ids])}
 
 
-def of_past(known: Records, ids: Sequence[str], stopped: Collection[str] = ()) -> dict[str, list[str]]:
-    """The further queries that are needed; none if the controller has reported enough."""
+def further_queries(
+    known: Records, ids: Sequence[str], stopped: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """Return the further queries that are needed; none if the controller has reported enough."""
     lost = [id_ for id_ in ids if known.get(id_) is None]
     ended = {id_: record.state for id_ in ids if (record := known.get(id_)) is not None}
-    bad = [id_ for id_, state in ended.items() if state in _TOLD_IN_PART]
-    bad = [id_ for id_ in bad if ended[id_] != "CANCELLED" or id_ not in stopped]
-    if not lost and not bad:
+    failed = [id_ for id_, state in ended.items() if state in _NEED_DETAILS]
+    failed = [id_ for id_ in failed if ended[id_] != "CANCELLED" or id_ not in stopped]
+    if not lost and not failed:
         return {}
-    few = len(lost) + len(bad) <= _FEW
+    few = len(lost) + len(failed) <= _FEW
     # A task that was cancelled before it began is recorded only with its array.
-    asked = [*(_array(id_) for id_ in lost), *(bad if few else map(_array, bad))]
+    ids_to_query = [*(_array(id_) for id_ in lost), *(failed if few else map(_array, failed))]
     commands = {
         "sacct": [
             *("sh", "-c", 'exec "$@" ${SLURM_CLUSTERS:+"--clusters=$SLURM_CLUSTERS"}', "sh"),
             *(*CLEAN, *BOUNDED, "sacct", "--noheader", "--parsable2", "--allocations"),
-            *(f"--jobs={_listed(asked)}", f"--format={_SACCT_FORMAT}"),
+            *(f"--jobs={_listed(ids_to_query)}", f"--format={_SACCT_FORMAT}"),
         ]
     }
     arrays = [_array(id_) for id_ in lost if "_" in id_]
@@ -173,7 +175,7 @@ def of_past(known: Records, ids: Sequence[str], stopped: Collection[str] = ()) -
     ):  # for more jobs, whole arrays were queried already
         commands["squeue of arrays"] = _squeue(arrays)
     if few:
-        commands |= {f"scontrol {id_}": [*CLEAN, "scontrol", "show", "job", id_] for id_ in bad}
+        commands |= {f"scontrol {id_}": [*CLEAN, "scontrol", "show", "job", id_] for id_ in failed}
     return commands
 
 
@@ -191,8 +193,7 @@ def _array(job: str) -> str:
 
 
 def records(answers: Mapping[str, Answer]) -> Records:
-    """Merge the answers: the controller's record of a job, or accounting's if the controller has forgotten
-    it.
+    """Merge the answers. Accounting's record is used if the controller has forgotten the job.
 
     The controller forgets a job MinJobAge (300 s by default) after its end.
     """
@@ -202,8 +203,8 @@ def records(answers: Mapping[str, Answer]) -> Records:
     controller = "" if squeue.code == 0 or unknown else controller_trouble(squeue)
     accounting = "" if sacct.code == 0 else accounting_trouble(sacct)
     lines = [*squeue.out.splitlines(), *answers.get("squeue of arrays", NOT_ASKED).out.splitlines()]
-    live = {job.id: job for job in map(_of_squeue, lines) if job is not None}
-    past = {job.id: job for job in map(_of_sacct, sacct.out.splitlines()) if job is not None}
+    live = {job.id: job for job in map(_parse_squeue, lines) if job is not None}
+    past = {job.id: job for job in map(_parse_sacct, sacct.out.splitlines()) if job is not None}
     jobs = {}
     for id_ in past.keys() | live.keys():
         if id_ in live:
@@ -218,7 +219,7 @@ def records(answers: Mapping[str, Answer]) -> Records:
             jobs[id_] = past[id_]
     for name, answer in answers.items():
         if name.startswith("scontrol ") and answer.code == 0:
-            for id_, code, signal, restarts in _of_scontrol(answer.out):
+            for id_, code, signal, restarts in _parse_scontrol(answer.out):
                 if id_ in live and live[id_].state in _BEFORE_END:
                     jobs[id_] = replace(jobs[id_], restarts=restarts)
                 elif id_ in live:
@@ -236,18 +237,18 @@ _WAITING = (
     "REQUEUE_FED",
     "EXPEDITING",
 )
-_TOLD_IN_PART = ("FAILED", "CANCELLED")
+_NEED_DETAILS = ("FAILED", "CANCELLED")
 "squeue reports neither the exit code nor who cancelled the job."
 _BEFORE_END = (*_WAITING, *_ALIVE, "CONFIGURING", "POWER_UP_NODE", "SIGNALING", "STOPPED", "UPDATE_DB")
 
 
 def _tasks(id_: str) -> Iterator[str]:
-    """The ids of the tasks in `123_[0-6:2,9%4]`."""
+    """Yield the ids of the tasks in `123_[0-6:2,9%4]`."""
     array, _, listed = id_.rstrip("]").partition("_[")
     for part in listed.partition("%")[0].split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
-        if found is not None:  # Slurm truncates a long list with `...`
-            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is not None:  # Slurm truncates a long list with `...`
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
             yield from (f"{array}_{task}" for task in range(first, last + 1, step))
 
 
@@ -262,17 +263,17 @@ def _with_past(live: JobRecord, past: JobRecord | None) -> JobRecord:
 
 
 def controller_trouble(answer: Answer) -> str:
-    """Why a command to slurmctld failed."""
+    """Return why a command to slurmctld failed."""
     if answer.code == NOT_FOUND:
         return "there are no Slurm commands here"
     return f"Slurm's controller does not answer: {_last_line(answer)}"
 
 
 def accounting_trouble(answer: Answer) -> str:
-    """Why sacct or sacctmgr failed. Many clusters run without them."""
+    """Return why sacct or sacctmgr failed. Many clusters run without accounting."""
     if answer.code == NOT_FOUND or re.search("accounting storage is disabled", answer.err, re.IGNORECASE):
         return NO_ACCOUNTING
-    if answer.code in _CUT:
+    if answer.code in _TIMED_OUT:
         return f"Slurm's accounting gave no answer within {ACCOUNTING_SECONDS} s"
     return f"Slurm's accounting does not answer: {_last_line(answer)}"
 
@@ -282,38 +283,38 @@ def _last_line(answer: Answer) -> str:
     return lines[-1] if lines else f"exit code {answer.code}"
 
 
-def _of_squeue(line: str) -> JobRecord | None:
+def _parse_squeue(line: str) -> JobRecord | None:
     values = dict(zip(_SQUEUE, line.split("|", len(_SQUEUE) - 1), strict=False))
     if len(values) < len(_SQUEUE):
         return None
     comment, _, command = values["comment"].rpartition("|")
     has_command = command.startswith(("/", "(null)"))
     job = _common({**values, "comment": comment if has_command else values["comment"]})
-    job = replace(job, command=_given(command) if has_command else None)
+    job = replace(job, command=_value_or_empty(command) if has_command else None)
     waits = job.state in _WAITING
     return replace(
         job,
-        reason=_given(values["reason"]) if waits else "",
+        reason=_value_or_empty(values["reason"]) if waits else "",
         end=None if waits else job.end,
-        memory=_given(values["memory"]),
-        gres=_given(values["gres"]),
-        dependency=_given(values["dependency"]),
-        priority=_whole(values["priority"]),
+        memory=_value_or_empty(values["memory"]),
+        gres=_value_or_empty(values["gres"]),
+        dependency=_value_or_empty(values["dependency"]),
+        priority=_int_or_none(values["priority"]),
     )
 
 
-def _of_sacct(line: str) -> JobRecord | None:
+def _parse_sacct(line: str) -> JobRecord | None:
     values = dict(zip(_SACCT, line.split("|", len(_SACCT) - 1), strict=False))
     if len(values) < len(_SACCT):
         return None
-    state, _, by = values["state"].partition(" by ")
+    state, _, cancelled_by = values["state"].partition(" by ")
     code, signal = _exit(values["exit"])
     comment, bar, name = values["comment"].rpartition("|")
     job = _common({**values, "state": state, "comment": comment if bar else name})
     job = replace(job, name=name if bar else "")
     if job.state in _BEFORE_END:
         return job
-    return replace(job, exit_code=code, signal=signal, cancelled_by=_whole(by))
+    return replace(job, exit_code=code, signal=signal, cancelled_by=_int_or_none(cancelled_by))
 
 
 def _common(values: Mapping[str, str]) -> JobRecord:
@@ -321,27 +322,27 @@ def _common(values: Mapping[str, str]) -> JobRecord:
         id=values["id"],
         state=values["state"].split(" ")[0].rstrip("+"),
         partition=values["partition"],
-        nodes=_given(values["nodes"]).replace("None assigned", ""),
+        nodes=_value_or_empty(values["nodes"]).replace("None assigned", ""),
         submitted=moment(values["submitted"]),
         start=moment(values["start"]),
         end=moment(values["end"]),
         time_limit=duration(values["time_limit"]),
         elapsed=duration(values["elapsed"]),
-        comment=_given(values["comment"]),
-        account=_given(values["account"]),
-        qos=_given(values["qos"]),
-        node_count=_whole(values["node_count"]),
-        cpus=_whole(values["cpus"]),
+        comment=_value_or_empty(values["comment"]),
+        account=_value_or_empty(values["account"]),
+        qos=_value_or_empty(values["qos"]),
+        node_count=_int_or_none(values["node_count"]),
+        cpus=_int_or_none(values["cpus"]),
     )
 
 
-def _of_scontrol(text: str) -> list[tuple[str, int | None, int | None, int | None]]:
-    """(id, exit code, signal, restarts) of each record of `scontrol show job`.
+def _parse_scontrol(text: str) -> list[tuple[str, int | None, int | None, int | None]]:
+    """Return (id, exit code, signal, restarts) of each record of `scontrol show job`.
 
     Records are separated by an empty line. The first line of a record contains the job's name, which may look
     like any other field, so only its ids are parsed.
     """
-    found = []
+    parsed = []
     for record in text.split("\n\n"):
         first, _, rest = record.strip().partition("\n")
         head = re.match(r"JobId=(\d+)(?: ArrayJobId=(\d+) ArrayTaskId=(\d+)\b)?", first)
@@ -351,14 +352,14 @@ def _of_scontrol(text: str) -> list[tuple[str, int | None, int | None, int | Non
             continue
         id_ = f"{head[2]}_{head[3]}" if head[2] else head[1]
         code, signal = _exit(exit_code[1])
-        found.append((id_, code, signal, int(restarts[1]) if restarts else None))
-    return found
+        parsed.append((id_, code, signal, int(restarts[1]) if restarts else None))
+    return parsed
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     """`1:0` -> (1, None); `0:9` -> (0, 9)."""
     code, _, signal = text.partition(":")
-    return _whole(code), _whole(signal) or None
+    return _int_or_none(code), _int_or_none(signal) or None
 
 
 def moment(text: str) -> datetime | None:
@@ -373,21 +374,21 @@ _CLOCK = (3600, 60, 1)
 
 
 def duration(text: str) -> float | None:
-    """Seconds of `5:00`, `1:00:00`, `2-00:00:00`, `90` (minutes) or UNLIMITED; None if nothing is set."""
+    """Return the seconds of `5:00`, `1:00:00`, `2-00:00:00`, `90` (minutes) or UNLIMITED; None if unset."""
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})(?:\.\d+)?", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})(?:\.\d+)?", text)
+    if match is None:
         return None
-    days, clock = int(found[1] or 0), [int(part) for part in found[2].split(":")]
+    days, clock = int(match[1] or 0), [int(part) for part in match[2].split(":")]
     # With days, the clock starts with hours. Without, it is minutes alone or ends in minutes and seconds.
-    units = _CLOCK if found[1] is not None else (60,) if len(clock) == 1 else _CLOCK[-len(clock) :]
+    units = _CLOCK if match[1] is not None else (60,) if len(clock) == 1 else _CLOCK[-len(clock) :]
     return days * 86400.0 + sum(value * unit for value, unit in zip(clock, units, strict=False))
 
 
-def _given(text: str) -> str:
+def _value_or_empty(text: str) -> str:
     return "" if text.strip() in ("", "(null)", "N/A", "n/a", "None", "Unknown") else text.strip()
 
 
-def _whole(text: str) -> int | None:
+def _int_or_none(text: str) -> int | None:
     return int(text) if text.isdigit() else None

@@ -11,7 +11,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.slurm.handle import Handle, handle_of
-from launcher.schedulers.slurm.identity import another, is_of
+from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import begun
 from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import Records
@@ -36,65 +36,67 @@ NO_JOB = (
 
 
 def lives(state: Mapping[str, Any]) -> bool:
-    """Whether the run goes on by its own records. One that was interrupted may be about to be requeued."""
+    """Return whether the run has not ended according to its own records. It may be about to be requeued."""
     return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
 
 
-def judged(run: RunDir, job: str | None, known: Records, trouble: str, here: Site | None = None) -> Status:
-    """The run's status, from its own records and Slurm's."""
+def status_from_slurm(
+    run: RunDir, job: str | None, records: Records, trouble: str, site: Site | None = None
+) -> Status:
+    """Return the run's status, from its own records and Slurm's."""
     handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job, run.id))
     state = run.read_state()  # again: it may have ended before Slurm was asked
     if not lives(state):
         return status_of(run, str(handle_of(run)), state)
-    record = known.get(job) if job is not None else None
-    if job is not None and record is not None and not is_of(record, run):
-        trouble, record = trouble or another(job, record), None
+    record = records.get(job) if job is not None else None
+    if job is not None and record is not None and not belongs_to(record, run):
+        trouble, record = trouble or message_of_foreign_job(job, record), None
     slurm = meaning(record) if record is not None else None
-    # If the controller is silent, only accounting is left, and it knows how jobs end. For a job that still
-    # runs, the run's own records say more.
+    # If the controller does not answer, only accounting is left. It knows how jobs end, but about a job that
+    # still runs the run's own records say more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        update = _unknown(run, state, job, trouble or known.silent)
-        cancelled = run.cancel.exists() or (job is not None and known.left_array(job))
+        update = _unknown(run, state, job, trouble or records.silent)
+        cancelled = run.cancel.exists() or (job is not None and records.left_array(job))
         if update["state"] == "lost" and cancelled and not begun(run):
             update = {
                 "state": "cancelled",
                 "failure": "cancelled",
-                "reason": "cancelled while it waited in the queue, and forgotten by Slurm since",
+                "reason": "cancelled while it waited in the queue",
             }
-            _settle(run, {**state, **update})
+            _record_end(run, {**state, **update})
         return status_of(run, handle, {**state, **update})
     if slurm.state == "submitted":
         update = {
             "state": "submitted",
-            "reason": f"job {record.id} {_words(record, slurm, here)}",
+            "reason": f"job {record.id} {_words(record, slurm, site)}",
             "failure": None,
         }
     elif slurm.state in LIVING:
-        update = {"reason": _beside_the_records(run, record, slurm), "failure": None}
+        update = {"reason": _reason_from_slurm(run, record, slurm), "failure": None}
         if state.get("state") not in ("running", "stopping"):
             update["state"] = slurm.state
     elif state.get("requeue") and slurm.state not in ("cancelled", "lost"):
         # The supervisor has judged the run, and its batch script was killed (scancel --batch).
         ended = f"job {record.id} {slurm.words} before it went back into the queue"
         update = {"requeue": False, "reason": "; ".join(filter(None, (state.get("reason"), ended)))}
-        _settle(run, {**state, **update})
+        _record_end(run, {**state, **update})
     else:
         update = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
         if slurm.failure != "succeeded":
             update |= _verdict(run, record, slurm)
         elif not _attempted(run):
             update = {"state": "failed", "failure": "image-error", "reason": NEVER_BEGAN.format(record.id)}
-        _settle(run, {**state, **update})
+        _record_end(run, {**state, **update})
     return status_of(run, handle, {**state, **update})
 
 
 def _attempted(run: RunDir) -> bool:
-    """Whether an attempt has started in the run's latest job, by its records."""
+    """Return whether an attempt has started in the run's latest job, according to its records."""
     return _newest(run, "submitting", "job", "attempt") == "attempt"
 
 
 def _newest(run: RunDir, *kinds: str) -> str:
-    """The kind of the run's newest event among these; empty if there is none."""
+    """Return the kind of the run's newest event among these, or "" if there is none."""
     return next((event.kind for event in reversed(run.read_events()) if event.kind in kinds), "")
 
 
@@ -102,23 +104,23 @@ def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: st
     if not trouble and shows_life(run):
         trouble = f"Slurm does not know job {job} here"
     if trouble:
-        return {"state": _living(state), "reason": f"last known state; {trouble}"}
-    reason = f"Slurm does not know job {job} (any more), and the run's own records do not tell its end"
+        return {"state": _living_state(state), "reason": f"last known state; {trouble}"}
+    reason = f"Slurm does not know job {job} (any more), and the run's own records do not show its end"
     return {"state": "lost", "failure": "node-failed", "reason": NO_JOB if job is None else reason}
 
 
-def _living(state: Mapping[str, Any]) -> str:
+def _living_state(state: Mapping[str, Any]) -> str:
     name = str(state.get("state", "submitted"))
     return name if name in LIVING else "stopping"
 
 
-def _words(record: JobRecord, slurm: Meaning, here: Site | None) -> str:
-    """What a job in the queue is doing."""
-    return f"waits: {why_pending(record, here)}" if record.state == "PENDING" else slurm.words
+def _words(record: JobRecord, slurm: Meaning, site: Site | None) -> str:
+    """Return what a job in the queue is waiting for or doing."""
+    return f"waits: {why_pending(record, site)}" if record.state == "PENDING" else slurm.words
 
 
-def _beside_the_records(run: RunDir, record: JobRecord, slurm: Meaning) -> str:
-    """What a job that has its nodes is doing, if the supervisor does not tell it; empty if it does."""
+def _reason_from_slurm(run: RunDir, record: JobRecord, slurm: Meaning) -> str:
+    """Return what a job that has its nodes is doing, or "" if the supervisor's records say it."""
     if record.state in WITHOUT_SUPERVISOR:
         return f"job {record.id} {slurm.words}"
     if _newest(run, "submitting", "job", "started") != "job":
@@ -146,8 +148,8 @@ def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
     return {"failure": verdict.failure, "reason": reason}
 
 
-def _settle(run: RunDir, state: Mapping[str, Any]) -> None:
-    """Record Slurm's word on the end of the run, because Slurm forgets jobs."""
+def _record_end(run: RunDir, state: Mapping[str, Any]) -> None:
+    """Record what Slurm reports about the end of the run, because Slurm forgets jobs."""
     kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
     try:
         run.append(Finished(**kept, by="slurm"))

@@ -1,4 +1,4 @@
-"""Slurm: a run in one job, or in several that follow each other."""
+"""The Slurm scheduler: a run is one job, or several that follow each other."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.login import LoginError, ask
 from launcher.schedulers.rundir import in_force, may_start
-from launcher.schedulers.slurm.cancel_all import asked_before, cancel_job, cancel_jobs, see_off
+from launcher.schedulers.slurm.cancel_all import (
+    asked_before,
+    cancel_job,
+    cancel_jobs,
+    withdraw_refused_requests,
+)
 from launcher.schedulers.slurm.handle import handle_of, job_in
-from launcher.schedulers.slurm.identity import another, is_of
+from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import (
     QUEUE,
     begun,
-    found,
     jobs_of,
+    newest_jobs,
     sbatch_command,
     submission_of,
 )
@@ -32,7 +37,7 @@ from launcher.schedulers.slurm.login import store_of
 from launcher.schedulers.slurm.pending import needs_site
 from launcher.schedulers.slurm.query_interval import Pace
 from launcher.schedulers.slurm.records import Records, look_up
-from launcher.schedulers.slurm.run_state import judged, lives
+from launcher.schedulers.slurm.run_state import lives, status_from_slurm
 from launcher.schedulers.slurm.site import Site, questions, site
 from launcher.schedulers.slurm.submission import Submission
 from launcher.schedulers.slurm.sweep import forget_text
@@ -48,14 +53,14 @@ DEFAULT_PYTHON = "python3"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What Slurm last reported about some jobs, cached for callers that ask several times a second."""
+class LastQuery:
+    """Slurm's last answer about some jobs, cached for callers that query several times a second."""
 
     ids: Sequence[str]
     pace: Pace
-    known: Records
-    here: Site | None
-    "Set if the only job is pending for a reason that depends on the site."
+    records: Records
+    site: Site | None
+    "Set if there is one job, and it is pending for a reason that depends on the site."
 
 
 class SlurmScheduler(Scheduler):
@@ -66,7 +71,7 @@ class SlurmScheduler(Scheduler):
     def __init__(self, store: Store | None = None) -> None:
         """`store` is where Slurm's commands run and run directories are; by default this host."""
         self.store: Store = store if store is not None else Folder()
-        self._seen: Seen | None = None
+        self._last_query: LastQuery | None = None
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> SlurmScheduler:
@@ -115,10 +120,10 @@ class SlurmScheduler(Scheduler):
         request = prepared.request
         self.store.check(request)
         script = next(file.text for file in prepared.files if file.path == "job.sbatch")
-        found = problems(self.store.login, request.cluster, request.job, request.plan, script, tasks)
-        if found.refusals:
-            raise SchedulerError("\n".join(found.refusals))
-        return found.warnings
+        findings = problems(self.store.login, request.cluster, request.job, request.plan, script, tasks)
+        if findings.refusals:
+            raise SchedulerError("\n".join(findings.refusals))
+        return findings.warnings
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Submit the run. Raises SchedulerError; if there is certainly no job, nothing is left behind."""
@@ -142,11 +147,11 @@ class SlurmScheduler(Scheduler):
     ) -> list[RunDir]:
         runs: list[RunDir] = []
         try:
-            for one in prepared:
+            for run in prepared:
                 try:
-                    runs.append(self.store.write(one))
+                    runs.append(self.store.write(run))
                 except OSError as error:
-                    raise SchedulerError(f"cannot write {one.run_dir}: {error.strerror}") from None
+                    raise SchedulerError(f"cannot write {run.run_dir}: {error.strerror}") from None
             remember_root(runs[0].path.parent)
             Submission(runs, "submitted", command, sweep).send(self.store)
         except BaseException:
@@ -170,7 +175,7 @@ class SlurmScheduler(Scheduler):
             Submission([run], "resubmitted", command).send(self.store)
 
     def status(self, run: RunDir) -> Status:
-        return self.store.lately(run, lambda: self.statuses([run])[0])
+        return self.store.cached_status(run, lambda: self.statuses([run])[0])
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Query Slurm for all runs that have not ended by their own records, in one round trip.
@@ -181,30 +186,32 @@ class SlurmScheduler(Scheduler):
         for run in runs:
             if lives(run.read_state()):
                 jobs[run.path] = handle_of(run).job
-        self.store.look_along([run for run in runs if run.path in jobs])
-        known, trouble = Records(), ""
-        here: Site | None = None
+        self.store.select_runs([run for run in runs if run.path in jobs])
+        records, trouble = Records(), ""
+        site_: Site | None = None
         if unknown := [run for run in runs if jobs.get(run.path, "") is None]:
-            found_now, trouble = self._by_comment(unknown)
-            jobs |= found_now
+            found_jobs, trouble = self._by_comment(unknown)
+            jobs |= found_jobs
         if any(jobs.values()):
             try:
-                asked = [run for run in runs if jobs.get(run.path) is not None]
-                seen = self._see(asked, [jobs[run.path] or "" for run in asked])
+                with_job = [run for run in runs if jobs.get(run.path) is not None]
+                query = self._query(with_job, [jobs[run.path] or "" for run in with_job])
             except LoginError as error:
                 trouble = str(error)
             else:
-                known, here = seen.known, seen.here
-                trouble = known.controller
+                records, site_ = query.records, query.site
+                trouble = records.controller
         # A run may have moved to a linked job while Slurm was queried.
         moved = [
             run
             for run in runs
             if not trouble and run not in unknown and jobs.get(run.path) not in (None, handle_of(run).job)
         ]
-        later = {status.path: status for status in self.statuses(moved)} if moved else {}
+        moved_statuses = {status.path: status for status in self.statuses(moved)} if moved else {}
         return [
-            later.get(str(run.path)) or judged(run, jobs.get(run.path), known, trouble, here) for run in runs
+            moved_statuses.get(str(run.path))
+            or status_from_slurm(run, jobs.get(run.path), records, trouble, site_)
+            for run in runs
         ]
 
     def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[Path, str | None], str]:
@@ -216,7 +223,7 @@ class SlurmScheduler(Scheduler):
         if answer.code:
             return {}, f"Slurm does not answer: {answer.err.strip()}"
         # A job may have begun, and recorded itself, while Slurm was queried.
-        named = found(answer, set[str]().union(*map(jobs_of, runs)))
+        named = newest_jobs(answer, set[str]().union(*map(jobs_of, runs)))
         return {run.path: handle_of(run).job or _named_job(run, named) for run in runs}, ""
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
@@ -231,28 +238,28 @@ class SlurmScheduler(Scheduler):
             delete_folder(run.path)
 
     def logs(self, run: RunDir, since: int) -> bytes:
-        """The output of the batch scripts and supervisors of all jobs, from byte `since` on."""
+        """Return the output of the batch scripts and supervisors of all jobs, from byte `since` on."""
         parts = [file.read_bytes() for file in run.path.glob("slurm-*.out")]
         return b"".join(parts)[since:]
 
     def cancel(self, run: RunDir) -> None:
         """Cancel a pending job. Ask a running one for a checkpoint; a second call ends it."""
-        if not (job := self._to_stop([run]).get(run)):
+        if not (job := self._jobs_to_stop([run]).get(run)):
             raise SchedulerError(f"{run.id} is not running: {self.status(run).state}")
-        again, foreign = run.cancel.exists(), self._foreign(run, job)
+        again, foreign = run.cancel.exists(), self._why_foreign(run, job)
         refused = self.store.ask_to_stop(
             [run],
             run.id,
             lambda: foreign or cancel_job(self.store, job, again=again),
             lambda: foreign or cancel_job(self.store.login, job, again=True),
         )
-        self._seen = None
-        if self.store.far and not lives(run.read_state()):
+        self._last_query = None
+        if self.store.remote and not lives(run.read_state()):
             raise SchedulerError(f"{run.id} is not running: {run.read_state().get('state')}")
-        if self.store.far and handle_of(run).job != job:  # the run has moved to a linked job
+        if self.store.remote and handle_of(run).job != job:  # the run has moved to a linked job
             return self.cancel(run)
         if not refused and not begun(run):
-            self.statuses([run])  # record what Slurm says, because it forgets jobs
+            self.statuses([run])  # this records what Slurm reports, because Slurm forgets jobs
         elif refused and begun(run):
             print(f"launcher: {refused}; {run.id} has begun, and stops anyway", file=sys.stderr)
         elif refused:
@@ -263,14 +270,14 @@ class SlurmScheduler(Scheduler):
         return None
 
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
-        """Cancel every run that has not ended, with one call to scancel. `name` says what the runs are.
+        """Cancel every run that has not ended, with one call to scancel. Messages call the runs `name`.
 
         Raises SchedulerError.
         """
-        if not (jobs := self._to_stop(runs)):
+        if not (jobs := self._jobs_to_stop(runs)):
             return Cancelled()
         for run, job in jobs.items():
-            if foreign := self._foreign(run, job):
+            if foreign := self._why_foreign(run, job):
                 raise SchedulerError(f"{run.id} was not asked to stop: {foreign}")
         again = asked_before(jobs)
         refused = self.store.ask_to_stop(
@@ -279,53 +286,59 @@ class SlurmScheduler(Scheduler):
             lambda: cancel_jobs(self.store, jobs, again),
             lambda: cancel_jobs(self.store.login, jobs, list(jobs)),
         )
-        self._seen = None
-        if self.store.far:
+        self._last_query = None
+        if self.store.remote:
             jobs = {run: job for run, job in jobs.items() if lives(run.read_state())}
         waiting = [run for run in jobs if not begun(run)]
-        see_off(waiting, refused)
-        if not self.store.far:  # record what Slurm says of these, because it forgets jobs
+        withdraw_refused_requests(waiting, refused)
+        if not self.store.remote:  # this records what Slurm reports, because Slurm forgets jobs
             ended = zip(waiting, self.statuses(waiting), strict=True)
             waiting = [run for run, status in ended if status.ended]
         return Cancelled.of(jobs, again, waiting)
 
-    def _to_stop(self, runs: Sequence[RunDir]) -> dict[RunDir, str]:
-        """The latest job of each run that has not ended. Raises SchedulerError if a job is not known.
+    def _jobs_to_stop(self, runs: Sequence[RunDir]) -> dict[RunDir, str]:
+        """Return the latest job of each run that has not ended. Raises SchedulerError if a job is not known.
 
-        If the runs are on another host and their records here name every job, Slurm is not asked: what comes
-        with the answer to the request shows which runs had ended.
+        If the runs are on another host and their local records name every job, Slurm is not queried: the
+        answer to the request shows which runs had ended.
         """
-        if self.store.far:
+        if self.store.remote:
             jobs = {run: handle_of(run).job or "" for run in runs if lives(run.read_state())}
             if all(jobs.values()):
                 return jobs
-        found = list(zip(runs, self.statuses(runs), strict=True))
-        for run, status in found:
+        statuses = list(zip(runs, self.statuses(runs), strict=True))
+        for run, status in statuses:
             if not status.ended and not job_in(status.handle):
                 raise SchedulerError(f"{run.id} was not asked to stop: {status.reason}")
-        return {run: job_in(status.handle) for run, status in found if not status.ended}
+        return {run: job_in(status.handle) for run, status in statuses if not status.ended}
 
-    def _foreign(self, run: RunDir, job: str) -> str:
-        """Why this job id is not the run's, by the last answer; empty if it is or may be."""
-        record = self._seen.known.get(job) if self._seen is not None else None
-        return another(job, record) if record is not None and not is_of(record, run) else ""
+    def _why_foreign(self, run: RunDir, job: str) -> str:
+        """Return why this job id is not the run's, according to the last answer, or "" if it is or may be."""
+        record = self._last_query.records.get(job) if self._last_query is not None else None
+        return (
+            message_of_foreign_job(job, record) if record is not None and not belongs_to(record, run) else ""
+        )
 
-    def _see(self, runs: Sequence[RunDir], ids: Sequence[str]) -> Seen:
+    def _query(self, runs: Sequence[RunDir], ids: Sequence[str]) -> LastQuery:
         """Query Slurm for the jobs, at most as often as `Pace` allows. Raises LoginError."""
-        if self._seen is not None and self._seen.ids == ids:
-            now = self._seen.pace.look()
+        if self._last_query is not None and self._last_query.ids == ids:
+            now = self._last_query.pace.is_due()
             if now is False:
-                self.store.bring()
+                self.store.sync()
             if not now:
-                return self._seen
-        pace = self._seen.pace if self._seen is not None and self._seen.ids == ids else Pace(runs)
+                return self._last_query
+        pace = (
+            self._last_query.pace
+            if self._last_query is not None and self._last_query.ids == ids
+            else Pace(runs)
+        )
         stopped = [job for run, job in zip(runs, ids, strict=True) if run.cancel.exists()]
-        put = partial(ask, self.store)
-        known = look_up(put, ids, stopped)
-        alone = known.get(ids[0]) if len(ids) == 1 else None
-        here = site(put(questions())) if alone is not None and needs_site(alone) else None
-        self._seen = Seen(ids, pace, known, here)
-        return self._seen
+        run_commands = partial(ask, self.store)
+        records = look_up(run_commands, ids, stopped)
+        only = records.get(ids[0]) if len(ids) == 1 else None
+        site_ = site(run_commands(questions())) if only is not None and needs_site(only) else None
+        self._last_query = LastQuery(ids, pace, records, site_)
+        return self._last_query
 
 
 def _doing(status: Status) -> str:

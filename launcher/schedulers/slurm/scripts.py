@@ -159,7 +159,7 @@ def array_values(
 
 
 def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
-    """CPUs per node that the job asks Slurm for. None leaves the number to the site."""
+    """Return the CPUs per node that the job requests from Slurm. None leaves the number to the site."""
     node, slurm = cluster.node, Slurm.of(cluster) or Slurm()
     if job.resources.cpus_per_node is not None:
         return job.resources.cpus_per_node
@@ -171,7 +171,7 @@ def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | No
 
 
 def cpus_note(target: Target) -> str | None:
-    """Note which CPUs a job gets if the profile does not set the CPUs per node."""
+    """Return a note about the CPUs that a job gets if the profile does not set the CPUs per node, or None."""
     slurm, ranks = Slurm.of(target.cluster), target.ranks_per_node
     if slurm is None or slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
         return None
@@ -217,11 +217,11 @@ def _places(slurm: Slurm) -> Pairs:
 def _gpus(slurm: Slurm, gpus: int) -> Iterator[tuple[str, str]]:
     gres = list(slurm.gres)
     if gpus and slurm.gpu_request != "none":
-        asked = f"{slurm.gres_type}:{gpus}" if slurm.gres_type else str(gpus)
+        gpu_text = f"{slurm.gres_type}:{gpus}" if slurm.gres_type else str(gpus)
         if slurm.gpu_request == "gres":
-            gres.insert(0, f"gpu:{asked}")
+            gres.insert(0, f"gpu:{gpu_text}")
         else:
-            yield slurm.gpu_request, asked
+            yield slurm.gpu_request, gpu_text
     if gres:
         yield "gres", ",".join(gres)
 
@@ -255,13 +255,13 @@ def _problem_of_extra(name: str, target: Target, slurm: Slurm) -> str | None:
     """Return why `slurm.extra` cannot have this option."""
     if re.fullmatch(r"[a-z][a-z0-9-]*", name) is None:
         return f"{name!r} is not the long name of an sbatch option"
-    of_launcher = name in _MANAGED or name.startswith("container-")
-    if of_launcher and not (name == "comment" and not slurm.comment):
+    managed = name in _MANAGED or name.startswith("container-")
+    if managed and not (name == "comment" and not slurm.comment):
         return f"{name}: launcher sets this option itself"
     if name == "clusters":
         return "clusters: write slurm.clusters, which launcher follows"
     if name in _UNFIT:
-        return f"{name}: launcher could not submit or follow such a job"
+        return f"{name}: launcher cannot submit or follow a job with this option"
     if name in _MEMORY and target.job.resources.memory_per_node is not None:
         return f"{name} and resources.memory_per_node exclude each other"
     return None
@@ -286,13 +286,13 @@ def _srun_options(slurm: Slurm) -> tuple[str, ...]:
         if name.endswith("container-mount-home"):
             raise RenderError(f"slurm.srun_options --{name}: write container.mount_home: true or false")
         if name in _MANAGED_ON_SRUN:
-            raise RenderError(f"slurm.srun_options --{name}: launcher sets this of the step itself")
+            raise RenderError(f"slurm.srun_options --{name}: launcher sets this option itself")
     # torchrun starts the ranks. If MpiDefault is pmix, a useless PMIx server would start for each node.
     return (*(() if "mpi" in names else ("--mpi=none",)), *slurm.srun_options)
 
 
 def _clock(seconds: int) -> str:
-    """A duration in Slurm's format `D-HH:MM:SS`."""
+    """Return a duration in Slurm's format `D-HH:MM:SS`."""
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

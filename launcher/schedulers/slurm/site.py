@@ -1,4 +1,4 @@
-"""What a site's Slurm offers and allows, read in one round trip: partitions, nodes, QOS, associations."""
+"""Read in one round trip what a site's Slurm offers and allows: partitions, nodes, QOS, associations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Partition:
 
     @property
     def time_given(self) -> float | None:
-        """Seconds for a job that asks for no time limit."""
+        """Time limit in seconds of a job that requests none."""
         return self.default_time if self.default_time is not None else self.max_time
 
     @property
@@ -54,12 +54,12 @@ class Partition:
         return self.fields.get("OverSubscribe") == "EXCLUSIVE"
 
     def refuses(self, what: str, value: str) -> bool:
-        """Whether this account or QOS may not use the partition. `what`: Accounts or Qos."""
+        """Return whether this account or QOS may not use the partition. `what` is Accounts or Qos."""
         allowed = self.allowed(what)
         return value not in allowed if allowed else value in self.fields.get(f"Deny{what}", "").split(",")
 
     def allowed(self, what: str) -> list[str]:
-        """The only ones that may use the partition; empty if all may except denied ones."""
+        """Return the only accounts or QOS that may use the partition, or [] if only some are denied."""
         names = [name for name in self.fields.get(f"Allow{what}", "").split(",") if name]
         return [] if names == ["ALL"] else names
 
@@ -104,15 +104,15 @@ class Site:
     nodes: tuple[Nodes, ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)
     qos: Mapping[str, Row] | None = None
-    "None if nothing is enforced, or accounting does not exist or does not answer."
+    "None if no limits are enforced, or if accounting does not exist or does not answer."
     associations: tuple[Row, ...] | None = None
-    "This user's, and those of the accounts, which have no User."
+    "This user's associations, and those of the accounts, whose field User is empty."
     default_account: str | None = None
-    "Account of a job that names none: SBATCH_ACCOUNT, else the user's default; None if that is not known."
+    "Account of a job that names none: SBATCH_ACCOUNT, or else the user's default; None if unknown."
     given_account: str | None = None
     "SBATCH_ACCOUNT where sbatch runs; it takes precedence over the script."
     silent: str = ""
-    "Why accounting, whose limits are enforced here, did not answer; empty if it did or need not."
+    "Why accounting did not answer although limits are enforced; empty if it did, or if none are enforced."
 
     @property
     def version(self) -> str:
@@ -120,21 +120,21 @@ class Site:
 
     @property
     def enforces(self) -> frozenset[str]:
-        """What slurmctld refuses jobs for: some of `associations`, `limits`, `qos`, `safe`."""
+        """What slurmctld enforces: some of `associations`, `limits`, `qos`, `safe`."""
         enforced = self.config.get("AccountingStorageEnforce", "").lower()
         return frozenset(word for word in enforced.split(",") if word not in ("", "none", "(null)"))
 
     @property
     def rewrites(self) -> bool:
-        """Whether the site's own plugins may change what a job asks for when it is submitted."""
+        """Whether the site's own plugins may change a job's request when it is submitted."""
         return self.config.get("JobSubmitPlugins", "(null)") not in ("(null)", "", "none")
 
     def accounts(self) -> list[str]:
-        """The user's own accounts, as far as they are known."""
+        """Return the user's own accounts, as far as they are known."""
         return sorted({row["Account"] for row in self.associations or () if row.get("User")})
 
     def above(self, account: str) -> Iterator[str]:
-        """The account and the accounts above it, as far as they are known."""
+        """Yield the account and the accounts above it, as far as they are known."""
         parents = {
             row["Account"]: row.get("ParentName") or row.get("Par Name") or "root"
             for row in self.associations or ()
@@ -170,7 +170,7 @@ _OF_ACCOUNTS = (
 
 
 def questions() -> dict[str, list[str]]:
-    """Queries for `login.ask`. sacctmgr prints column names, which hardly differ between versions."""
+    """Return queries for `login.ask`. sacctmgr prints column names, which hardly differ between versions."""
     show = f"{_ENFORCED} {' '.join(BOUNDED)} sacctmgr --parsable2 show"
     return {
         "partitions": ["scontrol", "--oneliner", "show", "partition"],
@@ -192,7 +192,7 @@ def site(answers: Mapping[str, Answer]) -> Site:
     """Parse the answers. A query without an answer leaves its fields empty."""
     qos, given = _table(answers["qos"]), answers.get("given", NOT_ASKED).out.strip() or None
     config = dict(_config(answers["config"].out))
-    own, accounts = (
+    user_rows, accounts = (
         _of_cluster(_table(answers[name]), config.get("ClusterName")) for name in ("associations", "accounts")
     )
     return Site(
@@ -204,7 +204,9 @@ def site(answers: Mapping[str, Answer]) -> Site:
         nodes=tuple(group for group in map(_nodes, answers["nodes"].out.splitlines()) if group),
         config=config,
         qos=None if qos is None else {row["Name"]: row for row in qos if "Name" in row},
-        associations=None if own is None else (*own, *(row for row in accounts or () if not row.get("User"))),
+        associations=None
+        if user_rows is None
+        else (*user_rows, *(row for row in accounts or () if not row.get("User"))),
         default_account=given or _default_account(_table(answers.get("user", NOT_ASKED))),
         given_account=given,
         silent=next(
@@ -224,9 +226,9 @@ def _silence(answer: Answer) -> str:
 
 
 def _default_account(rows: list[Row] | None) -> str | None:
-    """The user's default account.
+    """Return the user's default account, or None for a user in several clusters.
 
-    None for a user in several clusters: which default applies is not reported.
+    For these, Slurm does not report which default applies.
     """
     if not rows or len({row.get("Cluster") for row in rows}) > 1:
         return None
@@ -287,13 +289,12 @@ def _nodes(line: str) -> Nodes | None:
     )
 
 
-def default_memory(here: Site, partition: Partition, cpus: int, gpus: int = 0) -> tuple[int, str] | None:
-    """(bytes per node, why) for a job that asks for this much of a node and no memory; None if it gets
-    all."""
+def default_memory(site_: Site, partition: Partition, cpus: int, gpus: int = 0) -> tuple[int, str] | None:
+    """Return (bytes per node, why) for a job that requests no memory, or None if it gets all of it."""
     gpu = re.search(r"DefMemPerGPU=(\d+)", partition.fields.get("JobDefaults", ""))
     if gpu is not None and gpus:
         return int(gpu[1]) * gpus * MIB, f"{gpu[0]} for {gpus} GPUs"
-    for fields in (partition.fields, here.config):
+    for fields in (partition.fields, site_.config):
         node, cpu = fields.get("DefMemPerNode", ""), fields.get("DefMemPerCPU", "")
         if node.isdigit() and int(node):
             return int(node) * MIB, f"DefMemPerNode={node}"
@@ -304,9 +305,9 @@ def default_memory(here: Site, partition: Partition, cpus: int, gpus: int = 0) -
 
 def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
     """`gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` -> (("a100", 4), ("v100", 2))."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for item in re.sub(r"\([^()]*\)", "", gres).split(","):
         match = re.fullmatch(r"gpu(?::([A-Za-z0-9][^:]*?))?:(\d+)", item.strip())
         if match is not None:
-            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2])
-    return tuple(found.items())
+            counts[match[1] or ""] = counts.get(match[1] or "", 0) + int(match[2])
+    return tuple(counts.items())

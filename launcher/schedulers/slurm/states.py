@@ -33,7 +33,7 @@ SLURM_STATES: dict[str, Meaning] = {
     "RUNNING": Meaning("running", None, "runs"),
     "RESIZING": Meaning("running", None, "runs, and its size is being changed"),
     "SIGNALING": Meaning("running", None, "runs, and a signal is being sent to it"),
-    "UPDATE_DB": Meaning("running", None, "runs, and accounting is being told"),
+    "UPDATE_DB": Meaning("running", None, "runs, and Slurm is updating the accounting database"),
     "SUSPENDED": Meaning(
         "running", None, "is suspended: it keeps its nodes' memory, and its processes are stopped"
     ),
@@ -65,15 +65,17 @@ WITHOUT_SUPERVISOR = frozenset({"SUSPENDED", "STOPPED", "COMPLETING", "STAGE_OUT
 
 
 def meaning(record: JobRecord) -> Meaning:
-    """What the job's state means. A state newer than this table means lost, and is quoted."""
-    known = SLURM_STATES.get(record.state)
-    if known is None:
+    """Return what the job's state means. A state that is not in the table means `lost` and is quoted."""
+    known_state = SLURM_STATES.get(record.state)
+    if known_state is None:
         return Meaning("lost", "unknown", f"is in the state {record.state}, which launcher does not know")
     if record.state == "FAILED":
         return _failed(record)
     if record.state == "CANCELLED" and record.cancelled_by == 0:
-        return Meaning(known.state, known.failure, "was cancelled by an administrator or by Slurm itself")
-    return known
+        return Meaning(
+            known_state.state, known_state.failure, "was cancelled by an administrator or by Slurm itself"
+        )
+    return known_state
 
 
 _CLASS_OF_EXIT = {code: failure for failure, code in EXIT_CODES.items()}
@@ -83,7 +85,7 @@ _NOT_SET_UP = 53
 
 
 def _failed(record: JobRecord) -> Meaning:
-    """The meaning of FAILED.
+    """Return the meaning of FAILED.
 
     The batch script exits with the verdict's exit code, so accounting keeps the class.
     """

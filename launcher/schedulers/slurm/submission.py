@@ -46,10 +46,10 @@ class Submission:
         """
         before = [(run, run.read_state()) for run in self.runs]
         try:
-            job = self._as_text(store) if store.far else self._through_submitit(store)
+            job = self._as_text(store) if store.remote else self._through_submitit(store)
         except NotSubmittedError as error:
             for run, state in before:
-                if self._asked(run):
+                if self._is_recorded(run):
                     run.append(Refused(reason=str(error)))
                     replace_json(run.state, {**state, "reason": str(error)})
             if self.sweep is not None:
@@ -61,19 +61,19 @@ class Submission:
         cluster = self.runs[0].read_about()["cluster"]["name"]
         for task, run in enumerate(self.runs):
             handle = str(Handle(cluster, job if self.sweep is None else f"{job}_{task}"))
-            if store.far and str(handle_of(run)) == handle:
+            if store.remote and str(handle_of(run)) == handle:
                 continue  # the event came with the answer
             run.event(self.event, handle=handle, command=list(self.command))
             store.fetch(run)
 
-    def _asked(self, run: RunDir) -> bool:
-        """Whether the run's events say that Slurm was asked for this submission's job."""
+    def _is_recorded(self, run: RunDir) -> bool:
+        """Return whether the run's events contain the request for this submission's job."""
         return submission_of(run) == int(self.command[-1])
 
-    def _ask(self) -> None:
-        """Record that Slurm is asked from here on: it may have a job, whatever happens to this process."""
+    def _record_request(self) -> None:
+        """Record the request before it is sent: afterwards Slurm may have a job even if this process dies."""
         for run in self.runs:
-            if not self._asked(run):
+            if not self._is_recorded(run):
                 replace_json(run.state, {"state": "submitted", "time": now()})
                 run.append(Submitting())
 
@@ -82,19 +82,19 @@ class Submission:
 
         started = [Supervise(str(run.path)) for run in self.runs]
         if (sweep := self.sweep) is None:
-            self._ask()
+            self._record_request()
             return str(RunExecutor(self.runs[0], store.login).submit(started[0]).job_id)
         made = store.login.run(folder_text(sweep, self.runs))
         if made.returncode:
             message = made.stderr.decode(errors="replace").strip()
             raise NotSubmittedError(f"cannot write {sweep.folder}: {message}")
         assert sweep.script is not None
-        self._ask()
+        self._record_request()
         executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)
         return str(executor.submit_array(started)[0].job_id).partition("_")[0]
 
     def _as_text(self, store: Store) -> str:
-        """Send run directories, job and events in one round trip, after the code if that is new there."""
+        """Send new code, then run directories, job and events in one round trip."""
         from launcher.schedulers.over_ssh.remote_store import NotSentError
         from launcher.schedulers.over_ssh.secret_checks import secret_checks
 
@@ -104,8 +104,8 @@ class Submission:
         checks = dict.fromkeys(check for run in self.runs for check in secret_checks(run.read_about()))
 
         def with_code() -> str:
-            self._ask()
-            then = self._recorded(store)
+            self._record_request()
+            then = self._record_script(store)
             return submit(store, self.command, comment, earlier=earlier, first=first, then=then)
 
         try:
@@ -113,8 +113,8 @@ class Submission:
         except NotSentError as error:
             raise NotSubmittedError(str(error)) from None
 
-    def _recorded(self, store: Store) -> str:
-        """Shell that records the job `$job` in each run's events."""
+    def _record_script(self, store: Store) -> str:
+        """Return shell that records the job `$job` in each run's events."""
         handle = str(Handle(self.runs[0].read_about()["cluster"]["name"], "@"))
         record = {"event": self.event, "handle": handle, "command": self.command}
         before, after = map(quote, json.dumps(record)[1:].split("@", 1))

@@ -32,13 +32,13 @@ def prepare(
 
     first = runs[0][0]
     folder = Path(first.run_dir).parent / FOLDER / sweep_id
-    asked = _asked(first)
+    options = _sbatch_options(first)
     for other, _ in runs[1:]:
-        if _asked(other) != asked:
-            different = sorted(set(asked) ^ set(_asked(other)))
+        if _sbatch_options(other) != options:
+            different = sorted(set(options) ^ set(_sbatch_options(other)))
             raise SchedulerError(
                 "an array asks for the same resources for each of its tasks, but here "
-                f"{', '.join(different)} differ: submit these apart"
+                f"{', '.join(different)} differ: submit these separately"
             )
     array = array_script(first.target, sweep_id, str(folder), len(runs), at_once)
     tasks = [
@@ -52,15 +52,15 @@ def prepare(
     return PreparedSweep(sweep_id, folder, tuple(tasks), array, command)
 
 
-def _asked(prepared: Prepared) -> list[str]:
-    """The run's sbatch options, without those that name the run and its files."""
+def _sbatch_options(prepared: Prepared) -> list[str]:
+    """Return the run's sbatch options, without those that name the run and its files."""
     script = next(file.text for file in prepared.files if file.path == "job.sbatch")
     lines = re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
     return [line for line in lines if not line.startswith(("job-name=", "comment=", "output="))]
 
 
 def folder_text(sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
-    """Shell that writes the sweep's folder: the array script and a link to each run. It can be repeated."""
+    """Return shell that writes the sweep's folder: the array script and a link to each run. Repeatable."""
     ids = " ".join(shlex.quote(run.id) for run in runs)
     assert sweep.script is not None
     folder, script = shlex.quote(str(sweep.folder)), shlex.quote(sweep.script.text)
@@ -72,15 +72,14 @@ def folder_text(sweep: PreparedSweep, runs: Sequence[RunDir]) -> str:
 
 
 def forget_text(runs: Sequence[RunDir], store: Store) -> str:
-    """Shell that removes the links to runs that are about to be deleted, and the folder of a sweep that has
-    no runs left."""
-    found: dict[PurePosixPath, list[str]] = {}
+    """Return shell that removes the links to these runs, and the folder of a sweep without remaining runs."""
+    tasks_by_folder: dict[PurePosixPath, list[str]] = {}
     for run in runs:
         if sweep := run.read_about().get("sweep"):
             folder = PurePosixPath(store.path(run, run.path)).parent / FOLDER / sweep["id"]
-            found.setdefault(folder, []).append(str(sweep["task"]))
+            tasks_by_folder.setdefault(folder, []).append(str(sweep["task"]))
     return "".join(
         f"(cd {shlex.quote(str(folder))} 2>/dev/null || exit 0; rm -f {' '.join(tasks)}\n"
         f'for l in *; do [ ! -L "$l" ] || exit 0; done; cd .. && rm -rf {shlex.quote(folder.name)})\n'
-        for folder, tasks in found.items()
+        for folder, tasks in tasks_by_folder.items()
     )

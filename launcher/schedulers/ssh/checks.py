@@ -36,17 +36,17 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
     """Check one host. `facts` is the answer of on_host.look."""
     refusals, warnings = [], []
     if facts["launcher"] is None:
-        refusals.append(f"{need.python} there has no launcher: {_INSTALL.format(python=need.python)}")
+        refusals.append(f"{need.python} on the host has no launcher: {_INSTALL.format(python=need.python)}")
     elif facts["launcher"] not in ("", __version__):
         warnings.append(f"launcher {facts['launcher']} there, {__version__} here; install the same one")
     if not facts["torch"]:
-        refusals.append(f"{need.python} there has no torch: {_INSTALL.format(python=need.python)}")
+        refusals.append(f"{need.python} on the host has no torch: {_INSTALL.format(python=need.python)}")
     if facts["runs"]:
         refusals.append(f"paths.runs: {need.runs} is not writable ({facts['runs']})")
     if facts["tools"]:
-        refusals.append(f"these programs are missing there: {', '.join(facts['tools'])}")
+        refusals.append(f"these programs are missing: {', '.join(facts['tools'])}")
     refusals += [
-        f"secrets: {name} has no value here, nor there ({why}): export it here, or name a `file:`"
+        f"secrets: {name} has no value here nor on the host ({why}): export it here, or name a `file:`"
         for name, _, why in (secret.partition(": ") for secret in facts["secrets"])
     ]
     gpus = [InstalledGpu(**gpu) for gpu in facts["gpus"]]
@@ -58,8 +58,8 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
         refusals.append(f"{short}{BUSY}")
     if facts["ends_at_logout"]:
         warnings.append(
-            "systemd-logind there kills your processes when your last session closes, so the run would end "
-            "with the connection; ask for KillUserProcesses=no in /etc/systemd/logind.conf"
+            "systemd-logind kills your processes when your last session closes, so the run would end with "
+            "the connection; ask the administrator for KillUserProcesses=no in /etc/systemd/logind.conf"
         )
     return Findings(
         tuple(f"{host}: {refusal}" for refusal in refusals),
@@ -67,33 +67,35 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
     )
 
 
-def apart(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
+def separate_folders(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
     """Return whether each host has its own folder `runs`. Raises ValueError if only some hosts share it.
 
     `visits` holds the answers of `meet` from all hosts but the first.
     """
-    alone = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
-    if alone and len(alone) < len(visits):
-        sharing = [host for host in hosts if host not in alone]
+    without = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
+    if without and len(without) < len(visits):
+        sharing = [host for host in hosts if host not in without]
         raise ValueError(
-            f"{', '.join(alone)}: files that {hosts[0]} writes into paths.runs ({runs}) are missing, while "
-            f"{', '.join(sharing)} share the folder; either all hosts of a job must share it, or none"
+            f"{', '.join(without)}: files that {hosts[0]} writes into paths.runs ({runs}) are missing there, "
+            f"while {', '.join(sharing)} share the folder; all hosts of a job must share it, or none"
         )
-    return bool(alone)
+    return bool(without)
 
 
-def rendezvous(hosts: Sequence[str], seen: Mapping[str, Any], visits: Sequence[Mapping[str, Any]]) -> str:
+def rendezvous_address(
+    hosts: Sequence[str], facts: Mapping[str, Any], visits: Sequence[Mapping[str, Any]]
+) -> str:
     """Return the address at which all other hosts reach the first one.
 
-    `seen` is the first host's answer to `look`; `visits` holds the others' answers to `meet`. Raises
+    `facts` is the first host's answer to `look`; `visits` holds the others' answers to `meet`. Raises
     ValueError if there is no such address.
     """
-    for address in seen["addresses"]:
+    for address in facts["addresses"]:
         if all(address in visit["reached"] for visit in visits):
             return str(address)
-    deaf = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["reached"]]
-    tried = ", ".join(seen["addresses"]) or "none that other hosts can use"
+    unreachable = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["reached"]]
+    tried = ", ".join(facts["addresses"]) or "none that other hosts can use"
     raise ValueError(
-        f"{', '.join(deaf or hosts[1:])} cannot reach {hosts[0]} at port {seen['port']} (its addresses: "
-        f"{tried}); open the ports from 61000 to 65535 between the hosts"
+        f"{', '.join(unreachable or hosts[1:])} cannot reach {hosts[0]} at port {facts['port']} (its "
+        f"addresses: {tried}); open the ports from 61000 to 65535 between the hosts"
     )

@@ -1,13 +1,13 @@
-"""`node.gpu: auto`: ask the hosts which GPUs they have."""
+"""Detect the GPUs of hosts for `node.gpu: auto`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.choose import DEFAULT_PYTHON
-from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
+from launcher.schedulers.ssh.hosts import HostError, ask_host, in_parallel, results_or_raise
 from launcher.schedulers.ssh.profile import Ssh
 
 if TYPE_CHECKING:
@@ -24,23 +24,25 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
     section = Ssh.of(cluster)
     assert section is not None
     python = cluster.paths.python or DEFAULT_PYTHON
-    hosts = [Over(host) for host in section.hosts]
-    answers = side_by_side(lambda host: ask_host(host, python, {"do": "gpus"}), hosts)
+    hosts = [SshLogin(host) for host in section.hosts]
+    answers = in_parallel(lambda host: ask_host(host, python, {"do": "gpus"}), hosts)
     if all(isinstance(answer, SchedulerError) for answer in answers):
-        all_of(answers)
-    found = {
+        results_or_raise(answers)
+    gpus_by_host = {
         host.name: _gpu(host.name, answer["gpus"])
         for host, answer in zip(hosts, answers, strict=True)
         if not isinstance(answer, SchedulerError)
     }
-    have = {host: f"{gpu.count} x {gpu.type}" if gpu is not None else "none" for host, gpu in found.items()}
-    if len(set(have.values())) > 1:
-        listed = "; ".join(f"{host}: {gpus}" for host, gpus in have.items())
+    gpu_names = {
+        host: f"{gpu.count} x {gpu.type}" if gpu is not None else "none" for host, gpu in gpus_by_host.items()
+    }
+    if len(set(gpu_names.values())) > 1:
+        listed = "; ".join(f"{host}: {gpus}" for host, gpus in gpu_names.items())
         raise HostError(
             f"node.gpu: auto: the hosts of {cluster.name} have different GPUs ({listed}); {WRITE}, "
             "or a profile for each kind of host"
         )
-    gpu = min(found.values(), key=lambda gpu: gpu.memory if gpu else 0)
+    gpu = min(gpus_by_host.values(), key=lambda gpu: gpu.memory if gpu else 0)
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"gpu": gpu})})
 
 

@@ -11,9 +11,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from launcher.schedulers.login import ask
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.detect import with_gpus_of_hosts
-from launcher.schedulers.ssh.hosts import HostError, all_of, side_by_side
+from launcher.schedulers.ssh.hosts import HostError, in_parallel, results_or_raise
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 
@@ -31,11 +31,15 @@ def first_profile(hosts: Sequence[str]) -> str:
     Raises SchedulerError if a host does not answer or the hosts have different GPUs, and SpecError if a host
     name is invalid.
     """
-    answers = all_of(side_by_side(lambda host: ask(Over(host), QUESTIONS), hosts))
-    hardware = [{name: answer.out.strip() for name, answer in one.items()} for one in answers]
-    for host, one in zip(hosts, hardware, strict=True):
-        if not one["python"]:
-            raise HostError(f"{host}: there is no python3 for non-interactive logins, so it cannot be asked")
+    answers = results_or_raise(in_parallel(lambda host: ask(SshLogin(host), QUESTIONS), hosts))
+    hardware = [
+        {name: answer.out.strip() for name, answer in host_hardware.items()} for host_hardware in answers
+    ]
+    for host, host_hardware in zip(hosts, hardware, strict=True):
+        if not host_hardware["python"]:
+            raise HostError(
+                f"{host}: there is no python3 for non-interactive logins, so launcher cannot inspect the host"
+            )
     fields = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", hosts[0].rpartition("@")[2]).strip("-."),
         "scheduler": "ssh",
@@ -43,8 +47,8 @@ def first_profile(hosts: Sequence[str]) -> str:
         "paths": {"runs": f"{hardware[0]['home']}/launcher-runs", "python": hardware[0]["python"]},
     }
     gpu = with_gpus_of_hosts(Cluster.model_validate(fields)).node.gpu
-    node: dict[str, Any] = {"cpus": min(int(one["cpus"]) for one in hardware)}
-    node["memory"] = _size(min(int(float(one["memory"])) for one in hardware))
+    node: dict[str, Any] = {"cpus": min(int(values["cpus"]) for values in hardware)}
+    node["memory"] = _size(min(int(float(values["memory"])) for values in hardware))
     if gpu is not None:
         node = {"gpu": {"type": gpu.type, "count": gpu.count, "memory": _size(gpu.memory)}, **node}
     return _as_yaml({**fields, "node": node})
@@ -66,9 +70,9 @@ def _as_yaml(fields: Mapping[str, Any]) -> str:
     hosts.fa.set_flow_style()
     profile["ssh"] = CommentedMap(hosts=hosts)
     profile["paths"] = paths = CommentedMap(fields["paths"])
-    paths.yaml_add_eol_comment("CHECK: a folder that the hosts share, or each its own", "runs")
+    paths.yaml_add_eol_comment("CHECK: a folder that the hosts share, or a separate one on each", "runs")
     paths.yaml_add_eol_comment("CHECK: has launcher with its extra `train`", "python")
     out = io.StringIO()
-    out.write("# By `launcher clusters detect --host`, from what the hosts said. CHECK marks guesses.\n")
+    out.write("# By `launcher clusters detect --host`, from what the hosts report. CHECK marks guesses.\n")
     YAML().dump(profile, out)
     return out.getvalue()

@@ -38,7 +38,7 @@ class HostError(SchedulerError):
 
 
 def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: float = 120.0) -> dict[str, Any]:
-    """Run one of on_host.ACTIONS. Raises LoginError; HostError if the host refuses or cannot answer."""
+    """Run one of on_host.ACTIONS. Raises LoginError, and HostError if the host refuses or cannot answer."""
     program = [
         [f"launcher.{module}", (_PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")]
         for module in _MODULES
@@ -49,8 +49,8 @@ def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: flo
     done = login.run(script, stdin=stdin, timeout=timeout)
     if done.returncode in (NOT_FOUND, NOT_FOUND - 1):
         raise HostError(
-            f"{login.name}: there is no interpreter {python}; name the one with launcher and torch there in "
-            "paths.python of the profile, as an absolute path"
+            f"{login.name}: there is no interpreter {python}; write the absolute path of the host's "
+            "interpreter that has launcher and torch into paths.python of the profile"
         )
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -65,20 +65,20 @@ def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: flo
     return answer
 
 
-def side_by_side(work: Callable[[S], T], items: Iterable[S]) -> list[T | SchedulerError]:
-    """Run `work` on all items in parallel. Return each result, or the error instead."""
+def in_parallel(work: Callable[[S], T], items: Iterable[S]) -> list[T | SchedulerError]:
+    """Run `work` on all items in parallel. Return each result, or the error in its place."""
 
-    def once(item: S) -> T | SchedulerError:
+    def result_or_error(item: S) -> T | SchedulerError:
         try:
             return work(item)
         except SchedulerError as error:
             return error
 
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(once, items))
+        return list(pool.map(result_or_error, items))
 
 
-def all_of(results: Sequence[T | SchedulerError]) -> list[T]:
+def results_or_raise(results: Sequence[T | SchedulerError]) -> list[T]:
     """Return the results. Raises SchedulerError with the messages of every host that failed."""
     errors = [result for result in results if isinstance(result, SchedulerError)]
     if errors:

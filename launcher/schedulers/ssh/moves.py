@@ -9,8 +9,8 @@ from launcher.rundir.layout import RunDir
 
 
 @dataclass(frozen=True)
-class Living:
-    """A run of a sweep that has not ended."""
+class LiveRun:
+    """A run of a sweep that has not ended yet."""
 
     run: RunDir
     host: str
@@ -20,30 +20,30 @@ class Living:
     "Number of runs of the sweep that run at the same time on its host."
 
 
-def to_move(host: str, living: Sequence[Living], at_once: float) -> tuple[list[Living], float]:
-    """Return the runs that move to a free host next, and the number of places it then has; [] if none may.
+def next_move(host: str, living: Sequence[LiveRun], at_once: float) -> tuple[list[LiveRun], float]:
+    """Return the runs that move to a free host next, and how many runs may then run there; [] if none move.
 
-    Hosts do not know of each other: each starts its waiting runs when it has GPUs and a place. After the
-    move, at most `at_once` runs on all hosts together must therefore be able to run. Usually one run moves.
-    If a host frees a place only when it loses all its waiting runs, all of them move.
+    The hosts do not communicate: each starts its waiting runs when it has free GPUs and places. So after the
+    move, no more than `at_once` runs may be able to run on all hosts together. Usually one run moves. If its
+    host frees a place only by losing all its waiting runs, all of them move.
     """
-    here = [one for one in living if one.host == host]
-    waiting = [one for one in living if one.waits]
-    if any(one.waits for one in here):
+    running_here = [run for run in living if run.host == host]
+    waiting = [run for run in living if run.waits]
+    if any(run.waits for run in running_here):
         return [], 0
-    for source in dict.fromkeys(one.host for one in waiting):
-        there = [one for one in waiting if one.host == source]
-        for moved in (there[:1], there):
-            staying = [one for one in living if one.host != host and one not in moved]
-            places = at_once - _most(staying)
-            if places > len(here):
+    for source in dict.fromkeys(run.host for run in waiting):
+        from_source = [run for run in waiting if run.host == source]
+        for moved in (from_source[:1], from_source):
+            staying = [run for run in living if run.host != host and run not in moved]
+            places = at_once - _max_concurrent(staying)
+            if places > len(running_here):
                 return moved, places
     return [], 0
 
 
-def _most(living: Sequence[Living]) -> float:
+def _max_concurrent(living: Sequence[LiveRun]) -> float:
     """Return how many of these runs could run at the same time."""
-    by_host: dict[str, list[Living]] = {}
-    for one in living:
-        by_host.setdefault(one.host, []).append(one)
-    return sum(min(len(runs), *(one.places for one in runs)) for runs in by_host.values())
+    by_host: dict[str, list[LiveRun]] = {}
+    for run in living:
+        by_host.setdefault(run.host, []).append(run)
+    return sum(min(len(runs), *(run.places for run in runs)) for runs in by_host.values())

@@ -28,30 +28,32 @@ done
 """
 
 
-def bring(run: RunDir, there: str, hosts: Sequence[RemoteStore]) -> None:
+def send_to_all(run: RunDir, remote_root: str, hosts: Sequence[RemoteStore]) -> None:
     """Send the run directory and the job's code to every host. Node 0 receives the run directory separately.
 
-    Hosts are handled one after another, so that two hosts that share a folder find each other's marks. Raises
+    The hosts come one after the other, so that two hosts that share a folder find each other's marks. Raises
     NotSentError; in that case, nothing was started.
     """
     for rank, store in enumerate(hosts):
         try:
-            done = _bring(run, there, rank, store)
+            done = _send_to(run, remote_root, rank, store)
         except LoginError as error:
             raise NotSentError(str(error)) from None
         if done.returncode == _SHARED:
             raise NotSentError(
-                f"{store.name} shares {there} with another host of the job, but not with all; either all "
-                "hosts must share that folder, or none"
+                f"{store.name} shares {remote_root} with another host of the job, but not with all; either "
+                "all hosts must share that folder, or none"
             )
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             why = lines[-1] if lines else f"exit code {done.returncode}"
-            raise NotSentError(f"{store.name}: {there}/{run.id} could not be written: {why}")
+            raise NotSentError(f"{store.name}: {remote_root}/{run.id} could not be written: {why}")
 
 
-def _bring(run: RunDir, there: str, rank: int, store: RemoteStore) -> subprocess.CompletedProcess[bytes]:
-    script = _MARK.format(folder=quote(f"{there}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
+def _send_to(
+    run: RunDir, remote_root: str, rank: int, store: RemoteStore
+) -> subprocess.CompletedProcess[bytes]:
+    script = _MARK.format(folder=quote(f"{remote_root}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
     if rank == 0:
         return store.run(script)
     parcel = packed(run.path, SUBMITTED)
@@ -62,30 +64,30 @@ def _bring(run: RunDir, there: str, rank: int, store: RemoteStore) -> subprocess
 def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
     """Return what the user must know if the hosts share no folder."""
     names = ", ".join(hosts)
-    found = [f"{names} share no folder: each keeps its ranks' part of the checkpoints in its own paths.runs"]
+    lines = [f"{names} share no folder: each keeps its ranks' part of the checkpoints in its own paths.runs"]
     if about["job"].get("task") is None:
-        found.append(
+        lines.append(
             f"files that the command writes stay on their host: {names} each have their own "
             "{checkpoint_dir}, and a rank that resumes finds only what was written on its own host"
         )
-    return tuple(found)
+    return tuple(lines)
 
 
-def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -> None:
+def check_resume(run: RunDir, hosts: Sequence[str], about: About, chosen: Chosen) -> None:
     """Check a run before it is resumed. Raises HostError if its checkpoints would not be found."""
     before = run.read_about()
-    names = ", ".join(own)
-    if before.get("apart") and about["nodes"] != len(own):
+    names = ", ".join(hosts)
+    if before.get("apart") and about["nodes"] != len(hosts):
         raise HostError(
             f"{run.id} has run on {names}, which share no folder: each has a part of the checkpoints, so the "
-            f"run can continue only with {len(own)} nodes"
+            f"run can continue only with {len(hosts)} nodes"
         )
-    if before.get("apart") and not chosen.apart:
+    if before.get("apart") and not chosen.separate_folders:
         raise HostError(
             f"{run.id} began when {names} each had their own paths.runs, and now they share one: each host "
             "must find its own part of the checkpoints there"
         )
-    if chosen.apart and not before.get("apart"):
+    if chosen.separate_folders and not before.get("apart"):
         others = ", ".join(host.name for host in chosen.hosts[1:])
         raise HostError(
             f"{others}: paths.runs is not shared with {chosen.hosts[0].name}, which holds the checkpoints of "
@@ -93,6 +95,6 @@ def check_again(run: RunDir, own: Sequence[str], about: About, chosen: Chosen) -
         )
 
 
-def where_it_lies(about: About, hosts: Sequence[str]) -> Sequence[str]:
+def hosts_with_directory(about: About, hosts: Sequence[str]) -> Sequence[str]:
     """Return the hosts that hold a directory of the run."""
     return hosts if about.get("apart") else hosts[:1]

@@ -45,7 +45,7 @@ class RefusedError(Exception):
 
 
 def look(request: Request) -> dict[str, Any]:
-    """Report facts about the host. The sender judges them."""
+    """Report facts about the host. The sender evaluates them."""
     gpus, trouble = [], ""
     if request["gpus"]:
         try:
@@ -110,10 +110,10 @@ def _addresses() -> list[str]:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["ip", "-o", "addr", "show", "scope", "global", "up"]
         lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        found = [line.split()[3].partition("/")[0] for line in lines.splitlines()]
-        return sorted(found, key=lambda address: ":" in address)
-    found = socket.gethostbyname_ex(socket.gethostname())[2]
-    return [address for address in found if not address.startswith("127.")]
+        addresses = [line.split()[3].partition("/")[0] for line in lines.splitlines()]
+        return sorted(addresses, key=lambda address: ":" in address)
+    addresses = socket.gethostbyname_ex(socket.gethostname())[2]
+    return [address for address in addresses if not address.startswith("127.")]
 
 
 def _free_port(wanted: int) -> int:
@@ -249,7 +249,7 @@ def _end(run: Path, rank: int) -> None:
     """End a leftover supervisor and its ranks. The kernel kills the ranks shortly after the supervisor."""
     lock = _lock_path(run, rank)
     deadline, killed = time.monotonic() + END_SECONDS, False
-    while _held(lock) or _ranks(run, rank):
+    while _held(lock) or _pids(run, rank):
         if not killed and _held(lock) and (pid := _pid(lock)) is not None:
             killed = True
             with contextlib.suppress(ProcessLookupError):
@@ -260,7 +260,7 @@ def _end(run: Path, rank: int) -> None:
                 f"hand (`launcher.supervise {run}` in the list of processes)"
             )
         if time.monotonic() > deadline:
-            raise RefusedError(f"processes of an earlier start of this run do not end: {_ranks(run, rank)}")
+            raise RefusedError(f"processes of an earlier start of this run do not end: {_pids(run, rank)}")
         time.sleep(0.1)
 
 
@@ -271,16 +271,16 @@ def _pid(lock: Path) -> int | None:
     return None
 
 
-def _ranks(run: Path, rank: int) -> list[int]:
+def _pids(run: Path, rank: int) -> list[int]:
     """Return the processes on this host that the run's supervisor has started."""
     marks = {f"LAUNCHER_RUN_DIR={run}".encode(), f"LAUNCHER_NODE_RANK={rank}".encode()}
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # another user's, or just ended
                 if marks <= set((entry / "environ").read_bytes().split(b"\0")):
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def _wait_for(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find out, before the start, whether several hosts share a disk and at which address they reach the first.
+"""Find out before the start whether several hosts share a folder, and how they reach the first host.
 
 This file is sent to the hosts and runs there, so it uses only the standard library.
 """
@@ -26,21 +26,21 @@ def meet(request: Request) -> dict[str, Any]:
 
 
 def _receive(request: Request, note: Path) -> dict[str, Any]:
-    """Run the first host's part: write the note, and send the token to each peer until all have left."""
+    """Run the first host's part: write the note, and send the token to each visitor until all have left."""
     note.parent.mkdir(parents=True, exist_ok=True)
-    left = 0
+    goodbyes = 0
     try:
         note.write_text(request["token"])
         with _listening(request["port"]) as server:
             server.settimeout(0.5)
             deadline = time.monotonic() + 2 * MEET_SECONDS
-            while left < request["others"] and time.monotonic() < deadline:
+            while goodbyes < request["others"] and time.monotonic() < deadline:
                 with contextlib.suppress(OSError):
                     peer, _ = server.accept()
                     with peer:
                         peer.settimeout(2)
                         peer.sendall(request["token"].encode())
-                        left += peer.recv(4) == b"left"
+                        goodbyes += peer.recv(4) == b"left"
     finally:
         with contextlib.suppress(OSError):
             note.unlink()
@@ -57,21 +57,21 @@ def _visit(request: Request, note: Path) -> dict[str, Any]:
     reached: set[str] = set()
     deadline = time.monotonic() + MEET_SECONDS
 
-    def try_for_long(address: str) -> None:
+    def keep_trying(address: str) -> None:
         while address not in reached and time.monotonic() < deadline:
             if _token_at(address, request["port"], b"here") == request["token"]:
                 reached.add(address)
             else:
                 time.sleep(0.2)
 
-    tries = [threading.Thread(target=try_for_long, args=(one,), daemon=True) for one in request["addresses"]]
+    tries = [threading.Thread(target=keep_trying, args=(one,), daemon=True) for one in request["addresses"]]
     for thread in tries:
         thread.start()
     while not reached and time.monotonic() < deadline:
         time.sleep(0.05)
     for thread in tries:
         thread.join(0.5 if reached else 0)
-    shared = _shows(note, request["token"], deadline)
+    shared = _appears(note, request["token"], deadline)
     for address in reached:
         if _token_at(address, request["port"], b"left"):
             break
@@ -88,7 +88,7 @@ def _token_at(address: str, port: int, word: bytes) -> str:
         return ""
 
 
-def _shows(note: Path, token: str, deadline: float) -> bool:
+def _appears(note: Path, token: str, deadline: float) -> bool:
     while True:
         with contextlib.suppress(OSError):
             os.listdir(note.parent)  # makes a network file system query its server again

@@ -1,4 +1,4 @@
-"""Hosts without a batch system: a detached supervisor on each, started over ssh."""
+"""Scheduler for hosts without a batch system: it starts a detached supervisor on each over ssh."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
-from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute
+from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute_runs_folder
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import relay
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import in_force, status_of
 from launcher.schedulers.ssh.choose import (
     DEFAULT_PYTHON,
     About,
     Chosen,
-    Place,
+    Rendezvous,
     choose,
-    deal,
+    distribute,
     hosts_of,
     python_of,
     runs_that_fit,
 )
-from launcher.schedulers.ssh.hosts import HostError, all_of, ask_host, side_by_side
-from launcher.schedulers.ssh.moves import Living, to_move
-from launcher.schedulers.ssh.no_shared_folder import bring, check_again, notes, where_it_lies
+from launcher.schedulers.ssh.hosts import HostError, ask_host, in_parallel, results_or_raise
+from launcher.schedulers.ssh.moves import LiveRun, next_move
+from launcher.schedulers.ssh.no_shared_folder import check_resume, hosts_with_directory, notes, send_to_all
 from launcher.schedulers.ssh.start import Start
-from launcher.schedulers.ssh.state import judged, locks_script, words
-from launcher.schedulers.sweep_process import look_after
+from launcher.schedulers.ssh.state import corrected_state, locks_script, parse_locks
+from launcher.schedulers.sweep_process import start_sweep_process
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Refused, Submitting
 
@@ -57,17 +57,17 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
-CHOSEN_BY_US = "CUDA_VISIBLE_DEVICES"
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SPREAD = "launcher.schedulers.ssh.spread"
 FIRST_PORT = 61000
-"Port of a single supervisor, which has no others to meet."
+"Port of a single supervisor, which needs no rendezvous."
 
 
 class SshHosts(OneByOne):
     """Runs a job with n nodes on the first n of `hosts` that can take it.
 
     The run directory is on the first of these, in the folder `runs`; run.json names the hosts. If the hosts
-    do not share this folder, each has a run directory, and the first host's covers all.
+    do not share this folder, each has a run directory, and the first host's holds the records of all.
 
     The runs of a sweep are distributed over the hosts when they are submitted, and each waits for its turn
     there. While this machine is on, a process here moves waiting runs to hosts that have become free
@@ -77,7 +77,7 @@ class SshHosts(OneByOne):
     multi_node = True
 
     def __init__(self, hosts: tuple[str, ...], runs: str | None) -> None:
-        self.there = absolute(runs, f"ssh.hosts {hosts[0]}")
+        self.remote_root = absolute_runs_folder(runs, f"ssh.hosts {hosts[0]}")
         self.hosts = hosts
         self._stores: dict[tuple[str, Path | None], RemoteStore] = {}
         "Key: host, and the folder of the local copies if it is another host's."
@@ -116,8 +116,8 @@ class SshHosts(OneByOne):
         """Render a run with the current code. Raises RenderError, SchedulerError, OSError."""
         from launcher.schedulers.prepare import ready
 
-        _leave_gpus_to_us(request)
-        place = self._on(self.hosts[0]).place(request)
+        _refuse_gpu_variable(request)
+        place = self._store_on(self.hosts[0]).place(request)
         python = request.cluster.paths.python or DEFAULT_PYTHON
         either = "|".join(self.hosts)  # the host is chosen after the inspection
         command = ("ssh", either, python, "-m", "launcher.supervise", place.run_dir)
@@ -126,8 +126,10 @@ class SshHosts(OneByOne):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         chosen = self._choose((), prepared.about)
         self._chosen[prepared.request.run_id] = chosen
-        alone = notes([host.name for host in chosen.hosts], prepared.about) if chosen.apart else ()
-        return (*chosen.notes, *alone)
+        separate_notes = (
+            notes([host.name for host in chosen.hosts], prepared.about) if chosen.separate_folders else ()
+        )
+        return (*chosen.notes, *separate_notes)
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
         if any(prepared.about["nodes"] > 1 for prepared in sweep.runs):
@@ -136,9 +138,11 @@ class SshHosts(OneByOne):
                 "another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
                 "run has ended"
             )
-        hosts = [self._on(host).ssh for host in self.hosts]
-        most = max((prepared.about for prepared in sweep.runs), key=lambda about: about["gpus_per_node"])
-        shares, notes = deal(hosts, most, self.there, len(sweep.runs), most["sweep"]["at_once"])
+        hosts = [self._store_on(host).ssh for host in self.hosts]
+        largest = max((prepared.about for prepared in sweep.runs), key=lambda about: about["gpus_per_node"])
+        shares, notes = distribute(
+            hosts, largest, self.remote_root, len(sweep.runs), largest["sweep"]["at_once"]
+        )
         for prepared, share in zip(sweep.runs, shares, strict=True):
             self._chosen[prepared.request.run_id] = share.chosen
             self._places[prepared.request.run_id] = share.places
@@ -155,10 +159,10 @@ class SshHosts(OneByOne):
 
     def _look_after(self, sweep: str) -> None:
         """Start the process that moves waiting runs of a sweep, unless it runs. Raises SchedulerError."""
-        roots = [self._on(host).here for host in self.hosts]
+        roots = [self._store_on(host).local_root for host in self.hosts]
         folders = [root / "sweeps" / sweep for root in roots if any(root.glob(f"{escape(sweep)}-*"))]
-        if len(self.hosts) > 1:  # otherwise there is nowhere to move to
-            look_after(folders[0], SPREAD, *map(str, folders[1:]))
+        if len(self.hosts) > 1:  # a single host has no other to move to
+            start_sweep_process(folders[0], SPREAD, *map(str, folders[1:]))
 
     def spread(self, runs: Sequence[RunDir]) -> Iterator[RunDir]:
         """Move waiting runs of a sweep to hosts of the profile that are free. Yield each moved run.
@@ -169,20 +173,22 @@ class SshHosts(OneByOne):
         living = [_living(run, status) for run, status in statuses if not status.ended]
         at_once = _at_once(runs[0])
         for host in self.hosts:
-            more: float | None = None
-            while (move := to_move(host, living, at_once))[0]:
+            capacity: float | None = None
+            while (move := next_move(host, living, at_once))[0]:
                 moved, places = move
-                if more is None:
-                    more = runs_that_fit(self._on(host).ssh, moved[0].run.read_about(), self.there)
-                if more < 1:
+                if capacity is None:
+                    capacity = runs_that_fit(
+                        self._store_on(host).ssh, moved[0].run.read_about(), self.remote_root
+                    )
+                if capacity < 1:
                     break
-                more -= 1
-                for place, one in enumerate(moved):
-                    now = replace(one, waits=False)  # if it did not move, it has begun
-                    if self._move(one.run, host, places):
-                        yield one.run
-                        now = replace(one, host=host, waits=place > 0, places=places)
-                    living[living.index(one)] = now
+                capacity -= 1
+                for place, live_run in enumerate(moved):
+                    changed = replace(live_run, waits=False)  # if it did not move, it has begun
+                    if self._move(live_run.run, host, places):
+                        yield live_run.run
+                        changed = replace(live_run, host=host, waits=place > 0, places=places)
+                    living[living.index(live_run)] = changed
 
     def _move(self, run: RunDir, host: str, places: float) -> bool:
         """Move a run to a host, unless it has begun. Return whether it was moved.
@@ -190,10 +196,10 @@ class SshHosts(OneByOne):
         Raises SchedulerError. The run is then on its old host, or lost if that host does not answer.
         """
         about = run.read_about()
-        before = hosts_of(about)[0]
-        self._bring_code(run, before, host)
-        request = {"do": "withdraw", "run_dir": f"{self.there}/{run.id}"}
-        if not ask_host(self._on(before).ssh, python_of(about), request)["withdrawn"]:
+        old_host = hosts_of(about)[0]
+        self._relay_code(run, old_host, host)
+        request = {"do": "withdraw", "run_dir": f"{self.remote_root}/{run.id}"}
+        if not ask_host(self._store_on(old_host).ssh, python_of(about), request)["withdrawn"]:
             return False
         at_once = None if about["sweep"]["at_once"] is None else int(places)
         moved = {**about, "hosts": [host], "sweep": {**about["sweep"], "at_once": at_once}}
@@ -204,18 +210,18 @@ class SshHosts(OneByOne):
             raise
         return True
 
-    def _bring_code(self, run: RunDir, before: str, host: str) -> None:
+    def _relay_code(self, run: RunDir, old_host: str, host: str) -> None:
         """Copy the run's code to a host that may not have it. Raises SchedulerError."""
         digest = run.read_about()["workdir"].rpartition("/")[2]
-        relay(digest, self._on(before).ssh, self._on(host).ssh, self.there)
+        relay(digest, self._store_on(old_host).ssh, self._store_on(host).ssh, self.remote_root)
 
     def _start_again(self, run: RunDir, about: About) -> None:
         """Send and start a run that is currently on no host. Raises SchedulerError."""
         replace_json(run.run, about)
         replace_json(run.state, {"state": "submitted", "time": now()})
         forget(run)
-        over = self._on(hosts_of(about)[0]).ssh
-        self._start(run, Chosen((over,), Place(None, FIRST_PORT), ()), "resubmitted")
+        login = self._store_on(hosts_of(about)[0]).ssh
+        self._start(run, Chosen((login,), Rendezvous(None, FIRST_PORT), ()), "resubmitted")
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Submit the run. Raises SchedulerError. If nothing was started, nothing is left over."""
@@ -225,11 +231,11 @@ class SshHosts(OneByOne):
             in_all = about["sweep"]["at_once"]
             sweep = {**about["sweep"], "at_once": self._places.pop(run_id), "at_once_in_all": in_all}
             prepared = replace(prepared, about={**about, "sweep": sweep})
-        store = self._on(chosen.hosts[0].name)
+        store = self._store_on(chosen.hosts[0].name)
         try:
             run = store.write(_on_hosts(prepared, chosen))
         except OSError as error:
-            raise SchedulerError(f"cannot write {store.here}: {error.strerror}") from None
+            raise SchedulerError(f"cannot write {store.local_root}: {error.strerror}") from None
         remember_root(run.path.parent)
         try:
             self._start(run, chosen, "submitted")
@@ -244,10 +250,10 @@ class SshHosts(OneByOne):
         status = self.status(run)
         if not status.ended:
             raise SchedulerError(f"{run.id} is still {status.state}")
-        before, own = run.read_state(), hosts_of(run.read_about())
+        earlier_state, hosts = run.read_state(), hosts_of(run.read_about())
         about = again.about if again is not None else run.read_about()
-        chosen = self._choose(own, about)
-        check_again(run, own, about, chosen)
+        chosen = self._choose(hosts, about)
+        check_resume(run, hosts, about, chosen)
         with in_force(run, _on_hosts(again, chosen) if again is not None else None):
             run.cancel.unlink(missing_ok=True)
             replace_json(run.state, {"state": "submitted", "time": now()})
@@ -255,7 +261,7 @@ class SshHosts(OneByOne):
                 self._start(run, chosen, "resubmitted")
             except (NotSentError, HostError) as error:
                 run.append(Refused(reason=str(error)))
-                replace_json(run.state, {**before, "reason": str(error)})
+                replace_json(run.state, {**earlier_state, "reason": str(error)})
                 with suppress(SchedulerError):
                     self.fetch(run)
                 raise
@@ -263,77 +269,79 @@ class SshHosts(OneByOne):
             self._look_after(sweep.id)
 
     def status(self, run: RunDir) -> Status:
-        return self._of(run).lately(run, lambda: self.statuses([run])[0])
+        return self._store_of(run).cached_status(run, lambda: self.statuses([run])[0])
 
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Query each host once for all runs that have not ended according to their records."""
         living: dict[RemoteStore, list[RunDir]] = {}
         for run in runs:
             if run.read_state().get("state", "submitted") in LIVING:
-                living.setdefault(self._of(run), []).append(run)
+                living.setdefault(self._store_of(run), []).append(run)
         locks: dict[str, tuple[str, str]] = {}
-        for locks_of_host in all_of(side_by_side(lambda item: self._locks(*item), living.items())):
+        for locks_of_host in results_or_raise(in_parallel(lambda item: self._locks(*item), living.items())):
             locks |= locks_of_host
         return [
-            status_of(run, self.handle(run), judged(run, *locks.get(run.id, ("", "")), self.where(run)))
+            status_of(
+                run, self.handle(run), corrected_state(run, *locks.get(run.id, ("", "")), self.where(run))
+            )
             for run in runs
         ]
 
     def _locks(self, store: RemoteStore, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
         """Return run id -> (state of its lock, why the host could not be queried)."""
-        store.look_along(runs)
+        store.select_runs(runs)
         try:
-            done = store.run(locks_script(self.there, [run.id for run in runs]))
+            done = store.run(locks_script(self.remote_root, [run.id for run in runs]))
         except LoginError as error:
             return {run.id: ("", str(error)) for run in runs}
-        locks = words(done.stdout) | dict.fromkeys(store.lost, "lost")
+        locks = parse_locks(done.stdout) | dict.fromkeys(store.lost, "lost")
         return {run: (lock, "") for run, lock in locks.items()}
 
     def cancel(self, run: RunDir) -> None:
         """Ask the run to write a checkpoint and stop. A second call kills the ranks."""
-        if not (before := self.statuses([run])[0]).ended:
-            store = self._of(run)
+        if not (status := self.statuses([run])[0]).ended:
+            store = self._store_of(run)
 
             def send() -> str:
-                store.bring()
+                store.sync()
                 return ""
 
             def interrupt() -> str:
-                return "" if self._interrupt(run) else "no supervisor of it can be interrupted"
+                return "" if self._interrupt(run) else "its supervisor cannot be interrupted"
 
             store.ask_to_stop([run], run.id, send, interrupt)
-            before = status_of(run, self.handle(run), run.read_state())
-        if before.ended:
-            raise SchedulerError(f"{run.id} is not running: {before.state}")
+            status = status_of(run, self.handle(run), run.read_state())
+        if status.ended:
+            raise SchedulerError(f"{run.id} is not running: {status.state}")
 
     def _interrupt(self, run: RunDir) -> bool:
-        request = {"do": "interrupt", "run_dir": f"{self.there}/{run.id}"}
-        answer = ask_host(self._of(run).ssh, python_of(run.read_about()), request)
+        request = {"do": "interrupt", "run_dir": f"{self.remote_root}/{run.id}"}
+        answer = ask_host(self._store_of(run).ssh, python_of(run.read_about()), request)
         return bool(answer["interrupted"])
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
-        self._of(run).fetch(run, wanted)
+        self._store_of(run).fetch(run, wanted)
 
     def where(self, run: RunDir) -> str:
-        return self._of(run).where(run)
+        return self._store_of(run).where(run)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         stored: dict[str, list[RunDir]] = {}
         ran: dict[str, list[str]] = {}
         for run in runs:
             hosts = hosts_of(about := run.read_about())
-            for host in where_it_lies(about, hosts):
+            for host in hosts_with_directory(about, hosts):
                 stored.setdefault(host, []).append(run)
             for host in hosts:
                 ran.setdefault(host, []).append(quote(run.id))
         for host, stored_runs in stored.items():
-            self._on(host).remove(stored_runs)
+            self._store_on(host).remove(stored_runs)
             self._forget_sweeps(host, stored_runs)
         for host, names in ran.items():
             # Remove shared memory that the ranks of a killed supervisor have left on the host.
-            left = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
+            cleanup = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
             with suppress(LoginError):
-                self._on(host).ssh.run(left)
+                self._store_on(host).ssh.run(cleanup)
         for run in runs:
             remove_here(run)
 
@@ -341,37 +349,38 @@ class SshHosts(OneByOne):
         """Remove the folders of sweeps that have no runs left on the host."""
         sweeps = {sweep.id for run in removed if (sweep := run.read_about().sweep) is not None}
         for name in map(quote, sorted(sweeps)):
-            gone = f"cd {quote(self.there)} && {{ ls -d {name}-* >/dev/null 2>&1 || rm -rf sweeps/{name}; }}"
+            unless_used = f"{{ ls -d {name}-* >/dev/null 2>&1 || rm -rf sweeps/{name}; }}"
+            cleanup = f"cd {quote(self.remote_root)} && {unless_used}"
             with suppress(LoginError):
-                self._on(host).ssh.run(gone)
+                self._store_on(host).ssh.run(cleanup)
 
     def logs(self, run: RunDir, since: int) -> bytes:
         """Return the output of all hosts' supervisors, from byte `since` on."""
         parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
         return b"".join(parts)[since:]
 
-    def _on(self, host: str, here: Path | None = None) -> RemoteStore:
-        """Return the store on a host. `here` is the folder of the local copies if they are from another host.
+    def _store_on(self, host: str, here: Path | None = None) -> RemoteStore:
+        """Return the store on a host.
 
-        That is the host from which the runs have moved.
+        `here` is the folder of the local copies of runs that have moved from another host.
         """
         if (host, here) not in self._stores:
-            store = RemoteStore(Over(host), self.there, self._codes)
-            if here is not None and here != store.here:
-                store.here = here
+            store = RemoteStore(SshLogin(host), self.remote_root, self._codes)
+            if here is not None and here != store.local_root:
+                store.local_root = here
             self._stores[host, here] = store
         return self._stores[host, here]
 
-    def _of(self, run: RunDir) -> RemoteStore:
+    def _store_of(self, run: RunDir) -> RemoteStore:
         """Return the store on the host that holds the run's directory."""
         about = run.read_about()  # empty if the run was deleted meanwhile
         host = hosts_of(about)[0] if about else self.hosts[0]
-        store = self._on(host)
-        return store if store.here == run.path.parent else self._on(host, run.path.parent)
+        store = self._store_on(host)
+        return store if store.local_root == run.path.parent else self._store_on(host, run.path.parent)
 
-    def _choose(self, own: Sequence[str], about: About) -> Chosen:
-        others = [self._on(host).ssh for host in self.hosts if host not in own]
-        return choose([self._on(host).ssh for host in own], others, about, self.there)
+    def _choose(self, required: Sequence[str], about: About) -> Chosen:
+        others = [self._store_on(host).ssh for host in self.hosts if host not in required]
+        return choose([self._store_on(host).ssh for host in required], others, about, self.remote_root)
 
     def _start(self, run: RunDir, chosen: Chosen, event: str) -> None:
         """Start the supervisors.
@@ -379,16 +388,18 @@ class SshHosts(OneByOne):
         Raises NotSentError and HostError if nothing was started, and UnclearError if that is unknown.
         """
         run.append(Submitting())
-        store = self._of(run)
-        there = f"{self.there}/{run.id}"
+        store = self._store_of(run)
+        run_dir = f"{self.remote_root}/{run.id}"
         spread = None
-        if chosen.apart:
-            spread = partial(bring, run, self.there, [self._on(host.name) for host in chosen.hosts])
+        if chosen.separate_folders:
+            spread = partial(
+                send_to_all, run, self.remote_root, [self._store_on(host.name) for host in chosen.hosts]
+            )
         start = Start(
-            chosen.hosts, store, there, run.read_about(), chosen.place, event, self.handle(run), spread
+            chosen.hosts, store, run_dir, run.read_about(), chosen.rendezvous, event, self.handle(run), spread
         )
         try:
-            store.deliver([run], (), start.everywhere)
+            store.deliver([run], (), start.start_all)
         except LoginError as error:
             raise UnclearError(
                 f"{error}; the run may or may not have started: run `launcher status {run.id}` when "
@@ -400,10 +411,10 @@ class SshHosts(OneByOne):
             self.remove([run])
 
 
-def _living(run: RunDir, status: Status) -> Living:
+def _living(run: RunDir, status: Status) -> LiveRun:
     about = run.read_about()
     places = about.sweep.at_once if about.sweep is not None else None
-    return Living(
+    return LiveRun(
         run, hosts_of(about)[0], status.state == "submitted", math.inf if places is None else places
     )
 
@@ -415,19 +426,22 @@ def _at_once(run: RunDir) -> float:
 
 
 def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:
-    about = {"hosts": [host.name for host in chosen.hosts], **({"apart": True} if chosen.apart else {})}
+    about = {
+        "hosts": [host.name for host in chosen.hosts],
+        **({"apart": True} if chosen.separate_folders else {}),
+    }
     return replace(prepared, about={**prepared.about, **about})
 
 
-def _leave_gpus_to_us(request: Request) -> None:
+def _refuse_gpu_variable(request: Request) -> None:
     cluster, job = request.cluster, request.job
     for where, env in (
         ("job", job.env),
         ("cluster", cluster.env),
         ("cluster's network", cluster.network.env),
     ):
-        if request.plan.layout.gpus_per_node and CHOSEN_BY_US in env:
+        if request.plan.layout.gpus_per_node and GPU_VARIABLE in env:
             raise SchedulerError(
-                f"{where} env {CHOSEN_BY_US}: launcher sets it on these hosts, to GPUs that are free; "
+                f"{where} env {GPU_VARIABLE}: launcher sets it on these hosts, to GPUs that are free; "
                 "say how many with resources.gpus_per_node"
             )

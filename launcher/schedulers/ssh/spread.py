@@ -1,6 +1,6 @@
 """Move waiting runs of a sweep to other hosts that have become free, while this machine is on.
 
-The hosts do not know of each other. Without this process, each run stays on its host.
+The hosts do not communicate, so without this process each run stays on its host.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LOOK_SECONDS = 10.0
 
 
 def main(folders: Sequence[str]) -> None:
-    """Poll until no run waits. `folders` are the sweep's folders, one beside each host's copies of runs."""
+    """Poll until no run waits. `folders` are the sweep's folders, one next to each host's copies of runs."""
     while waiting := [run for run in _runs(folders) if run.read_state().get("state") == "submitted"]:
         try:
             hosts = scheduler_of(waiting[0])
             assert isinstance(hosts, SshHosts)
             for run in hosts.spread(_runs(folders)):
-                print(f"{now()} {run.id} waits on {hosts.where(run)} now", file=sys.stderr, flush=True)
+                print(f"{now()} {run.id} now waits on {hosts.where(run)}", file=sys.stderr, flush=True)
         except (SchedulerError, OSError) as error:  # the next poll tries again
             print(f"{now()} {error}", file=sys.stderr, flush=True)
         time.sleep(LOOK_SECONDS)
 
 
 def _runs(folders: Sequence[str]) -> list[RunDir]:
-    found = [run for folder in folders for run in runs_of(Path(folder))]
-    return sorted(found, key=lambda run: run.read_about().sweep.task)  # type: ignore[union-attr]
+    runs = [run for folder in folders for run in runs_of(Path(folder))]
+    return sorted(runs, key=lambda run: run.read_about().sweep.task)  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.ssh.choose import About, Place, python_of, secrets_here
-from launcher.schedulers.ssh.hosts import all_of, ask_host, side_by_side
+from launcher.schedulers.ssh.choose import About, Rendezvous, local_secrets, python_of
+from launcher.schedulers.ssh.hosts import ask_host, in_parallel, results_or_raise
 
 if TYPE_CHECKING:
     from launcher.schedulers.login import Login
@@ -29,7 +29,7 @@ class Start:
     first: Login
     run_dir: str
     about: About
-    place: Place
+    rendezvous: Rendezvous
     event: str
     handle: str
     spread: Callable[[], None] | None = None
@@ -37,8 +37,8 @@ class Start:
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     "Token by which these supervisors recognise each other."
 
-    def everywhere(self) -> None:
-        """Start all supervisors. The others wait for node 0's.
+    def start_all(self) -> None:
+        """Start all supervisors, node 0's last.
 
         If one cannot be started, end the others and raise SchedulerError.
         """
@@ -48,14 +48,14 @@ class Start:
             self.spread()
         elif others:
             self.first.run(":")  # sends the run directory
-        answers = side_by_side(lambda rank: self._start(rank, self.hosts[rank]), others)
+        answers = in_parallel(lambda rank: self._start(rank, self.hosts[rank]), others)
         try:
-            for rank, answer in zip(others, all_of(answers), strict=True):
+            for rank, answer in zip(others, results_or_raise(answers), strict=True):
                 gpus[self.hosts[rank].name] = answer["gpus"]
             self._start(0, self.first, gpus)
         except SchedulerError:
-            begun = [rank for rank, answer in zip(others, answers, strict=True) if isinstance(answer, dict)]
-            side_by_side(self._stop, begun)
+            started = [rank for rank, answer in zip(others, answers, strict=True) if isinstance(answer, dict)]
+            in_parallel(self._stop, started)
             raise
 
     def _start(self, rank: int, login: Login, gpus: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
@@ -69,10 +69,10 @@ class Start:
             "host": self.hosts[rank].name,
             # The supervisor of a sweep's run waits for GPUs by itself.
             "gpus": self.about["gpus_per_node"] if self.about.get("sweep") is None else 0,
-            "place": self.place.options(rank, len(self.hosts)),
+            "place": self.rendezvous.options(rank, len(self.hosts)),
             "event": event if rank == 0 else None,
             "others_gpus": gpus,
-            "secrets": secrets_here(self.about),
+            "secrets": local_secrets(self.about),
             "token": self.token,
         }
         return ask_host(login, python_of(self.about), request, timeout=START_SECONDS)

@@ -17,29 +17,30 @@ UNSTARTED_SECONDS = 180.0
 _HELD = 75
 
 
-def locks_script(there: str, runs: Sequence[str]) -> str:
+def locks_script(remote_root: str, runs: Sequence[str]) -> str:
     """Return shell code that prints each run with the state of its supervisor's lock.
 
     `held`: the supervisor runs; `free`: it has ended; `none`: none has started so far.
     """
     return (
         f"for r in {' '.join(map(quote, runs))}; do\n"
-        f"f={quote(there)}/$r/supervisor.lock w=none\n"
+        f"f={quote(remote_root)}/$r/supervisor.lock w=none\n"
         f'if [ -s "$f" ]; then flock -n -s -E {_HELD} "$f" true 2>/dev/null\n'
         f"case $? in 0) w=free ;; {_HELD}) w=held ;; *) w=unknown ;; esac; fi\n"
         "printf '%s %s\\n' \"$r\" $w\ndone"
     )
 
 
-def words(answer: bytes) -> dict[str, str]:
+def parse_locks(answer: bytes) -> dict[str, str]:
     lines = answer.decode(errors="replace").splitlines()
     return {run: word for run, _, word in (line.rpartition(" ") for line in lines)}
 
 
-def judged(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
-    """Return state.json, corrected by the lock and by why the host could not be queried (`trouble`).
+def corrected_state(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
+    """Return state.json, corrected by the state of the lock.
 
-    It is read after the lock was tested, so it shows the end of a run that has released its lock.
+    `trouble` says why the host could not be queried. state.json is read after the lock was tested, so it
+    shows the end of a run that has released its lock.
     """
     state = run.read_state()
     name = state.get("state", "submitted")
@@ -54,7 +55,7 @@ def judged(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any
         )
     if lock == "lost":
         return state | _lost(f"{where} no longer exists")
-    if lock == "none" and _asked_for(run) > UNSTARTED_SECONDS:
+    if lock == "none" and _seconds_since_submission(run) > UNSTARTED_SECONDS:
         return state | _lost("no supervisor has started: the connection was lost during the submission")
     return state
 
@@ -63,10 +64,10 @@ def _lost(reason: str) -> dict[str, Any]:
     return {"state": "lost", "failure": "node-failed", "reason": reason}
 
 
-def _asked_for(run: RunDir) -> float:
+def _seconds_since_submission(run: RunDir) -> float:
     """Return the seconds since the latest submission."""
     for event in reversed(run.read_events()):
         if event.get("event") == "submitting":
-            asked = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00"))
-            return time.time() - asked.astimezone(timezone.utc).timestamp()
+            submitted = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00"))
+            return time.time() - submitted.astimezone(timezone.utc).timestamp()
     return 0.0

@@ -1,1 +1,1 @@
-"""Logs that frameworks write by themselves, taken over into metrics.jsonl while a `command:` runs."""
+"""Copy the metrics that frameworks log by themselves into metrics.jsonl while a `command:` runs."""

@@ -37,7 +37,7 @@ class FrameworkLogs:
         self._written = OffsetReader(run.metrics)
         self._written.offset = self._written.size()
         self._script_reports = False
-        self.began = False
+        self.searched = False
         "Whether the first search has finished."
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -50,7 +50,7 @@ class FrameworkLogs:
 
     def _run(self) -> None:
         self._look()
-        self.began = True
+        self.searched = True
         while not self._closed.wait(SECONDS):
             self._look()
         self._look(last=True)
@@ -66,6 +66,6 @@ class FrameworkLogs:
     def _sees_launcher_log(self) -> bool:
         while data := self._written.read(_READ_BYTES):
             for line in map(parsed, data.splitlines()):
-                ours = not isinstance(line, dict) or FROM in line
-                self._script_reports = self._script_reports or not ours
+                copied = not isinstance(line, dict) or FROM in line
+                self._script_reports = self._script_reports or not copied
         return self._script_reports

@@ -24,22 +24,24 @@ class CsvReader:
     def read(self) -> list[Reading]:
         with open_regular(self._path) as file:
             head = file.readline(MAX_TEXT)
-            known = self._rows if head != self._head else 0  # rows of this text that were already returned
-            at = self._at if head == self._head else len(head)
-            file.seek(at)
+            already_read = (
+                self._rows if head != self._head else 0
+            )  # rows of this text that were already returned
+            start = self._at if head == self._head else len(head)
+            file.seek(start)
             text, written = file.read(MAX_TEXT + 1), os.fstat(file.fileno()).st_mtime
         if len(text) > MAX_TEXT:
             raise ValueError(f"{self._path} has too many rows")
-        whole = text[: text.rfind(b"\n") + 1]
-        rows = list(csv.reader(io.StringIO(whole.decode(errors="replace"))))
-        if len(rows) < known or not head.endswith(b"\n"):  # the file is being rewritten
+        complete = text[: text.rfind(b"\n") + 1]
+        rows = list(csv.reader(io.StringIO(complete.decode(errors="replace"))))
+        if len(rows) < already_read or not head.endswith(b"\n"):  # the file is being rewritten
             return []
         names = next(csv.reader([head.decode(errors="replace")]), [])
         if "step" not in names:
             raise ValueError(f"{self._path} has no column `step`")
-        self._head, self._at = head, at + len(whole)
-        self._rows += len(rows) - known
-        return [_reading(dict(zip(names, row, strict=False)), written) for row in rows[known:]]
+        self._head, self._at = head, start + len(complete)
+        self._rows += len(rows) - already_read
+        return [_reading(dict(zip(names, row, strict=False)), written) for row in rows[already_read:]]
 
 
 def _reading(row: dict[str, str], written: float) -> Reading:

@@ -34,12 +34,12 @@ class FrameworkLines:
         "The step of the last training metrics."
         self._evaluated: set[str] = set()
         "Metrics of held-out data since then."
-        self._otherwise: set[str] = set()
-        "Metrics of held-out data whose steps are not those of the training, but such as batches."
-        self._told: dict[str, int] = {}
+        self._other_steps: set[str] = set()
+        "Metrics of held-out data whose steps count something other than training steps, such as batches."
+        self._last_logged: dict[str, int] = {}
         "Metric -> the step under which it was last logged."
         self._lightning = False
-        "A step of the training was logged together with its `epoch`, as Lightning does."
+        "Whether a training step was logged together with its `epoch`, as Lightning does."
         self._tokens: float | None = None
         self._names: set[str] = set()
 
@@ -49,8 +49,8 @@ class FrameworkLines:
         If the log has no times, they are spread evenly between the last call and the time the file was
         written. Steps of the first call have no `seconds`, because they include the program's start.
         """
-        found = []
-        self._first = next((one.first for one in readings if one.first is not None), self._first)
+        lines = []
+        self._first = next((reading.first for reading in readings if reading.first is not None), self._first)
         written = next((reading.written for reading in readings if reading.written is not None), now)
         end = min(max(written, self._read_at), now)
         spread = (end - self._read_at) / max(len({reading.step for reading in readings}), 1)
@@ -62,9 +62,9 @@ class FrameworkLines:
             if reading.time is not None and self._since <= reading.time <= now:
                 time, measured = reading.time, True
             line = self._line(reading, time, measured=measured)
-            found += [] if line is None else [{**line, FROM: kind}]
+            lines += [] if line is None else [{**line, FROM: kind}]
         self._read_at, self._batches = end, self._batches + 1
-        return found
+        return lines
 
     def _line(self, reading: Reading, at: float, *, measured: bool) -> dict[str, Any] | None:
         """Return a line, or None if the reading belongs to no step that launcher counts."""
@@ -88,26 +88,26 @@ class FrameworkLines:
     def _counted(self, step: int, numbers: Mapping[str, float | None]) -> int:
         """Return the optimizer step of metrics that were logged under `step`.
 
-        If the step is lower than before but no metric has gone back in its own steps, one of them counts
-        something else: held-out metrics whose step was ahead of the training's, such as batches, or else
-        these, such as epochs. What counts something else belongs to the last step. If a metric goes back,
-        training has restarted.
+        A step may be lower than the previous one although no metric has gone back in its own steps. Then
+        some metrics count something else than steps: held-out metrics that were ahead of the training, such
+        as batches, or else these metrics, such as epochs. They belong to the last step. If a metric goes
+        back in its own steps, training has restarted.
         """
         before, held_out = self._step, of_evaluation(numbers)
-        if self._trained is not None and held_out and self._otherwise.issuperset(numbers):
+        if self._trained is not None and held_out and self._other_steps.issuperset(numbers):
             return self._trained
-        counts_otherwise = before is not None and step < before
-        counts_otherwise &= all(step >= self._told.get(name, step) for name in numbers)
-        self._told.update(dict.fromkeys(numbers, step))
-        if counts_otherwise and not held_out and self._trained is not None and step >= self._trained:
-            self._otherwise |= self._evaluated
-            counts_otherwise = False
-        found = before if before is not None and counts_otherwise else step
+        counts_something_else = before is not None and step < before
+        counts_something_else &= all(step >= self._last_logged.get(name, step) for name in numbers)
+        self._last_logged.update(dict.fromkeys(numbers, step))
+        if counts_something_else and not held_out and self._trained is not None and step >= self._trained:
+            self._other_steps |= self._evaluated
+            counts_something_else = False
+        counted = before if before is not None and counts_something_else else step
         if held_out:
             self._evaluated |= numbers.keys()
         else:
-            self._trained, self._evaluated = found, set()
-        return found
+            self._trained, self._evaluated = counted, set()
+        return counted
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float | None]:
         numbers = numbers_of({name: value for name, value in metrics.items() if type(value) in (int, float)})

@@ -15,7 +15,7 @@ MAX_DEPTH = 6
 MAX_FOLDERS = 1000
 MAX_ENTRIES = 2000
 "Maximum number of entries to look at in one folder."
-_OF_LAUNCHER = frozenset({"attempts", "plans", "scripts"})
+_LAUNCHER_FOLDERS = frozenset({"attempts", "plans", "scripts"})
 "Folders of a run directory that only launcher writes."
 
 
@@ -29,7 +29,7 @@ def files_named(
     everything beyond the limits are skipped. Paths are real paths.
     """
     waiting = deque([(os.path.realpath(root), 0)])
-    seen = {waiting[0][0]}
+    visited = {waiting[0][0]}
     for _ in range(MAX_FOLDERS):
         if not waiting:
             return
@@ -40,14 +40,14 @@ def files_named(
         names = {entry.name for entry in entries}
         if "pyvenv.cfg" in names or ("run.json" in names and depth):
             continue
-        of_launcher = _OF_LAUNCHER if "run.json" in names else ()
+        launcher_folders = _LAUNCHER_FOLDERS if "run.json" in names else ()
         for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.is_dir():
                     below = os.path.realpath(entry.path)
-                    hidden = entry.name[:1] == "." or entry.name in of_launcher
-                    if depth < MAX_DEPTH and not hidden and below not in seen:
-                        seen.add(below)
+                    hidden = entry.name[:1] == "." or entry.name in launcher_folders
+                    if depth < MAX_DEPTH and not hidden and below not in visited:
+                        visited.add(below)
                         waiting.append((below, depth + 1))
                 elif (
                     (since := _since(entry.name, patterns)) is not None
@@ -63,6 +63,6 @@ def _since(name: str, patterns: Mapping[str, float]) -> float | None:
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     """Return the first entries of a folder, sorted; none if it cannot be read."""
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        return sorted(islice(found, MAX_ENTRIES), key=lambda entry: entry.name)
+    with contextlib.suppress(OSError), os.scandir(folder) as scanned:
+        return sorted(islice(scanned, MAX_ENTRIES), key=lambda entry: entry.name)
     return []

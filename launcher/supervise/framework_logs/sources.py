@@ -53,9 +53,9 @@ KINDS = (
 class Source:
     """Watches logs in the run directory and the working folder until one of them contains a step.
 
-    From then on, only that log is read, so that no step counts twice: a Trainer may report to W&B and
-    TensorBoard at the same time. If another run trains in the same working folder, only logs that a process
-    of this run writes are read.
+    From then on, it reads only that log, so that no step counts twice: a Trainer may report to W&B and
+    TensorBoard at the same time. If another run trains in the same working folder, it reads only logs that a
+    process of this run writes.
     """
 
     def __init__(self, run: RunDir, workdir: Path, since: float) -> None:
@@ -65,9 +65,9 @@ class Source:
         "(position in KINDS, group) -> reader, or None if the file has another format."
         self._chosen: tuple[str, LogReader] | None = None
         self._next_search = 0.0
-        self._of_others: set[str] = set()
+        self._other_workdirs: set[str] = set()
         "Real paths of working folders in which other runs have trained since the start."
-        self._ours: set[Path] = set()
+        self._own_logs: set[Path] = set()
         "Logs in such a folder that a process of this run has written."
 
     def read(self, search: bool = False) -> tuple[str, list[Reading]]:
@@ -78,58 +78,58 @@ class Source:
         if search or time.monotonic() >= self._next_search:
             self._search()
         # `add_scalars` writes each of its lines into a folder below the log.
-        for place, path in sorted(self._readers, key=lambda key: (key[0], len(key[1].parts), key[1])):
-            reader_or_none = self._readers[place, path]
+        for index, path in sorted(self._readers, key=lambda key: (key[0], len(key[1].parts), key[1])):
+            reader_or_none = self._readers[index, path]
             if reader_or_none is None:
                 continue
-            found = _new(reader_or_none)
-            if found is None:
-                self._readers[place, path] = None
-            elif found:
-                self._chosen = KINDS[place].name, reader_or_none
-                return KINDS[place].name, found
+            readings = _new(reader_or_none)
+            if readings is None:
+                self._readers[index, path] = None
+            elif readings:
+                self._chosen = KINDS[index].name, reader_or_none
+                return KINDS[index].name, readings
         return "", []
 
     def _search(self) -> None:
         began = time.monotonic()
-        self._of_others |= self._workdirs_of_others()
+        self._other_workdirs |= self._workdirs_of_others()
         patterns = {kind.files: 0.0 if kind.earlier else self._since for kind in KINDS}
-        found = [
+        paths = [
             *files_named(patterns, self._run.path),
-            *files_named(patterns, self._workdir, self._of_others),
+            *files_named(patterns, self._workdir, self._other_workdirs),
         ]
-        if self._of_others:
-            self._ours |= self._written_by_us(patterns)
-        within = {}
-        for path in (*found, *self._ours):
-            place = next(place for place, kind in enumerate(KINDS) if path.match(kind.files))
-            within[place, KINDS[place].group(path)] = path
-        for key, path in within.items():
+        if self._other_workdirs:
+            self._own_logs |= self._written_by_us(patterns)
+        path_by_group = {}
+        for path in (*paths, *self._own_logs):
+            index = next(index for index, kind in enumerate(KINDS) if path.match(kind.files))
+            path_by_group[index, KINDS[index].group(path)] = path
+        for key, path in path_by_group.items():
             if key not in self._readers:
                 self._readers[key] = KINDS[key[0]].reader(path, self._since)
-        for key in self._readers.keys() - within:  # logs in a folder that another run now shares
+        for key in self._readers.keys() - path_by_group:  # logs in a folder that another run now shares
             del self._readers[key]
-        taken = time.monotonic() - began
-        self._next_search = time.monotonic() + max(SEARCH_SECONDS, taken / SEARCH_SHARE)
+        seconds = time.monotonic() - began
+        self._next_search = time.monotonic() + max(SEARCH_SECONDS, seconds / SEARCH_SHARE)
 
     def _written_by_us(self, patterns: Mapping[str, float]) -> set[Path]:
         """Return logs that a process of this run has open, or whose names contain its process id."""
         pids = processes_of(self._run.path)
         names = {tensorboard.process(socket.gethostname(), pid) for pid in pids}
-        found = {path for path in open_files(pids) if any(map(path.match, patterns))}
+        open_logs = {path for path in open_files(pids) if any(map(path.match, patterns))}
         events = files_named({tensorboard.NAMES: self._since}, self._workdir)
-        return found | {path for path in events if tensorboard.writer(path).name in names}
+        return open_logs | {path for path in events if tensorboard.writer(path).name in names}
 
     def _workdirs_of_others(self) -> set[str]:
         """Return the real paths of the working folders of all other runs that trained since the start."""
-        found = set()
+        workdirs = set()
         with contextlib.suppress(OSError):
             for folder in self._run.path.parent.iterdir():
                 other = RunDir(folder)
                 if folder != self._run.path and _trained_since(other, self._since):
                     workdir = other.read_about().workdir
-                    found |= set() if workdir is None else {os.path.realpath(workdir)}
-        return found
+                    workdirs |= set() if workdir is None else {os.path.realpath(workdir)}
+        return workdirs
 
 
 def _trained_since(run: RunDir, since: float) -> bool:

@@ -52,19 +52,19 @@ class TensorBoardReader:
         "File -> bytes read."
 
     def read(self) -> list[Reading]:
-        ours = sorted(path for path in self._folder.glob(NAMES) if writer(path) == self._writer)
-        paths = [path for path in ours if path.stat().st_mtime >= self._since]
+        own_files = sorted(path for path in self._folder.glob(NAMES) if writer(path) == self._writer)
+        paths = [path for path in own_files if path.stat().st_mtime >= self._since]
         return [reading for path in paths for reading in self._readings(path)]
 
     def _readings(self, path: Path) -> list[Reading]:
         """Return one reading per run of equal steps. Lightning logs `epoch` and counts steps from 0."""
-        found: list[Reading] = []
+        readings: list[Reading] = []
         for time, step, tag, value in self._scalars(path):
-            if not found or found[-1].step != step:
-                found.append(Reading(step, {}, time))
-            metrics = {**found[-1].metrics, tag: value}
-            found[-1] = Reading(step, metrics, time, first=0 if "epoch" in metrics else None)
-        return found
+            if not readings or readings[-1].step != step:
+                readings.append(Reading(step, {}, time))
+            metrics = {**readings[-1].metrics, tag: value}
+            readings[-1] = Reading(step, metrics, time, first=0 if "epoch" in metrics else None)
+        return readings
 
     def _scalars(self, path: Path) -> Iterator[tuple[float, int, str, float]]:
         for event in self._events(path):
@@ -95,8 +95,8 @@ def _scalars_of(event: bytes) -> Iterator[tuple[float, int, str, float]]:
         elif field == _STEP and isinstance(value, int):
             step = value
         elif field == _SUMMARY and isinstance(value, bytes):
-            for one in parts(value, _VALUE):
-                of = dict(fields(one))
-                tag, number = of.get(_TAG), of.get(_SIMPLE_VALUE)
+            for summary_value in parts(value, _VALUE):
+                by_field = dict(fields(summary_value))
+                tag, number = by_field.get(_TAG), by_field.get(_SIMPLE_VALUE)
                 if isinstance(tag, bytes) and isinstance(number, bytes):
                     yield time, step, tag.decode(errors="replace"), struct.unpack("<f", number)[0]

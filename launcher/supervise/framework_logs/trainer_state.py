@@ -1,4 +1,4 @@
-"""Read `trainer_state.json`, in which transformers' Trainer keeps its whole log, in each checkpoint."""
+"""Read `trainer_state.json`, to which transformers' Trainer writes its whole log with each checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainerStateReader:
         older = [file for file, time in self._times().items() if time < since]
         self._resumed = max((steps for file in older if (steps := _steps(file)) is not None), default=0)
         "Steps of the newest checkpoint before the start, which the Trainer may delete later."
-        self._told = 0
+        self._entries_read = 0
         "Number of entries that were read."
 
     def read(self) -> list[Reading]:
@@ -35,20 +35,20 @@ class TrainerStateReader:
         state = read_json(max(written)[1])
         if not isinstance(state, dict) or not isinstance(history := state.get("log_history"), list):
             return []  # not yet written completely
-        if not self._told:
-            self._told = _of_earlier_attempts(history, max(written)[1], self._resumed)
-        new, self._told = history[self._told :], max(self._told, len(history))
+        if not self._entries_read:
+            self._entries_read = _of_earlier_attempts(history, max(written)[1], self._resumed)
+        new, self._entries_read = history[self._entries_read :], max(self._entries_read, len(history))
         self._newest = max(written)
         readings = [_reading(entry, state.get("max_steps"), max(written)[0]) for entry in new]
         return [reading for reading in readings if reading is not None]
 
     def _times(self) -> dict[Path, float]:
         """Return when each state was written, in Unix seconds."""
-        found = {}
+        times = {}
         for path in (self._folder / NAMES, *self._folder.glob(f"checkpoint-*/{NAMES}")):
             with contextlib.suppress(FileNotFoundError):
-                found[path] = path.stat().st_mtime
-        return found
+                times[path] = path.stat().st_mtime
+        return times
 
 
 def output_folder(path: Path) -> Path:
@@ -59,8 +59,8 @@ def output_folder(path: Path) -> Path:
 def _of_earlier_attempts(history: list[Any], newest: Path, resumed: int) -> int:
     """Return how many entries an earlier attempt logged. `resumed` is the steps of its newest checkpoint.
 
-    The Trainer keeps these entries when it resumes from a checkpoint. If the newest state has no more steps
-    than that, the Trainer started from scratch.
+    The Trainer keeps these entries when it resumes from a checkpoint. If the newest state has at most
+    `resumed` steps, the Trainer started from scratch.
     """
     reached = _steps(newest)
     if reached is not None and reached <= resumed:
@@ -81,5 +81,5 @@ def _reading(entry: Any, steps: Any, written: float) -> Reading | None:
     if not isinstance(entry, dict) or is_summary(entry) or type(step := entry.get("step")) is not int:
         return None
     metrics = {name: value for name, value in entry.items() if name != "step"}
-    known = steps if type(steps) is int and steps > 0 else None
-    return Reading(step, metrics, written=written, steps=known, first=1)
+    total_steps = steps if type(steps) is int and steps > 0 else None
+    return Reading(step, metrics, written=written, steps=total_steps, first=1)

@@ -45,14 +45,14 @@ class WandbReader:
         self._last: int | None = None
 
     def read(self) -> list[Reading]:
-        found = []
+        histories = []
         for record in self._records():
             with contextlib.suppress(ValueError, RecursionError):  # skip only the damaged record
-                found += [] if (values := _history(record)) is None else [values]
-        named = (name for name in STEPS if any(name in values for values in found))
+                histories += [] if (values := _history(record)) is None else [values]
+        named = (name for name in STEPS if any(name in values for values in histories))
         self._counter = self._counter or next(named, None)
-        self._calls.has_loss |= any("loss" in numbers_of(values) for values in found)
-        return [reading for values in found if (reading := self._reading(values)) is not None]
+        self._calls.has_loss |= any("loss" in numbers_of(values) for values in histories)
+        return [reading for values in histories if (reading := self._reading(values)) is not None]
 
     def _reading(self, values: dict[str, Any]) -> Reading | None:
         """Return a history entry as a Reading, or None before the first step."""

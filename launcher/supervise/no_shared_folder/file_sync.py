@@ -26,7 +26,7 @@ _EVENTS = "events.jsonl"
 
 @dataclass(frozen=True)
 class Kind:
-    """The files of one row of the table, or those of them that belong to one node."""
+    """The files of one row of the table of run files, or only those of one node."""
 
     row: RunFile
     node: int | None = None
@@ -50,13 +50,15 @@ class Kind:
                 names = sorted(os.listdir(run.path / folder))
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            yield from (f"{folder}/{one}".lstrip("/") for one in names if re.fullmatch(expression(name), one))
+            yield from (
+                f"{folder}/{name_}".lstrip("/") for name_ in names if re.fullmatch(expression(name), name_)
+            )
 
 
 def up(node: int) -> tuple[Kind, ...]:
     """Return the files that another node sends to node 0.
 
-    Both sides may write `stop`. That is harmless, because rank 0 on node 0 handles it.
+    Both sides may write `stop`, which is harmless, because rank 0 on node 0 handles it.
     """
     return tuple(Kind(row, node) for row in FILES if row.nodes == "to node 0")
 
@@ -68,23 +70,23 @@ DOWN = tuple(Kind(row) for row in FILES if row.nodes == "from node 0")
 class Outbox:
     """The changes that the other side of one connection does not have yet."""
 
-    def __init__(self, run: RunDir, kinds: Sequence[Kind], there: Mapping[str, int]) -> None:
-        """`there`: the size of the other side's copy of each file that grows."""
+    def __init__(self, run: RunDir, kinds: Sequence[Kind], remote_sizes: Mapping[str, int]) -> None:
+        """`remote_sizes`: the size of the other side's copy of each file that grows."""
         self.run, self.kinds = run, kinds
-        self._ends = dict(there)
-        self._known: set[str] = set()
-        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._ends = dict(remote_sizes)
+        self._announced: set[str] = set()
+        self._sent_versions: dict[str, tuple[int, int, int]] = {}
         self._first = True
 
     def news(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Yield messages. Each counts as sent when the next one is requested. `final`: send torn lines too.
 
-        Files are read in the reverse of the order in which they are sent: if one shows that others are
-        complete, those are read after it.
+        Files are read in the reverse order of sending: if one file shows that others are complete, those are
+        read after it.
         """
         attempts = [attempt.path.name for attempt in self.run.starts()]
         attempts, self._first = attempts if self._first else attempts[-2:], False
-        wholes = [
+        changed_files = [
             changed
             for kind in reversed(self.kinds)
             if not kind.grows
@@ -95,22 +97,22 @@ class Outbox:
         for kind in self.kinds:
             for path in kind.paths(self.run, attempts) if kind.grows else ():
                 start, data, more = self._end(path, final)
-                if data or path not in self._known:
+                if data or path not in self._announced:
                     yield {"path": path, "from": start}, data
-                    self._known.add(path)
+                    self._announced.add(path)
                     self._ends[path] = start + len(data)
                 behind |= more
-        for path, seen, data in reversed(wholes):
-            if not (behind and path.endswith(".ended.json")):  # its node's lines are sent first
+        for path, version, data in reversed(changed_files):
+            if not (behind and path.endswith(".ended.json")):  # the node's remaining lines are sent first
                 yield {"path": path}, data
-                self._seen[path] = seen
+                self._sent_versions[path] = version
 
     def _changed(self, path: str) -> tuple[str, tuple[int, int, int], bytes] | None:
         try:
             with open(self.run.path / path, "rb") as file:
-                now = os.fstat(file.fileno())
-                seen = (now.st_ino, now.st_mtime_ns, now.st_size)
-                return (path, seen, file.read()) if self._seen.get(path) != seen else None
+                status = os.fstat(file.fileno())
+                version = (status.st_ino, status.st_mtime_ns, status.st_size)
+                return (path, version, file.read()) if self._sent_versions.get(path) != version else None
         except FileNotFoundError:
             return None
 
@@ -146,9 +148,9 @@ class Inbox:
     def grows(self, path: str) -> bool:
         return any(kind.grows and kind.covers(path) for kind in self.kinds)
 
-    def take(self, about: Mapping[str, Any], data: bytes) -> None:
+    def take(self, header: Mapping[str, Any], data: bytes) -> None:
         """Write one message. Raises OSError, or WireError if the other side may not write the file."""
-        path = str(about["path"])
+        path = str(header["path"])
         kind = next((kind for kind in self.kinds if kind.covers(path)), None)
         if kind is None:
             raise WireError(f"node {self.node} may not write {path!r}")
@@ -159,28 +161,28 @@ class Inbox:
             else:
                 replace_bytes(file, data)
             return
-        self._write_piece(file, path, int(about["from"]), data)
+        self._write_piece(file, path, int(header["from"]), data)
         if path == _EVENTS:
             try:
                 self._append_events(data)
             except OSError:
-                os.truncate(file, about["from"])  # so that the lines are sent again
+                os.truncate(file, header["from"])  # so that the lines are sent again
                 raise
 
     def _write_piece(self, file: Path, path: str, start: int, data: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "r+b" if file.exists() else "w+b") as to:
+        with open(file, "r+b" if file.exists() else "w+b") as target:
             if start == 0:
-                to.truncate()
-            elif start > to.seek(0, os.SEEK_END):
+                target.truncate()
+            elif start > target.seek(0, os.SEEK_END):
                 raise WireError(f"a piece of {path} is missing")
-            to.seek(start)
-            to.write(data)
+            target.seek(start)
+            target.write(data)
 
     def _file(self, path: str) -> Path:
-        """Return where to write a file. Another node's events go into a file of their own.
+        """Return where to write a file. Another node's events go into a separate file.
 
-        Their lines are then appended to this node's events, which is the file that is read.
+        Their lines are then appended to this node's events.jsonl, the only one that is read.
         """
         return self.run.path / (f"nodes/events-{self.node:02d}.jsonl" if path == _EVENTS else path)
 

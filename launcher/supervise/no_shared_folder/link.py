@@ -13,7 +13,7 @@ from typing import Protocol
 from launcher.rundir.layout import RunDir
 from launcher.supervise.attempt import NodePlace
 from launcher.supervise.no_shared_folder.file_sync import DOWN, Inbox, Outbox, up
-from launcher.supervise.no_shared_folder.wire import Wire, WireError, call, called
+from launcher.supervise.no_shared_folder.wire import Wire, WireError, authenticate_caller, connect
 from launcher.supervise.nodes import NodesError
 
 LOOK_SECONDS = 0.1
@@ -25,11 +25,11 @@ IDLE_SECONDS = 2.0
 AGAIN_SECONDS = 0.5
 "Pause before a broken connection is tried again."
 EARLY_SECONDS = 30.0
-"Time without a message about missing answers, because node 0 is started last."
+"Time before missing answers are reported, because node 0 is started last."
 END_SECONDS = 20.0
 "How long to wait for the last lines of every node at the end of a run."
 AWAY_SECONDS = 5.0
-"How long to wait then for a node without a connection to reconnect."
+"How long to wait at the end of a run for a node without a connection to reconnect."
 
 
 class Mirror(Protocol):
@@ -91,8 +91,8 @@ class Link:
         last = time.monotonic()
         while not self.wire.closed:
             ending, sent = self.ending.is_set(), False
-            for about, data in self.outbox.news(final=ending):
-                self.wire.send(about, data)
+            for header, data in self.outbox.news(final=ending):
+                self.wire.send(header, data)
                 sent, last = True, time.monotonic()
             if ending and not sent:
                 self.wire.send({"goodbye": True})
@@ -106,10 +106,10 @@ class Link:
     def _receive(self) -> None:
         try:
             while not self.heard_goodbye.is_set():
-                about, data = self.wire.receive()
-                if "path" in about:
-                    self._take(about, data)
-                elif "goodbye" in about:
+                header, data = self.wire.receive()
+                if "path" in header:
+                    self._take(header, data)
+                elif "goodbye" in header:
                     self.heard_goodbye.set()
                     self.on_goodbye(self)
         except (WireError, OSError, ValueError, KeyError) as error:
@@ -118,20 +118,20 @@ class Link:
             if not self.heard_goodbye.is_set():
                 self.wire.close()
 
-    def _take(self, about: dict[str, object], data: bytes) -> None:
-        path = str(about["path"])
+    def _take(self, header: dict[str, object], data: bytes) -> None:
+        path = str(header["path"])
         if path in self._left_out:
             return
         try:
-            self.inbox.take(about, data)
+            self.inbox.take(header, data)
         except OSError:
-            # The disk is full. The reserve is for heartbeats and verdicts. A log's other pieces are dropped;
-            # they come with the next connection.
+            # The disk is full, and the reserve is for heartbeats and verdicts. Drop the rest of a log; the
+            # next connection sends it.
             if self.inbox.grows(path):
                 self._left_out.add(path)
                 return
             self.make_room()
-            self.inbox.take(about, data)
+            self.inbox.take(header, data)
 
     def _broken(self, error: Exception) -> None:
         self.why = self.why or str(error)
@@ -146,7 +146,7 @@ class Hub:
         """Listen for the other nodes. Raises NodesError if that is not possible."""
         self.run, self.place, self.token = run, place, token
         self._links: dict[int, Link] = {}
-        self._met: set[int] = set()
+        self._connected: set[int] = set()
         self._gone: set[int] = set()
         "Nodes that have said goodbye."
         self._ending = False
@@ -178,15 +178,15 @@ class Hub:
         for node in set(range(1, self.place.count)) - self._gone:
             port = self.place.mirror_port
             never = f"never connected to this host at port {port}: open this port between the hosts"
-            _print(f"node {node} {'did not finish sending its files' if node in self._met else never}")
+            _print(f"node {node} {'did not finish sending its files' if node in self._connected else never}")
         self._server.close()
         for link in list(self._links.values()):
             link.wire.close()
 
     def _awaited(self, seconds: float) -> list[int]:
         with self._lock:
-            left = self._met - self._gone
-            return [node for node in left if node in self._links or seconds < AWAY_SECONDS]
+            waiting = self._connected - self._gone
+            return [node for node in waiting if node in self._links or seconds < AWAY_SECONDS]
 
     def _accept(self) -> None:
         while True:
@@ -202,7 +202,7 @@ class Hub:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            node, wire = called(connection, self.token)
+            node, wire = authenticate_caller(connection, self.token)
             if not 0 < node < self.place.count:
                 raise WireError(f"there is no node {node}")
             self._end_earlier(node)
@@ -215,7 +215,7 @@ class Hub:
         link = Link(wire, outbox, inbox, self._make_room, lambda link: link.ending.set())
         with self._lock:
             self._links[node] = link
-            self._met.add(node)
+            self._connected.add(node)
             if self._ending:
                 link.ending.set()
         try:
@@ -251,7 +251,7 @@ class Spoke:
         self.run, self.place, self.token = run, place, token
         self.closed_by_node_0 = False
         self._link: Link | None = None
-        self._met = False
+        self._connected = False
         self._ending = threading.Event()
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -267,20 +267,20 @@ class Spoke:
             if self._link is not None:
                 self._link.ending.set()
             seconds = END_SECONDS if self._link is not None else AWAY_SECONDS
-        self._done.wait(seconds if self._met else 0)
+        self._done.wait(seconds if self._connected else 0)
 
     def _keep_calling(self) -> None:
         printed, began = "", time.monotonic()
         while not self._done.is_set():
             try:
                 address = (self.place.rendezvous_host or "", self.place.mirror_port)
-                wire, printed = call(address, self.token, self.place.rank), ""
+                wire, printed = connect(address, self.token, self.place.rank), ""
                 why = self._serve(wire)
             except (WireError, OSError, ValueError, KeyError) as error:
                 why = str(error)
             if self._done.is_set():
                 return
-            late = self._met or time.monotonic() > began + EARLY_SECONDS
+            late = self._connected or time.monotonic() > began + EARLY_SECONDS
             if late and why != printed:
                 _print(f"no connection to node 0 ({why}); trying again")
                 printed = why
@@ -292,7 +292,7 @@ class Spoke:
         outbox = Outbox(self.run, up(self.place.rank), about["have"])
         link = Link(wire, outbox, Inbox(self.run, DOWN, 0), self._make_room, self._node_0_closed)
         with self._lock:
-            self._link, self._met = link, True
+            self._link, self._connected = link, True
             if self._ending.is_set():
                 link.ending.set()
         link.serve()

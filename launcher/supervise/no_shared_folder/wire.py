@@ -42,11 +42,11 @@ class Wire:
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """Receive one message. Raises WireError."""
-        size, more = _HEAD.unpack(_exactly(self._socket, _HEAD.size))
-        if size > MAX_HEADER or more > MAX_DATA:
+        size, data_size = _HEAD.unpack(_exactly(self._socket, _HEAD.size))
+        if size > MAX_HEADER or data_size > MAX_DATA:
             raise WireError("the message is too long")
-        about = json.loads(_exactly(self._socket, size))
-        return about, _exactly(self._socket, more)
+        header_ = json.loads(_exactly(self._socket, size))
+        return header_, _exactly(self._socket, data_size)
 
     def close(self) -> None:
         self.closed = True
@@ -55,35 +55,41 @@ class Wire:
         self._socket.close()
 
 
-def called(connection: socket.socket, token: str) -> tuple[int, Wire]:
+def authenticate_caller(connection: socket.socket, token: str) -> tuple[int, Wire]:
     """Node 0: authenticate a caller. Return its node and the connection.
 
     Raises WireError. No more than the proof is read before the caller is authenticated.
     """
     connection.settimeout(HELLO_SECONDS)
-    ours = os.urandom(NONCE)
+    own_nonce = os.urandom(NONCE)
     with _as_wire_error():
-        connection.sendall(ours)
-        theirs, place = _exactly(connection, NONCE), _exactly(connection, 4)
+        connection.sendall(own_nonce)
+        caller_nonce, node_bytes = _exactly(connection, NONCE), _exactly(connection, 4)
         if not hmac.compare_digest(
-            _exactly(connection, DIGEST), _proof(token, b"caller", ours, theirs, place)
+            _exactly(connection, DIGEST), _proof(token, b"caller", own_nonce, caller_nonce, node_bytes)
         ):
             raise WireError("the caller does not know this start's token")
-        connection.sendall(_proof(token, b"called", ours, theirs, place))
+        connection.sendall(_proof(token, b"called", own_nonce, caller_nonce, node_bytes))
         connection.settimeout(SILENCE_SECONDS)
-    return int.from_bytes(place, "big"), Wire(connection)
+    return int.from_bytes(node_bytes, "big"), Wire(connection)
 
 
-def call(address: tuple[str, int], token: str, node: int) -> Wire:
+def connect(address: tuple[str, int], token: str, node: int) -> Wire:
     """Other nodes: connect to node 0. Raises WireError."""
     with _as_wire_error():
         connection = socket.create_connection(address, timeout=HELLO_SECONDS)
     try:
         with _as_wire_error():
-            theirs, ours, place = _exactly(connection, NONCE), os.urandom(NONCE), node.to_bytes(4, "big")
-            connection.sendall(ours + place + _proof(token, b"caller", theirs, ours, place))
+            node_0_nonce, own_nonce, node_bytes = (
+                _exactly(connection, NONCE),
+                os.urandom(NONCE),
+                node.to_bytes(4, "big"),
+            )
+            connection.sendall(
+                own_nonce + node_bytes + _proof(token, b"caller", node_0_nonce, own_nonce, node_bytes)
+            )
             proof = _exactly(connection, DIGEST)
-            if not hmac.compare_digest(proof, _proof(token, b"called", theirs, ours, place)):
+            if not hmac.compare_digest(proof, _proof(token, b"called", node_0_nonce, own_nonce, node_bytes)):
                 raise WireError(f"the process at {address[0]} port {address[1]} is not node 0 of this start")
             connection.settimeout(SILENCE_SECONDS)
     except WireError:
@@ -97,14 +103,14 @@ def _proof(token: str, *parts: bytes) -> bytes:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    found = bytearray()
-    while len(found) < count:
+    received = bytearray()
+    while len(received) < count:
         with _as_wire_error():
-            part = connection.recv(min(count - len(found), 2**20))
+            part = connection.recv(min(count - len(received), 2**20))
         if not part:
             raise WireError("the other side has closed the connection")
-        found += part
-    return bytes(found)
+        received += part
+    return bytes(received)
 
 
 @contextlib.contextmanager

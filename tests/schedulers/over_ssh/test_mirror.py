@@ -17,15 +17,15 @@ import pytest
 from launcher.rundir.files import replace_json
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.login import Here, LoginError, ask
+from launcher.schedulers.login import LocalLogin, LoginError, ask
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.wanted import Wanted
 from tests.schedulers.sshd import Sshd
 
 
-class Counted(Here):
+class Counted(LocalLogin):
     """Counts what came back."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Counted(Here):
 class Both:
     """A run on both sides."""
 
-    def __init__(self, folder: Path, login: Here | Over | None = None) -> None:
+    def __init__(self, folder: Path, login: LocalLogin | SshLogin | None = None) -> None:
         self.login = login or Counted()
         self.here, self.there = RunDir(folder / "here/a run"), RunDir(folder / "it's there/a run")
         self.mirror = Mirrored(self.login, self.here.path.parent, str(self.there.path.parent))
@@ -122,7 +122,7 @@ def test_where_the_run_cannot_be_written_the_script_does_not_run(tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-class Breaking(Here):
+class Breaking(LocalLogin):
     """A connection that breaks after `whole` files of what is sent."""
 
     def __init__(self, whole: int) -> None:
@@ -278,7 +278,7 @@ def test_what_must_not_be_overtaken_is_refused_when_it_is(both: Both) -> None:
     both.mirror.strict = True
     replace_json(both.here.state, {"state": "submitted"})
     replace_json(both.there.state, {"state": "running"})
-    with pytest.raises(ChangedThereError, match=r"changed there meanwhile: a run/state\.json"):
+    with pytest.raises(ChangedThereError, match=r"the host has changed this file, too: a run/state\.json"):
         both.sync("echo ran >&2")
     assert both.there.read_state() == {"state": "running"}
 
@@ -336,7 +336,7 @@ def test_a_run_directory_that_was_deleted_there_is_kept_here(both: Both) -> None
     assert both.sync("echo answer").stdout == b"answer\n"
 
 
-class Cut(Here):
+class Cut(LocalLogin):
     """The end of its answers does not arrive."""
 
     def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
@@ -347,7 +347,7 @@ class Cut(Here):
 def test_an_answer_that_is_cut_changes_nothing(both: Both) -> None:
     both.write("metrics.jsonl", "x\n")
     both.mirror.login = Cut()
-    with pytest.raises(LoginError, match="the answer is cut short"):
+    with pytest.raises(LoginError, match="the answer is incomplete"):
         both.sync()
     assert both.read("metrics.jsonl") is None
 
@@ -382,7 +382,7 @@ def test_what_arrived_without_an_answer_is_not_taken_for_a_change_of_the_hosts(b
 
 
 def test_no_cluster_decides_where_we_write(both: Both, tmp_path: Path) -> None:
-    class Hostile(Here):
+    class Hostile(LocalLogin):
         def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]
             done = super().run(script, **given)  # type: ignore[arg-type]
             mark = script.split()[0].removeprefix("m=").encode()
@@ -406,7 +406,7 @@ def test_no_cluster_decides_where_we_write(both: Both, tmp_path: Path) -> None:
 
 def test_several_runs_and_the_answers_of_slurm_are_one_ssh_session(sshd: Sshd, tmp_path: Path) -> None:
     sshd.login_shell('echo Welcome; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    both = Both(tmp_path, Over(sshd.host))
+    both = Both(tmp_path, SshLogin(sshd.host))
     second = RunDir(both.here.path.with_name("second"))
     shutil.copytree(both.here.path, second.path)
     both.mirror.choose([both.here, second])
@@ -421,7 +421,7 @@ def test_several_runs_and_the_answers_of_slurm_are_one_ssh_session(sshd: Sshd, t
 def test_a_state_that_was_replaced_while_it_was_read_is_read_again(
     both: Both, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Torn(Here):
+    class Torn(LocalLogin):
         torn = False
 
         def run(self, script: str, **given: object) -> subprocess.CompletedProcess[bytes]:  # type: ignore[override]

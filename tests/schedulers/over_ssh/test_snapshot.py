@@ -14,7 +14,7 @@ import pytest
 
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.snapshot import SnapshotError, adopt, place, send, take
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.runpod.request import pack
 from tests.schedulers.sshd import Sshd
 
@@ -53,7 +53,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def _sent(shot: snapshot.Snapshot, sshd: Sshd, runs: Path, before: str | None = None) -> Path:
-    node = Over(sshd.host)
+    node = SshLogin(sshd.host)
     send(shot, node, str(runs), before)
     assert not Path(place(str(runs), shot.digest)).exists(), "it appears whole, when it is adopted"
     assert node.run(adopt(str(runs), shot.digest)).returncode == 0
@@ -146,7 +146,7 @@ def test_a_transfer_that_was_cut_is_no_snapshot_and_is_gone_on_with(
 
 
 def test_what_was_not_sent_cannot_be_adopted(sshd: Sshd, tmp_path: Path) -> None:
-    assert Over(sshd.host).run(adopt(str(tmp_path), "0" * 20)).returncode != 0
+    assert SshLogin(sshd.host).run(adopt(str(tmp_path), "0" * 20)).returncode != 0
 
 
 @needs_rsync
@@ -154,20 +154,20 @@ def test_a_file_that_changes_while_it_is_sent_is_named(sshd: Sshd, work: Path, t
     shot = take(work)
     (work / "train.py").write_text("changed meanwhile\n")
     with pytest.raises(SnapshotError, match=r"train\.py changed while being sent; .*\.gitignore"):
-        send(shot, Over(sshd.host), str(tmp_path / "disk"))
+        send(shot, SshLogin(sshd.host), str(tmp_path / "disk"))
 
 
 @needs_rsync
 def test_a_folder_that_cannot_be_made_is_one_message(sshd: Sshd, work: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match=r"not sent to login-node: mkdir: .*/file.*Not a directory"):
-        send(take(work), Over(sshd.host), f"{tmp_path}/file/runs")
+        send(take(work), SshLogin(sshd.host), f"{tmp_path}/file/runs")
 
 
 def test_too_much_is_refused_with_the_largest_files(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LIMIT", 1000)
     (work / "weights.pt").write_bytes(bytes(3000))
-    with pytest.raises(SnapshotError, match=r"at most .*largest: weights\.pt \(.*\.gitignore"):
+    with pytest.raises(SnapshotError, match=r"more than the limit .*largest: weights\.pt \(.*\.gitignore"):
         take(work)
 
 

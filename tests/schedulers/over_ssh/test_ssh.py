@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.login import LoginError, ask, whole
-from launcher.schedulers.over_ssh.ssh import Over, login_environment
+from launcher.schedulers.login import LoginError, all_or_nothing, ask
+from launcher.schedulers.over_ssh.ssh import SshLogin, login_environment
 from tests.lab import wait_for
 from tests.schedulers.sshd import PASSWORD, Sshd
 
 
 def test_a_script_gets_its_stdin_and_gives_its_output_and_exit_code(sshd: Sshd) -> None:
     data = bytes(range(256)) * 1000
-    done = Over(sshd.host).run("cat; echo 'a \"quoted\" word' >&2; exit 7", stdin=data)
+    done = SshLogin(sshd.host).run("cat; echo 'a \"quoted\" word' >&2; exit 7", stdin=data)
     assert (done.returncode, done.stdout, done.stderr) == (7, data, b'a "quoted" word\n')
 
 
@@ -29,23 +29,23 @@ def test_of_a_script_that_arrives_in_part_nothing_is_done(sshd: Sshd, tmp_path: 
     """Its sender was killed, or the connection broke: `rm -rf runs/one` must not become `rm -rf runs`."""
     (tmp_path / "runs/one").mkdir(parents=True)
     script = f"touch {tmp_path}/began\nrm -rf {tmp_path}/runs/one"
-    arrives = len(script) - len("/one") + whole("").index(b"\n") + 1
+    arrives = len(script) - len("/one") + all_or_nothing("").index(b"\n") + 1
     sshd.login_shell(f'head -c {arrives} | sh -c "$SSH_ORIGINAL_COMMAND"')
-    assert Over(sshd.host).run(script).returncode != 0
+    assert SshLogin(sshd.host).run(script).returncode != 0
     assert (tmp_path / "runs/one").exists() and not (tmp_path / "began").exists()
 
 
 def test_many_round_trips_are_one_login_also_from_several_processes_at_once(sshd: Sshd) -> None:
     ssh = "launcher.schedulers.over_ssh.ssh"
-    text = f"from {ssh} import Over\nprint(Over({sshd.host!r}).run('echo hello').stdout)"
+    text = f"from {ssh} import SshLogin\nprint(SshLogin({sshd.host!r}).run('echo hello').stdout)"
     several = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for _ in range(3)]
     assert [one.communicate()[0] for one in several] == [b"b'hello\\n'\n"] * 3
-    assert Over(sshd.host).run("true").returncode == 0
+    assert SshLogin(sshd.host).run("true").returncode == 0
     assert (sshd.logins, sshd.sessions) == (1, 4)
 
 
 def test_the_sockets_folder_is_the_users_alone(sshd: Sshd) -> None:
-    Over(sshd.host).run("true")
+    SshLogin(sshd.host).run("true")
     folder = sshd.folder / "launcher-ssh"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [entry.is_socket() for entry in folder.iterdir() if entry.suffix != ".lock"] == [True]
@@ -54,12 +54,12 @@ def test_the_sockets_folder_is_the_users_alone(sshd: Sshd) -> None:
 def test_a_folder_that_others_may_enter_is_refused(sshd: Sshd) -> None:
     (sshd.folder / "launcher-ssh").mkdir(mode=0o755)
     with pytest.raises(LoginError, match="not a directory of this user alone"):
-        Over(sshd.host).run("true")
+        SshLogin(sshd.host).run("true")
 
 
 def test_greetings_and_start_up_noise_do_not_reach_the_answer(sshd: Sshd) -> None:
     sshd.login_shell('echo "Welcome to the cluster"; sh -c "$SSH_ORIGINAL_COMMAND"; echo Goodbye 0')
-    answers = ask(Over(sshd.host), {"a": ["printf", "no newline"], "b": ["false"]})
+    answers = ask(SshLogin(sshd.host), {"a": ["printf", "no newline"], "b": ["false"]})
     assert (answers["a"].out, answers["b"].code) == ("no newline", 1)
 
 
@@ -68,7 +68,7 @@ def test_every_login_shell_will_do(sshd: Sshd, shell: str) -> None:
     if (path := shutil.which(shell)) is None:
         pytest.skip(f"{shell} is not installed")
     sshd.login_shell(f'exec {path} -c "$SSH_ORIGINAL_COMMAND"')
-    done = Over(sshd.host).run("printf '%s' \"$(echo 'it''s !$x')\"; cat", stdin=b" and more")
+    done = SshLogin(sshd.host).run("printf '%s' \"$(echo 'it''s !$x')\"; cat", stdin=b" and more")
     assert done.stdout == b"its !$x and more"
 
 
@@ -83,7 +83,7 @@ def test_a_command_in_the_path_of_login_shells_only_is_found(sshd: Sshd) -> None
     sshd.login_shell(f'export HOME={home} PATH=/usr/bin:/bin; exec sh -c "$SSH_ORIGINAL_COMMAND"')
     if shutil.which("squeue", path="/usr/bin:/bin"):
         _without_slurm(sshd, home)
-    node = Over(sshd.host, login_environment(unless="squeue"))
+    node = SshLogin(sshd.host, login_environment(unless="squeue"))
     done = node.run("squeue; echo $X; cat", stdin=b"data")
     assert done.stdout == b"queue of /etc/it's here\n\ndata"
 
@@ -100,7 +100,7 @@ def _without_slurm(sshd: Sshd, home: Path) -> None:
 
 
 def test_a_missing_command_is_an_answer(sshd: Sshd) -> None:
-    assert ask(Over(sshd.host), {"a": ["no-such-command"]})["a"].code == 127
+    assert ask(SshLogin(sshd.host), {"a": ["no-such-command"]})["a"].code == 127
 
 
 def test_a_login_that_is_refused_says_why_and_what_to_try(sshd: Sshd) -> None:
@@ -108,24 +108,24 @@ def test_a_login_that_is_refused_says_why_and_what_to_try(sshd: Sshd) -> None:
     with pytest.raises(
         LoginError, match=r"cannot log in to login-node: .*Permission denied.*`ssh login-node`"
     ):
-        Over(sshd.host).run("true")
+        SshLogin(sshd.host).run("true")
 
 
 def test_no_answer_at_the_port_says_so(sshd: Sshd) -> None:
     sshd.stop()
     with pytest.raises(LoginError, match=r"cannot log in to login-node: .*Connection refused"):
-        Over(sshd.host).run("true")
+        SshLogin(sshd.host).run("true")
     sshd.start()
 
 
 def test_a_host_that_runs_no_commands_is_told_from_one_that_is_away(sshd: Sshd) -> None:
     sshd.login_shell("echo This account is not available.; exit 1")
     with pytest.raises(LoginError, match=r"runs no commands: This account is not available\."):
-        Over(sshd.host).run("true")
+        SshLogin(sshd.host).run("true")
 
 
 def test_a_lost_connection_is_one_message_and_the_next_call_logs_in_again(sshd: Sshd, tmp_path: Path) -> None:
-    node = Over(sshd.host)
+    node = SshLogin(sshd.host)
     node.run("true")
     begun = tmp_path / "begun"
 
@@ -144,14 +144,14 @@ def test_a_lost_connection_is_one_message_and_the_next_call_logs_in_again(sshd: 
 
 def test_a_silent_command_is_given_up(sshd: Sshd) -> None:
     with pytest.raises(LoginError, match="login-node gave no answer within 1 s"):
-        Over(sshd.host).run("sleep 5", timeout=1)
+        SshLogin(sshd.host).run("sleep 5", timeout=1)
 
 
 def test_the_users_own_shared_connection_is_taken(sshd: Sshd) -> None:
     with open(sshd.folder / "config", "a") as config:
         config.write(f" ControlPath {sshd.folder}/mine\n ControlPersist 60\n")
     subprocess.run(["ssh", "-MNf", sshd.host], check=True, stderr=subprocess.DEVNULL)
-    assert Over(sshd.host).run("echo hello").stdout == b"hello\n"
+    assert SshLogin(sshd.host).run("echo hello").stdout == b"hello\n"
     assert sshd.logins == 1 and not (sshd.folder / "launcher-ssh").exists()
 
 
@@ -160,8 +160,8 @@ def test_what_ssh_asks_on_the_terminal_is_asked_once(monkeypatch: pytest.MonkeyP
     sshd = Sshd(Path(tempfile.mkdtemp(prefix="ls-", dir="/tmp")), ask=True)
     sshd.use(monkeypatch)
     text = (
-        "from launcher.schedulers.over_ssh.ssh import Over\n"
-        f"print([Over({sshd.host!r}).run('echo answer').stdout for _ in range(2)])"
+        "from launcher.schedulers.over_ssh.ssh import SshLogin\n"
+        f"print([SshLogin({sshd.host!r}).run('echo answer').stdout for _ in range(2)])"
     )
     pid, terminal = pty.fork()
     if pid == 0:

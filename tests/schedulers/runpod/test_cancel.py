@@ -39,7 +39,7 @@ def test_a_run_that_has_begun_again_unseen_goes_on_when_it_cannot_be_asked_to_st
     wait_for(lambda: json.loads(there.read_text())["state"] == "running", "the run")
     assert run.read_state()["state"] == "submitted", "as it was known last"
     lab.sandbox.faults(s3_error=AWAY)
-    with pytest.raises(SchedulerError, match="was not asked to stop and goes on: cancel it again"):
+    with pytest.raises(SchedulerError, match="was not asked to stop and keeps running: cancel it again"):
         lab.scheduler.cancel(run)
     assert not run.cancel.exists() and len(lab.pods(run)) == 1
     lab.sandbox.faults()

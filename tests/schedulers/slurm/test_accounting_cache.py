@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.files import read_json, replace_json
-from launcher.schedulers.login import Answer, Here
-from launcher.schedulers.slurm.accounting_cache import KEPT_SECONDS, keep, kept, stamp
+from launcher.schedulers.login import Answer, LocalLogin
+from launcher.schedulers.slurm.accounting_cache import KEPT_SECONDS, read_cache, stamp, write_cache
 from launcher.schedulers.slurm.site import NOT_ENFORCED, OF_ACCOUNTING
 
 
@@ -24,8 +24,8 @@ def answers(code: int = 0, cluster: str = "c") -> dict[str, Answer]:
 
 @pytest.mark.parametrize(("code", "is_kept"), [(0, True), (NOT_ENFORCED, True), (124, False), (1, False)])
 def test_whole_answers_are_kept_for_an_hour(tmp_path: Path, code: int, is_kept: bool) -> None:
-    keep(Here(), answers(code))
-    known = kept(Here())
+    write_cache(LocalLogin(), answers(code))
+    known = read_cache(LocalLogin())
     assert (known is not None) is is_kept
     if known is None:
         return
@@ -36,6 +36,6 @@ def test_whole_answers_are_kept_for_an_hour(tmp_path: Path, code: int, is_kept: 
     assert isinstance(told, dict)
     for age in (KEPT_SECONDS + 1, -3600):
         replace_json(file, {**told, "time": told["time"] - age})
-        assert kept(Here()) is None
+        assert read_cache(LocalLogin()) is None
     file.write_text("{")
-    assert kept(Here()) is None
+    assert read_cache(LocalLogin()) is None

@@ -11,7 +11,7 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.remote_store import RemoteStore
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from tests.schedulers.sshd import Sshd
 
@@ -24,8 +24,8 @@ def on_both_sides(
     (command := sshd.folder / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n{scancel}')
     command.chmod(0o755)
     sshd.login_shell(f'PATH={sshd.folder}:$PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    store = RemoteStore(Over(sshd.host), str(tmp_path / "runs"))
-    slurm, run = SlurmScheduler(store), RunDir(store.here / "demo-1")
+    store = RemoteStore(SshLogin(sshd.host), str(tmp_path / "runs"))
+    slurm, run = SlurmScheduler(store), RunDir(store.local_root / "demo-1")
     run.path.mkdir(parents=True)
     replace_json(run.submitted, {"id": run.id, "cluster": {"name": "c", "scheduler": "slurm"}})
     replace_json(run.state, {"state": state})
@@ -55,7 +55,9 @@ def test_a_request_that_could_not_be_sent_leaves_what_was_sent_before(
 ) -> None:
     slurm, run, there = on_both_sides(sshd, tmp_path, monkeypatch, "running")
     sshd.stop()
-    with pytest.raises(SchedulerError, match="demo-1 was not asked to stop and goes on: cancel it again"):
+    with pytest.raises(
+        SchedulerError, match="demo-1 was not asked to stop and keeps running: cancel it again"
+    ):
         slurm.cancel(run)
     sshd.start()
     slurm.fetch(run)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.login import Here, LoginError
+from launcher.schedulers.login import LocalLogin, LoginError
 from launcher.schedulers.slurm.detect import detect
 
 
@@ -26,4 +26,4 @@ def test_without_slurm_it_says_what_to_ask_instead(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(LoginError, match=said):
-        detect(Here(), host)
+        detect(LocalLogin(), host)

@@ -217,7 +217,7 @@ def test_a_request_to_stop(tmp_path: Path, queue: Queue, function: Waits, reason
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"blublu": 12}, ValueError, r"\['blublu'\]; there are account, additional_parameters"),
     ({"nodes": 0}, SpecError, "resources.nodes"),
-    ({"mem_gb": "8"}, ValueError, "numbers are needed, not {'mem_gb': '8'}"),
+    ({"mem_gb": "8"}, ValueError, "these parameters must be numbers: {'mem_gb': '8'}"),
     ({"timeout_min": "soon"}, SpecError, "is not a duration"),
     ({"slurm_additional_parameters": {"nice": [1]}}, SpecError, "slurm.extra.nice"),
 ]

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.slurm.identity import is_of
+from launcher.schedulers.slurm.identity import belongs_to
 from launcher.schedulers.slurm.records import JobRecord, Records
-from launcher.schedulers.slurm.run_state import judged
+from launcher.schedulers.slurm.run_state import status_from_slurm
 
 SENT = "2026-11-21T12:00:00.000000Z"
 
@@ -50,21 +50,21 @@ def a_run(folder: Path, comment: bool = True, **more: Any) -> RunDir:
     ],
 )
 def test_by_script_comment_name_and_time(tmp_path: Path, fields: dict[str, Any], ours: bool) -> None:
-    assert is_of(JobRecord("7", "RUNNING", **fields), a_run(tmp_path)) == ours
+    assert belongs_to(JobRecord("7", "RUNNING", **fields), a_run(tmp_path)) == ours
 
 
 def test_a_site_that_writes_the_comment_itself(tmp_path: Path) -> None:
     run = a_run(tmp_path, comment=False)
-    assert is_of(JobRecord("7", "COMPLETED", comment="the site's own", name="gpt"), run)
-    assert not is_of(JobRecord("7", "COMPLETED", comment="the site's own", command="/home/me/x.sh"), run)
-    assert is_of(JobRecord("7", "COMPLETED", command=""), run)
+    assert belongs_to(JobRecord("7", "COMPLETED", comment="the site's own", name="gpt"), run)
+    assert not belongs_to(JobRecord("7", "COMPLETED", comment="the site's own", command="/home/me/x.sh"), run)
+    assert belongs_to(JobRecord("7", "COMPLETED", command=""), run)
 
 
 def test_a_task_of_a_sweep(tmp_path: Path) -> None:
     run = a_run(tmp_path, sweep={"id": "gpt-sweep-1", "task": 0})
-    assert is_of(JobRecord("7_0", "RUNNING", command="/r/.sweeps/gpt-sweep-1/array.sbatch"), run)
-    assert is_of(JobRecord("7_0", "RUNNING", comment="gpt-sweep-1"), run)
-    assert not is_of(JobRecord("7_0", "RUNNING", comment="gpt-sweep-2"), run)
+    assert belongs_to(JobRecord("7_0", "RUNNING", command="/r/.sweeps/gpt-sweep-1/array.sbatch"), run)
+    assert belongs_to(JobRecord("7_0", "RUNNING", comment="gpt-sweep-1"), run)
+    assert not belongs_to(JobRecord("7_0", "RUNNING", comment="gpt-sweep-2"), run)
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "FAILED", "RUNNING"])
@@ -72,9 +72,12 @@ def test_the_end_of_another_job_is_not_the_runs(tmp_path: Path, state: str) -> N
     run = a_run(tmp_path)
     replace_json(run.state, {"state": "submitted", "time": SENT})
     known = Records({"7": JobRecord("7", state, comment="thesis", exit_code=0)})
-    status = judged(run, "7", known, "")
+    status = status_from_slurm(run, "7", known, "")
     assert (status.state, run.read_state()["state"]) == ("submitted", "submitted")
-    assert "Slurm's job 7 here is another one (thesis): look from a host of the cluster" in status.reason
+    assert (
+        "Slurm's job 7 here does not belong to the run (thesis): look from a host of the cluster"
+        in status.reason
+    )
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -87,6 +90,6 @@ def test_a_job_that_ended_well_before_an_attempt_began_is_no_success(tmp_path: P
             append_json(run.events, {"time": SENT, "event": kind, **fields})
     replace_json(run.state, {"state": "submitted", "time": SENT})
     known = Records({"7": JobRecord("7", "COMPLETED", comment="gpt-1", exit_code=0)})
-    status = judged(run, "7", known, "")
+    status = status_from_slurm(run, "7", known, "")
     assert (status.state, status.failure) == ("failed", "image-error")
     assert status.reason.startswith("job 7 ended with exit code 0 before its supervisor began")

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.api.sweep_values import combinations, field_of, split
 from launcher.schedulers.base import UnclearError
-from launcher.schedulers.login import Here
+from launcher.schedulers.login import LocalLogin
 from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
 from launcher.spec.errors import UsageError
 
@@ -32,7 +32,7 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str, squeue:
 
 def test_a_lost_answer_makes_no_second_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = commands(tmp_path, monkeypatch, f'echo "{LOST}" >&2; exit 1', 'echo "7|other"; echo "8|my-run"')
-    assert submit(Here(), sbatch_command("job.sbatch"), "my-run") == "8"
+    assert submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run") == "8"
     assert calls.read_text().count("call") == 1
 
 
@@ -49,7 +49,7 @@ def test_a_job_without_our_comment_is_found_by_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str
 ) -> None:
     commands(tmp_path, monkeypatch, f'echo "{LOST}" >&2; exit 1', f'echo "{row}"')
-    assert submit(Here(), sbatch_command("job.sbatch"), "my-run") == "8"
+    assert submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run") == "8"
 
 
 def test_a_lost_answer_of_a_job_that_was_not_queued_is_sent_again(
@@ -57,7 +57,7 @@ def test_a_lost_answer_of_a_job_that_was_not_queued_is_sent_again(
 ) -> None:
     sbatch = f'if [ "$n" -gt 1 ]; then echo 9; else echo "{LOST}" >&2; exit 1; fi'
     calls = commands(tmp_path, monkeypatch, sbatch, 'echo "7|other"')
-    assert submit(Here(), sbatch_command("job.sbatch"), "my-run") == "9"
+    assert submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run") == "9"
     assert calls.read_text().count("call") == 2
 
 
@@ -65,8 +65,8 @@ def test_a_controller_that_is_down_is_tried_again_and_then_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = commands(tmp_path, monkeypatch, f'echo "{DOWN}" >&2; exit 1', "exit 1")
-    with pytest.raises(NotSubmittedError, match="takes no job at the moment"):
-        submit(Here(), sbatch_command("job.sbatch"), "my-run", patience=1)
+    with pytest.raises(NotSubmittedError, match="accepts no jobs at the moment"):
+        submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run", patience=1)
     assert calls.read_text().count("call") >= 2
 
 
@@ -75,7 +75,7 @@ def test_a_job_of_an_earlier_submission_is_not_taken_for_the_new_one(
 ) -> None:
     sbatch = f'if [ "$n" -gt 1 ]; then echo 9; else echo "{LOST}" >&2; exit 1; fi'
     commands(tmp_path, monkeypatch, sbatch, 'echo "8|my-run"')
-    assert submit(Here(), sbatch_command("job.sbatch", 2), "my-run", earlier={"8"}) == "9"
+    assert submit(LocalLogin(), sbatch_command("job.sbatch", 2), "my-run", earlier={"8"}) == "9"
 
 
 def test_of_two_controllers_the_first_may_have_taken_the_job(
@@ -84,13 +84,13 @@ def test_of_two_controllers_the_first_may_have_taken_the_job(
     said = f"sbatch: error: Zero Bytes were transmitted or received\n{DOWN}"
     commands(tmp_path, monkeypatch, f'echo "{said}" >&2; exit 1', "echo gone >&2; exit 1")
     with pytest.raises(UnclearError):
-        submit(Here(), sbatch_command("job.sbatch"), "my-run", patience=1)
+        submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run", patience=1)
 
 
 def test_without_any_answer_the_doubt_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = commands(tmp_path, monkeypatch, f'echo "{LOST}" >&2; exit 1', "echo gone >&2; exit 1")
-    with pytest.raises(UnclearError, match="may be in its queue or not"):
-        submit(Here(), sbatch_command("job.sbatch"), "my-run", patience=1)
+    with pytest.raises(UnclearError, match="may or may not be in its queue"):
+        submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run", patience=1)
     assert calls.read_text().count("call") == 1
 
 
@@ -98,7 +98,7 @@ def test_a_refusal_is_final_and_in_slurms_words(tmp_path: Path, monkeypatch: pyt
     said = "sbatch: error: invalid partition specified: gpu"
     calls = commands(tmp_path, monkeypatch, f'echo "{said}" >&2; exit 1')
     with pytest.raises(NotSubmittedError, match=r"^sbatch: invalid partition specified: gpu$"):
-        submit(Here(), sbatch_command("job.sbatch"), "my-run")
+        submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run")
     assert calls.read_text().count("call") == 1
 
 
@@ -114,7 +114,7 @@ def test_the_job_sees_nothing_of_a_job_that_submits_it(
     }
     for name, value in {**mine, "SLURM_CONF": "/c", "ODD": "a\nSLURM_JOB_ID=1 $(id) '"}.items():
         monkeypatch.setenv(name, value)
-    submit(Here(), sbatch_command("job.sbatch"), "my-run")
+    submit(LocalLogin(), sbatch_command("job.sbatch"), "my-run")
     items = [item.partition("=") for item in (tmp_path / "env").read_text().split("\0")]
     env = {name: value for name, _, value in items}
     assert not mine.keys() & env.keys()

@@ -29,7 +29,7 @@ class Follower:
                 alive.unlink(missing_ok=True)
                 alive.with_name(f"{turn}").touch()
                 alive.with_name(f"{turn}").rename(alive)
-            if self.pace.look():
+            if self.pace.is_due():
                 asked.append(round(self.now))
         return asked
 

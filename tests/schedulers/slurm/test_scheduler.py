@@ -28,7 +28,7 @@ from launcher.schedulers.lookup import states_of
 from launcher.schedulers.registry import opened
 from launcher.schedulers.slurm.handle import handle_of
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
-from launcher.schedulers.slurm.run_state import judged
+from launcher.schedulers.slurm.run_state import status_from_slurm
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.submission import Submission
 from launcher.spec.events import Event
@@ -77,7 +77,7 @@ AGAIN = {"state": "interrupted", "failure": "time-limit", "requeue": True}
 def test_slurm_has_the_word_where_the_supervisor_has_not_had_the_last_one(
     tmp_path: Path, own: dict[str, Any], word: str, expected: tuple[str, str | None]
 ) -> None:
-    status = judged(a_run(tmp_path, **own), "7", slurm(word), "")
+    status = status_from_slurm(a_run(tmp_path, **own), "7", slurm(word), "")
     assert (status.state, status.failure) == expected
 
 
@@ -85,7 +85,7 @@ def test_what_a_job_does_while_no_supervisor_of_it_runs_is_said(tmp_path: Path) 
     run = a_run(tmp_path, **RUNNING)
 
     def reason(word: str) -> str:
-        return judged(run, "7", slurm(word), "").reason
+        return status_from_slurm(run, "7", slurm(word), "").reason
 
     assert (reason("RUNNING"), reason("COMPLETING")) == (
         "", "job 7 is ending: some of its processes are still there"
@@ -146,7 +146,7 @@ def test_slurm_s_record_and_the_output_give_one_verdict_where_the_supervisor_die
 ) -> None:
     run = a_run(tmp_path, **RUNNING)
     attempt = begun(run, *printed, exits=exits)
-    status = judged(run, "7", slurm(word, end=datetime(2024, 3, 12, tzinfo=timezone.utc)), "")
+    status = status_from_slurm(run, "7", slurm(word, end=datetime(2024, 3, 12, tzinfo=timezone.utc)), "")
     told = read_record(attempt.verdict)
     assert (status.failure, told["failure"], told["confidence"]) == (failure, failure, confidence)
     assert f"Slurm: 7 {word}" in told["evidence"] and "job 7" in status.reason
@@ -155,14 +155,14 @@ def test_slurm_s_record_and_the_output_give_one_verdict_where_the_supervisor_die
     if failure in ("gpu-oom", "disk-full"):
         assert "rank-000.err:1" in said
     before = attempt.verdict.read_bytes()
-    judged(run, "7", slurm(word), "")
+    status_from_slurm(run, "7", slurm(word), "")
     assert attempt.verdict.read_bytes() == before
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     run = a_run(tmp_path, **RUNNING)
     attempt = begun(run, *("x" * 1000 for _ in range(2000)), MEMORY)
-    judged(run, "7", slurm("FAILED"), "")
+    status_from_slurm(run, "7", slurm("FAILED"), "")
     assert read_record(attempt.verdict)["failure"] == "gpu-oom"
 
 
@@ -170,39 +170,43 @@ def test_a_verdict_that_the_supervisor_wrote_stays(tmp_path: Path) -> None:
     run = a_run(tmp_path, **RUNNING)
     attempt = begun(run, MEMORY)
     replace_json(attempt.verdict, {"failure": "user-error", "reason": "its own", "then": ""})
-    assert judged(run, "7", slurm("OUT_OF_MEMORY"), "").failure == "host-oom"
+    assert status_from_slurm(run, "7", slurm("OUT_OF_MEMORY"), "").failure == "host-oom"
     assert read_record(attempt.verdict)["reason"] == "its own"
 
 
 def test_what_slurm_says_of_the_end_is_kept_for_when_it_has_forgotten(tmp_path: Path) -> None:
     run = a_run(tmp_path, **RUNNING)
-    first = judged(run, "7", slurm("NODE_FAIL"), "")
-    assert judged(run, "7", Records(), "") == judged(run, None, Records(), "the controller is down")
+    first = status_from_slurm(run, "7", slurm("NODE_FAIL"), "")
+    assert status_from_slurm(run, "7", Records(), "") == status_from_slurm(
+        run, None, Records(), "the controller is down"
+    )
     assert (first.state, first.reason) == (run.read_state()["state"], run.read_state()["reason"])
     assert [event["event"] for event in run.read_events()].count("finished") == 1
 
 
 def test_a_controller_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
-    status = judged(a_run(tmp_path, **RUNNING), "7", Records(), "Slurm's controller does not answer")
+    status = status_from_slurm(
+        a_run(tmp_path, **RUNNING), "7", Records(), "Slurm's controller does not answer"
+    )
     assert status.state == "running"
     assert "does not answer" in status.reason
 
 
 def test_a_job_that_slurm_has_forgotten_without_an_end_is_lost(tmp_path: Path) -> None:
-    status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting=NO_ACCOUNTING), "")
+    status = status_from_slurm(a_run(tmp_path, **RUNNING), "7", Records(accounting=NO_ACCOUNTING), "")
     assert (status.state, status.ended, status.resumable) == ("lost", True, True)
 
 
 def test_a_job_that_was_cancelled_in_the_queue_and_is_forgotten_is_cancelled(tmp_path: Path) -> None:
     run = a_run(tmp_path, state="submitted")
     forgotten = Records(accounting=NO_ACCOUNTING)
-    assert judged(run, "7", forgotten, "").state == "lost"
+    assert status_from_slurm(run, "7", forgotten, "").state == "lost"
     run.cancel.write_text("1\n")
-    assert judged(run, "7", Records(), "Slurm does not answer").state == "submitted"
+    assert status_from_slurm(run, "7", Records(), "Slurm does not answer").state == "submitted"
     run.event("job", handle="slurm:c:7")
-    assert judged(run, "7", forgotten, "").state == "lost", "nobody knows how far it came"
+    assert status_from_slurm(run, "7", forgotten, "").state == "lost", "nobody knows how far it came"
     run.event("requeued", handle="slurm:c:8", reason="time-limit", linked=True)
-    status = judged(run, "8", forgotten, "")
+    status = status_from_slurm(run, "8", forgotten, "")
     assert (status.state, status.failure, run.read_state()["state"]) == (
         "cancelled",
         "cancelled",
@@ -227,7 +231,7 @@ def test_a_task_that_has_left_its_waiting_array_was_cancelled(
     if has_begun:
         run.event("job", handle=f"slurm:c:{task}")
     known = Records({"7_1": JobRecord(id="7_1", state="PENDING")}, accounting=accounting)
-    assert judged(run, task, known, "").state == expected
+    assert status_from_slurm(run, task, known, "").state == expected
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,9 @@ def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:
 
 
 def test_accounting_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
-    status = judged(a_run(tmp_path, **RUNNING), "7", Records(accounting="accounting does not answer"), "")
+    status = status_from_slurm(
+        a_run(tmp_path, **RUNNING), "7", Records(accounting="accounting does not answer"), ""
+    )
     assert (status.state, status.resumable) == ("running", False)
     assert "accounting does not answer" in status.reason
 
@@ -358,7 +364,7 @@ def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Pa
         runs.append(run)
     handles = [str(handle_of(run)) for run in runs]
     assert handles == ["slurm:c:run/first", "slurm:c:run/second"]
-    assert judged(runs[1], None, Records(), "its controller is down").handle == handles[1]
+    assert status_from_slurm(runs[1], None, Records(), "its controller is down").handle == handles[1]
 
 
 def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
@@ -407,7 +413,7 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
         if at == "between two tries":
             patch.setattr("launcher.schedulers.slurm.jobs.time", clock)
         elif at == "in sbatch":
-            patch.setattr("launcher.schedulers.slurm.jobs._once", interrupted)
+            patch.setattr("launcher.schedulers.slurm.jobs._submit_once", interrupted)
         else:
             patch.setattr(Submission, "_through_submitit", interrupted)
         if at == "killed before sbatch":

@@ -112,7 +112,7 @@ def test_a_job_has_its_id_its_state_its_logs_and_the_verdict_as_its_result(
 
 
 def test_a_function_is_refused_and_told_where_to_go(tmp_path: Path, queue: Queue) -> None:
-    with pytest.raises(TypeError, match=r"built-in function pow>, is for launcher\.slurm\.Executor"):
+    with pytest.raises(TypeError, match=r"built-in function pow>, with launcher\.slurm\.Executor"):
         RunExecutor(a_run(tmp_path)).submit(pow, 1, 2)
     assert not queue.sent.exists()
 

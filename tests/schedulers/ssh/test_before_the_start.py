@@ -18,9 +18,9 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import UnclearError
 from launcher.schedulers.login import CutError
 from launcher.schedulers.over_ssh.remote_store import RemoteStore
-from launcher.schedulers.over_ssh.ssh import Over
-from launcher.schedulers.ssh.checks import Need, apart, problems, rendezvous
-from launcher.schedulers.ssh.choose import Chosen, Place
+from launcher.schedulers.over_ssh.ssh import SshLogin
+from launcher.schedulers.ssh.checks import Need, problems, rendezvous_address, separate_folders
+from launcher.schedulers.ssh.choose import Chosen, Rendezvous
 from launcher.schedulers.ssh.hosts import HostError, ask_host
 from launcher.schedulers.ssh.scheduler import SshHosts
 from tests.lab import wait_for
@@ -85,7 +85,9 @@ def test_an_interpreter_that_is_not_there_or_has_nothing_is_named(laptop: Laptop
     bare.chmod(0o755)
     laptop.profile("bare.yaml", NAMES[:1], paths={"python": str(bare), "runs": str(laptop.runs)})
     said = submit(laptop, "bare.yaml")
-    assert f"tensor01: {bare} there has no launcher" in said and f"{bare} there has no torch" in said
+    assert (
+        f"tensor01: {bare} on the host has no launcher" in said and f"{bare} on the host has no torch" in said
+    )
     assert nothing_is_left(laptop)
 
 
@@ -121,11 +123,11 @@ def test_a_secrets_file_that_no_process_can_receive_is_named_here_or_there(lapto
     there = laptop.hosts[0].home / "token"
     there.write_bytes(b"a\0b")
     said = submit(laptop, secrets=[{"name": "TOKEN", "file": "~/token"}])
-    assert "tensor01: secrets: TOKEN has no value here, nor there (~/token contains a NUL byte" in said
+    assert "tensor01: secrets: TOKEN has no value here nor on the host (~/token contains a NUL byte" in said
     there.unlink()
     os.mkfifo(there)
     said = submit(laptop, secrets=[{"name": "TOKEN", "file": "~/token"}])
-    assert "tensor01: secrets: TOKEN has no value here, nor there (~/token is a pipe" in said
+    assert "tensor01: secrets: TOKEN has no value here nor on the host (~/token is a pipe" in said
     (laptop.folder / "latin1").write_bytes(b"\xe9")
     said = submit(laptop, secrets=[{"name": "TOKEN", "file": "latin1"}])
     assert f"secrets: TOKEN: {laptop.folder}/latin1 is not UTF-8 text" in " ".join(said.split())
@@ -147,15 +149,17 @@ def test_all_hosts_share_the_folder_or_none_does() -> None:
     with pytest.raises(
         ValueError, match=r"^c: files that a writes into paths.runs \(/data/runs\) .* a, b share the folder"
     ):
-        apart(["a", "b", "c"], visits, "/data/runs")
-    assert not apart(["a", "b"], visits[:1], "/data/runs") and apart(["a", "c"], visits[1:], "/data/runs")
+        separate_folders(["a", "b", "c"], visits, "/data/runs")
+    assert not separate_folders(["a", "b"], visits[:1], "/data/runs") and separate_folders(
+        ["a", "c"], visits[1:], "/data/runs"
+    )
 
 
 def test_the_address_that_every_host_reaches_is_the_rendezvous() -> None:
     visits = [{"shared": True, "reached": GOOD["addresses"]}, {"shared": True, "reached": ["192.168.0.1"]}]
-    assert rendezvous(["a", "b", "c"], GOOD, visits) == "192.168.0.1"
+    assert rendezvous_address(["a", "b", "c"], GOOD, visits) == "192.168.0.1"
     with pytest.raises(ValueError, match=r"b cannot reach a at port 61007 .*10.0.0.1, 192.168.0.1.*open the"):
-        rendezvous(["a", "b"], GOOD, [{"shared": True, "reached": []}])
+        rendezvous_address(["a", "b"], GOOD, [{"shared": True, "reached": []}])
 
 
 @pytest.fixture
@@ -167,7 +171,7 @@ def here(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> Laptop:
 
 
 def test_two_hosts_meet_by_a_real_port_and_a_real_folder(here: Laptop) -> None:
-    first, second = map(Over, NAMES)
+    first, second = map(SshLogin, NAMES)
     look = {"do": "look", "runs": str(here.runs), "gpus": 0, "port": 61200, "secrets": []}
     seen = ask_host(first, sys.executable, look)
     addresses = ["127.0.0.9", "192.0.2.77"]  # the loopback device listens everywhere; nobody is at the other
@@ -185,10 +189,10 @@ def test_findings_name_the_host_and_say_what_to_do() -> None:
     assert problems("a", GOOD, NEED).refusals == problems("a", GOOD, NEED).warnings == ()
     wrong = {**GOOD, "tools": ["rsync"], "launcher": "0.0.1", "ends_at_logout": True}
     found = problems("a", wrong, NEED)
-    assert found.refusals == ("a: these programs are missing there: rsync",)
+    assert found.refusals == ("a: these programs are missing: rsync",)
     assert [warning.partition(",")[0] for warning in found.warnings] == [
         "a: launcher 0.0.1 there",
-        "a: systemd-logind there kills your processes when your last session closes",
+        "a: systemd-logind kills your processes when your last session closes",
     ]
     gpus = Need("/env/bin/python", "/data/runs", gpus=2)
     gpu = {"index": 0, "uuid": "GPU-0", "name": "A6000", "total": 49140, "used": 4, "busy": ""}
@@ -240,7 +244,7 @@ def test_a_start_without_an_answer_is_unclear_and_no_refusal(
     run = RunDir(tmp_path / "tiny-1")
     run.path.mkdir()
     run.run.write_text(json.dumps({"hosts": ["tensor01"]}))
-    chosen = Chosen((Over("tensor01"),), Place(None, 61000), ())
+    chosen = Chosen((SshLogin("tensor01"),), Rendezvous(None, 61000), ())
     with pytest.raises(UnclearError, match=r"was lost .*; the run may or may not have started") as caught:
         SshHosts(("tensor01",), "/data/runs")._start(run, chosen, "submitted")
     assert _exit_code(caught.value) == 5
@@ -255,7 +259,7 @@ def test_a_refusal_of_the_host_is_one_message(here: Laptop) -> None:
     with pytest.raises(
         HostError, match=r"tensor01: the supervisor did not start: .*it is not a run directory"
     ):
-        ask_host(Over("tensor01"), sys.executable, request)
+        ask_host(SshLogin("tensor01"), sys.executable, request)
 
 
 @pytest.mark.e2e

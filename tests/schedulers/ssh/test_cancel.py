@@ -20,7 +20,7 @@ def test_a_request_that_could_not_be_sent_is_not_kept_and_one_that_may_have_been
     host.sshd.stop()
     said = laptop.said("cancel", run.id, code=4)
     assert "cannot log in to tensor01" in said
-    assert f"{run.id} was not asked to stop and goes on: cancel it again" in " ".join(said.split())
+    assert f"{run.id} was not asked to stop and keeps running: cancel it again" in " ".join(said.split())
     host.sshd.start()
     assert "running" in laptop.said("list") and laptop.status(run)["state"] == "running"
     assert not run.cancel.exists() and not there.cancel.exists()
@@ -30,5 +30,5 @@ def test_a_request_that_could_not_be_sent_is_not_kept_and_one_that_may_have_been
     host.sshd.login_shell(shell.partition("\n")[2].replace("exec sh", f"{done_and_cut}; exec sh"))
     said = " ".join(laptop.said("cancel", run.id, code=4).split())
     cut.unlink()
-    assert "the request to stop may have arrived or not" in said
+    assert "the request to stop may or may not have arrived" in said
     wait_for(lambda: laptop.status(run)["state"] == "cancelled", "end of the run")

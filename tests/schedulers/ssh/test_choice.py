@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.over_ssh.ssh import Over
+from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.choose import choose
 from launcher.spec.load import load_job
 from tests.lab import events, wait_for
@@ -83,7 +83,7 @@ def test_where_too_few_hosts_are_left_each_ones_reason_is_said(laptop: Laptop) -
     laptop.hosts[1].sshd.stop()
     said = laptop.said("submit", job, "-c", "lab.yaml", code=4)
     laptop.hosts[1].sshd.start()
-    assert "0 of 2 hosts can take the job, it needs 1:" in said
+    assert "0 of 2 hosts can take the job, which needs 1:" in said
     assert "tensor01: 0 of 1 GPUs are free, the job needs 1 (GPU 0: python (process" in said
     assert "wait, or ask for fewer with resources.gpus_per_node" in said
     assert "cannot log in to tensor02: " in said
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_with_more_hosts_keeps_its_own_as_the_first(
     job = load_job(laptop.job(command="true")).model_dump(mode="json", by_alias=True)
     paths = {"python": sys.executable}
     about = {"nodes": 2, "gpus_per_node": 0, "cluster": {"paths": paths}, "job": job}
-    first, second = map(Over, NAMES)
+    first, second = map(SshLogin, NAMES)
     assert choose([second], [first], about, str(laptop.runs)).hosts == (second, first)
     chosen = choose([second, first], [], about | {"nodes": 1}, str(laptop.runs))
     assert chosen.hosts == (second,) and chosen.notes == ()

@@ -123,7 +123,7 @@ def test_whoever_computes_or_only_holds_memory_keeps_a_gpu_from_us(machine: Mach
     owner.communicate()
     _, said = machine.take(3)
     assert f"GPU 0: python (process {os.getpid()} of {getpass.getuser()}, 20480 MiB)" in said
-    assert "GPU 1: 30000 MiB in use by a process that is not seen from here" in said
+    assert "GPU 1: 30000 MiB in use by a process that is not visible here" in said
 
 
 @pytest.mark.parametrize(

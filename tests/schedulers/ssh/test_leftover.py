@@ -17,7 +17,7 @@ import pytest
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.login import Here
+from launcher.schedulers.login import LocalLogin
 from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.ssh import on_host
 from launcher.schedulers.ssh.scheduler import SshHosts
@@ -62,9 +62,9 @@ def test_a_host_whose_disk_is_full_is_asked_to_stop_by_a_signal(
 ) -> None:
     there, here = RunDir(tmp_path / "there" / "r"), RunDir(tmp_path / "here" / "r")
     hosts = SshHosts(("tensor01",), str(there.path.parent))
-    store = RemoteStore(Here(), str(there.path.parent), {})
-    monkeypatch.setattr(hosts, "_of", lambda _: store)
-    store.here = here.path.parent
+    store = RemoteStore(LocalLogin(), str(there.path.parent), {})
+    monkeypatch.setattr(hosts, "_store_of", lambda _: store)
+    store.local_root = here.path.parent
     for run in (there, here):
         run.path.mkdir(parents=True)
         replace_json(run.run, {"id": "r", "job": {}, "cluster": {"paths": {"python": sys.executable}}})

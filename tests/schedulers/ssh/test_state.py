@@ -11,7 +11,7 @@ import pytest
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import stamp
-from launcher.schedulers.ssh.state import judged, locks_script, words
+from launcher.schedulers.ssh.state import corrected_state, locks_script, parse_locks
 
 
 def run_with(folder: Path, state: str, asked: float = 0.0) -> RunDir:
@@ -41,7 +41,7 @@ def run_with(folder: Path, state: str, asked: float = 0.0) -> RunDir:
 def test_only_a_lock_that_was_let_go_makes_a_living_run_lost(
     tmp_path: Path, state: str, lock: str, trouble: str, seen: str
 ) -> None:
-    told = judged(run_with(tmp_path, state), lock, trouble, "tensor01:/runs/a run")
+    told = corrected_state(run_with(tmp_path, state), lock, trouble, "tensor01:/runs/a run")
     assert told["state"] == seen and told["attempt"] == 0
     assert (told.get("failure") == "node-failed") == (seen == "lost")
     if trouble and seen in ("running", "submitted"):
@@ -54,17 +54,17 @@ def test_an_earlier_success_is_not_the_end_of_a_run_that_was_resumed_since(tmp_p
     append_json(run.events, {"time": stamp(1), "event": "attempt", "attempt": 0, "recipe": recipe})
     run.attempt(0).path.mkdir(parents=True)
     replace_json(run.attempt(0).verdict, {"failure": "succeeded", "reason": "it trained"})
-    assert judged(run, "free", "", "")["state"] == "succeeded", "state.json could not be written"
+    assert corrected_state(run, "free", "", "")["state"] == "succeeded", "state.json could not be written"
     append_json(run.events, {"time": stamp(2), "event": "submitting"})
     replace_json(run.state, {"state": "submitted"})
-    assert judged(run, "free", "", "")["state"] == "lost"
+    assert corrected_state(run, "free", "", "")["state"] == "lost"
 
 
 def test_a_run_that_is_just_being_submitted_is_not_lost(tmp_path: Path) -> None:
     import time
 
     run = run_with(tmp_path, "submitted", asked=time.time() - 30)
-    assert judged(run, "none", "", "")["state"] == "submitted"
+    assert corrected_state(run, "none", "", "")["state"] == "submitted"
 
 
 def test_the_locks_of_many_runs_are_told_by_one_script(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_the_locks_of_many_runs_are_told_by_one_script(tmp_path: Path) -> None:
         script = locks_script(str(tmp_path), runs)
         done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
     told = {"held": "held", "free": "free", "it's empty": "none", "away": "none"}
-    assert words(done.stdout) == told and not (tmp_path / "away").exists()
+    assert parse_locks(done.stdout) == told and not (tmp_path / "away").exists()

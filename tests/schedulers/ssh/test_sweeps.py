@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.ssh.choose import dealt
-from launcher.schedulers.ssh.moves import Living, to_move
+from launcher.schedulers.ssh.choose import assign_seats
+from launcher.schedulers.ssh.moves import LiveRun, next_move
 from tests.lab import supervisor_pid, wait_for
 from tests.schedulers.ssh.hosts import Laptop
 
@@ -39,13 +39,13 @@ while not (run / "go").exists():
     ],
 )
 def test_a_host_with_more_gpus_gets_more_runs(capacities: list[int], seats: int, hosts: list[int]) -> None:
-    assert dealt(capacities, seats) == hosts
+    assert assign_seats(capacities, seats) == hosts
 
 
-def hosts_of_runs(*runs: str) -> list[Living]:
+def hosts_of_runs(*runs: str) -> list[LiveRun]:
     """`a` is a run that goes on on host a, `a?` one that waits there, `a?2` one with two places there."""
     return [
-        Living(RunDir(Path(f"{number}")), text[0], "?" in text, int(text[-1]) if text[-1].isdigit() else 1)
+        LiveRun(RunDir(Path(f"{number}")), text[0], "?" in text, int(text[-1]) if text[-1].isdigit() else 1)
         for number, text in enumerate(runs)
     ]
 
@@ -67,7 +67,7 @@ def test_runs_move_so_that_no_more_go_on_than_may(
     host: str, runs: list[str], at_once: float, moved: list[int], places: float
 ) -> None:
     living = hosts_of_runs(*runs)
-    assert to_move(host, living, at_once) == ([living[number] for number in moved], places)
+    assert next_move(host, living, at_once) == ([living[number] for number in moved], places)
 
 
 def sweep(laptop: Laptop, *arguments: str) -> tuple[str, list[RunDir]]:
