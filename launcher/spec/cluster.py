@@ -243,7 +243,8 @@ class Cluster(Value):
     @property
     def starts_container(self) -> bool:
         """Whether the ranks run in an image."""
-        return self.container.runtime != "none" or self.scheduler == "runpod"
+        always = self.section is not None and self.section.starts_container
+        return always or self.container.runtime != "none"
 
     @property
     def gpus_per_node(self) -> int:

@@ -32,6 +32,8 @@ class Section(Value):
     "Whether an interrupted run continues in another job of the same length."
     rents: ClassVar[bool] = False
     "Whether nodes are rented for the run, and paid by the hour."
+    starts_container: ClassVar[bool] = False
+    "Whether the ranks always run in an image."
     asks_price: ClassVar[str] = ""
     "How a user finds a price that is not in the profile, as the end of a sentence."
 

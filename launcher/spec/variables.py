@@ -42,6 +42,8 @@ SUBMISSION = "LAUNCHER_SUBMISSION"
 MAX_SECONDS = "LAUNCHER_MAX_SECONDS"
 DEADLINE = "LAUNCHER_DEADLINE"
 "When the pod ends, in seconds since the epoch."
+SECRETS_BY_NAME = "LAUNCHER_SECRETS_BY_NAME"
+"Set if the environment has the values of the job's secrets under their names, wherever they come from."
 
 # Set by the user, or by the sandbox, to use a different service than RunPod's.
 RUNPOD_API = "LAUNCHER_RUNPOD_API"

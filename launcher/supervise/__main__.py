@@ -64,8 +64,9 @@ def main() -> int:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
         declared = Job.model_validate(about["job"]).secrets
         given_secrets, token = _read_stdin() if options.secrets_on_stdin else ({}, "")
-        if about["cluster"]["scheduler"] == "runpod":  # a pod has the values under their names
-            given_secrets = {one.name: os.environ[one.name] for one in declared if one.name in os.environ}
+        if variables.SECRETS_BY_NAME in os.environ:
+            names = [secret.name for secret in declared if secret.name in os.environ]
+            given_secrets |= {name: os.environ[name] for name in names}
         secrets = read_secrets(declared, given_secrets)
         link = None
         if about.get("apart") and place.count > 1:

@@ -22,6 +22,7 @@ class RunPod(Section):
     missing: ClassVar[str] = "a `runpod:` section with at least gpu_id or cpu_id"
     runs_elsewhere: ClassVar[bool] = True
     rents: ClassVar[bool] = True
+    starts_container: ClassVar[bool] = True
     asks_price: ClassVar[str] = "; `launcher submit --dry-run` asks RunPod"
 
     gpu_id: str | None = None

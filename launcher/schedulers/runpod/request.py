@@ -307,6 +307,7 @@ def for_offer(
         variables.SUBMISSION: str(number),
         variables.MAX_SECONDS: str(offer.max_seconds),
         variables.DEADLINE: str(deadline),
+        variables.SECRETS_BY_NAME: "1",
         **secrets,
     }
     if offer.data_center is not None:
