@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from frontier import CASES as FRONTIER
 from frontier import Case as Frontier
-from frontier import asker_of
+from frontier import comparer_of
 from gpu_day_case import FILE, Case, Fields, read, write
 
 from launcher.memory.estimate import Estimate
@@ -78,9 +78,9 @@ def _planned(stage: int, wanted: Sequence[Frontier], steps: int) -> Iterator[Cas
     Cases that need more host memory than the machine has are left out.
     """
     for one in wanted:
-        asker = asker_of(one)
-        decider = asker.decider()
-        chosen, gpu = decider.decide().chosen, asker.cluster.node.gpu
+        comparer = comparer_of(one)
+        decider = comparer.decider()
+        chosen, gpu = decider.decide().chosen, comparer.cluster.node.gpu
         assert gpu is not None
         layout = decider.plan.layout
         needs = chosen.estimate.host_per_node / layout.ranks_per_node
@@ -89,7 +89,7 @@ def _planned(stage: int, wanted: Sequence[Frontier], steps: int) -> Iterator[Cas
             continue
         cap = gpu.memory / GIB
         yield _step(
-            stage, one.title, asker.job, chosen.recipe, layout.ranks, cap=cap, steps=steps, seconds=280
+            stage, one.title, comparer.job, chosen.recipe, layout.ranks, cap=cap, steps=steps, seconds=280
         )
 
 
