@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, Field, create_model
 
 from launcher.spec.cluster import Cluster
-from launcher.spec.section import missing_section
+from launcher.spec.section import Section, ThisMachine, missing_section
 
 SCHEDULERS = "launcher.schedulers"
 "Group of entry points. An entry point's name is the `scheduler:` of a profile."
@@ -34,6 +34,17 @@ def cluster_model(scheduler: object) -> type[Cluster]:
     if scheduler in BUILT_IN or not isinstance(scheduler, str) or scheduler not in registered():
         return Cluster
     return _with_section(scheduler)
+
+
+_WITHOUT_SECTION: Mapping[str, type[Section]] = {"local": ThisMachine}
+
+
+def facts_of(scheduler: str) -> type[Section]:
+    """Return the class with the facts of a scheduler: that of its section, otherwise the defaults."""
+    model = cluster_model(scheduler).section_type(scheduler)
+    if model is not None and issubclass(model, Section):
+        return model
+    return _WITHOUT_SECTION.get(scheduler, Section)
 
 
 @functools.cache

@@ -30,6 +30,11 @@ class Section(Value):
     "Whether run directories are on another machine and launcher keeps copies of them here."
     requeues: ClassVar[bool] = False
     "Whether an interrupted run continues in another job of the same length."
+    has_queue: ClassVar[bool] = True
+    """Whether the scheduler starts a run when its GPUs are free. Otherwise `resources.time` counts from the
+    moment when the run's supervisor has them."""
+    replaces_nodes: ClassVar[bool] = True
+    "Whether a run may continue without a new submission after a node has lost its supervisor."
     rents: ClassVar[bool] = False
     "Whether nodes are rented for the run, and paid by the hour."
     starts_container: ClassVar[bool] = False
@@ -68,6 +73,12 @@ class Section(Value):
         `dearest`: USD per hour and seconds of the offer that can cost the most, if the provider was asked.
         """
         raise NotImplementedError
+
+
+class ThisMachine(Section):
+    """The facts of `scheduler: local`, which has no section in a profile."""
+
+    has_queue: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from launcher.spec.events import (
 )
 from launcher.spec.failures import OF_THE_CLUSTER, Budget
 from launcher.spec.job import Job
+from launcher.spec.plugins import facts_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
@@ -162,7 +163,7 @@ class Supervisor:
         "By time.monotonic."
         self._stop_file = stop_file
         self._last_request = StopRequest()
-        self._scheduler = about["cluster"]["scheduler"]
+        self._facts = facts_of(about["cluster"]["scheduler"])
         self._deadline: float | None = None
         "When `resources.time` is over, by time.monotonic. Schedulers with a queue enforce it themselves."
 
@@ -263,7 +264,7 @@ class Supervisor:
         extra: dict[str, Any] = {"in_vain": True} if in_vain else {}
         ended = AttemptEnded(attempt=attempt.number, failure=verdict.failure, reason=verdict.reason, **extra)
         decision = self._decide(verdict, recipe, [*events, ended])
-        if lost and self._scheduler == "ssh" and decision.recipe is not None:
+        if lost and not self._facts.replaces_nodes and decision.recipe is not None:
             nodes = ", ".join(map(str, lost))
             decision = Decision("requeue", None, f"node {nodes} has no supervisor any more")
         code = EXIT_CODES[verdict.failure]
@@ -295,9 +296,7 @@ class Supervisor:
         """Examine the nodes before `decision` is carried out. On Slurm the run leaves unfit nodes."""
         deadline = time.monotonic() + CHECK_SECONDS + GRACE_SECONDS
         unfit = self.nodes.unfit(attempt, self._why_unfit(attempt), deadline, lost)
-        checked = after_check(
-            decision, unfit, self.place.count, self._scheduler == "slurm" and self.job.requeue
-        )
+        checked = after_check(decision, unfit, self.place.count, self._facts.requeues and self.job.requeue)
         if unfit:
             print(f"[launcher] {checked.reason}", file=sys.stderr)
         if self._asked_to_stop():
@@ -563,15 +562,15 @@ class Supervisor:
     def _wait_for_turn(self) -> None:
         """Wait for GPUs and a place in the sweep, or for a request to stop.
 
-        Slurm and RunPod have their own queues, and a single run gets its GPUs on an ssh host before its
-        supervisor starts. Raises GpusError, QueueError.
+        A single run on another machine gets its GPUs before its supervisor starts. Raises GpusError,
+        QueueError.
         """
-        if self._scheduler != "local" and not (self._scheduler == "ssh" and self.run.read_about().sweep):
+        elsewhere = self._facts.runs_elsewhere
+        if self._facts.has_queue or (elsewhere and not self.run.read_about().sweep):
             return
         gpu_count = self.plan.layout.gpus_per_node if VISIBLE not in self.job.env else 0
-        shared = self._scheduler == "local"
         # The attribute keeps the locks as long as this process lives.
-        self._turn = Turn(self.run, gpu_count, os.environ, shared=shared)
+        self._turn = Turn(self.run, gpu_count, os.environ, shared=not elsewhere)
         printed = ""
         while (why := self._turn.take()) and not self._asked_to_stop():
             if why != printed:
@@ -581,7 +580,7 @@ class Supervisor:
 
     def _start_clock(self) -> None:
         """Count `resources.time` from now, so that waiting for a turn does not count."""
-        if self.job.resources.time is not None and self._scheduler in ("local", "ssh"):
+        if self.job.resources.time is not None and not self._facts.has_queue:
             self._deadline = time.monotonic() + self.job.resources.time
 
     def _pause(self, restart: int) -> None:
@@ -607,7 +606,7 @@ class Supervisor:
         self.journal.event(Finished(state=state, failure=verdict.failure, reason=then, **last))
         # Only the batch script can requeue the job.
         requeue_fields: dict[str, Any] = {}
-        if decision.action == "requeue" and self._scheduler == "slurm":
+        if decision.action == "requeue" and self._facts.requeues:
             requeue_fields = {"requeue": True, "leaves": " ".join(map(str, decision.leaves))}
         self.journal.state(state, failure=verdict.failure, reason=verdict.reason, then=then, **requeue_fields)
         self._record_measurement()

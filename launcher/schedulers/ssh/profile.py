@@ -16,6 +16,8 @@ class Ssh(Section):
 
     missing: ClassVar[str] = "an `ssh:` section, for example `ssh: {hosts: [tensor01]}`"
     runs_elsewhere: ClassVar[bool] = True
+    has_queue: ClassVar[bool] = False
+    replaces_nodes: ClassVar[bool] = False
 
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)]
     "Hosts as `ssh` accepts them. A job on n nodes takes the first n that have enough free GPUs."
