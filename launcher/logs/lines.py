@@ -112,9 +112,9 @@ class LineAssembler:
         return texts
 
     def _kept(self, line: bytes) -> list[bytes]:
-        """Of the texts that replace each other, those that are logged.
+        """Return the texts of a line that are logged, of those that replace each other.
 
-        These are the last one, which a terminal would show, and the first ones that other words replace.
+        These are the last text, which a terminal would show, and the first ones that other words replace.
         """
         texts = [text for text in line.split(b"\r") if text.strip()]
         if len(texts) < 2:

@@ -264,9 +264,11 @@ def _zero_lines(zero: Stages) -> list[str]:
     """Return lines with the assumptions of the table of ZeRO stages."""
     recipe, each = zero.recipe, zero.per_parameter
     [keep] = [stage for stage in zero.stages if stage.sharding == "fsdp-keep"]
-    alike = len({stage.total for stage in zero.stages}) == 1
+    lines = []
+    if len({stage.total for stage in zero.stages}) == 1:
+        lines.append("all stages hold the same: no other GPU has this part of the model, to divide it with")
     return [
-        *(["all stages hold the same: no other GPU has this part of the model, to divide it with"] * alike),
+        *lines,
         f"bytes per parameter: {each.parameters:.3g} parameters, {each.gradients:.3g} gradients, "
         f"{each.optimizer:.3g} optimizer states ({recipe.precision}, {recipe.optimizer})",
         "TOTAL: the model states during a step; NEEDED: the estimate with activations, communication, "

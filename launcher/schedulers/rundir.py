@@ -31,6 +31,9 @@ from launcher.spec.events import (
 )
 from launcher.supervise.host import is_here, may_live, this_process
 
+SENDING_SECONDS = 3600.0
+"How long a process of another machine may need to send the code."
+
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
     """Create the run directory completely or not at all, with the rights of `paths.access`.
@@ -83,10 +86,6 @@ def may_be_sent(run: RunDir) -> bool:
     if not isinstance(process, dict) or not may_live(process):
         return False
     return is_here(process) or time.time() - (seconds_of(state.time) or 0.0) < SENDING_SECONDS
-
-
-SENDING_SECONDS = 3600.0
-"How long a process of another machine may need to send the code."
 
 
 def rewrite_run(run: RunDir, prepared: Prepared) -> None:

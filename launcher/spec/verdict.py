@@ -15,8 +15,8 @@ from launcher.spec.failures import exit_code as exit_code
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint
 EXIT_OOM = 86  # out of memory, wrote an error file
 EXIT_FOLLOWED = 87  # handed over its state: another rank had an OOM, or no time was left for a step
-EXIT_TRAINED = 89  # all steps are done; the worker ends with 0 for it
 EXIT_TAKEN = 88  # exit code of a supervisor if another one already supervises the run
+EXIT_TRAINED = 89  # all steps are done; the worker ends with 0 for it
 EXIT_SICK = 3  # exit code of the doctor if this node is broken; any other is a fault of the check itself
 
 Confidence = Literal["certain", "likely", "guess"]

@@ -198,6 +198,7 @@ def may_live(process: Mapping[str, Any]) -> bool:
 
 
 def is_here(record: Mapping[str, Any]) -> bool:
+    """Return whether a record of `this_process` is of a process of this machine."""
     return any(record.get(name) == value for name, value in _machine().items())
 
 

@@ -355,6 +355,22 @@ def test_undo_uses_the_state_that_a_task_offers() -> None:
     assert torch.equal(undo.task_state["mean"], torch.zeros(2))
 
 
+class Ramp:
+    """A user's object that counts under a name that the loop gives to an attribute of the task."""
+
+    current_step = 0
+
+
+def test_only_the_task_s_own_step_is_the_loop_s() -> None:
+    task = Keeper()
+    task.ramp = Ramp()  # type: ignore[attr-defined]
+    task.ramp.current_step = 1  # type: ignore[attr-defined]
+    undo = Undo(task.model(), torch.device("cpu"), task)
+    task.ramp.current_step, task.current_step = 2, 7  # type: ignore[attr-defined]
+    undo.restore()
+    assert (task.ramp.current_step, task.current_step) == (1, 7)  # type: ignore[attr-defined]
+
+
 def test_the_sums_of_rows_tell_any_change() -> None:
     """Those of a GPU, here on the CPU, of each size and type."""
     generator = torch.Generator().manual_seed(0)

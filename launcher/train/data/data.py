@@ -90,8 +90,8 @@ ROUNDS = 6
 def shuffled(places: range, count: int, seed: int) -> list[int]:
     """Return the numbers at `places` of a shuffled `range(count)`, without making the rest of it.
 
-    A Feistel network permutes all numbers with twice as many bits as a half has; those of `count` or more are
-    permuted again until they are smaller (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A Feistel network permutes all numbers below a power of four. Results that are not below `count` are
+    permuted again until they are (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     bits = -(-(count - 1).bit_length() // 2)
     mask = 2**bits - 1

@@ -35,8 +35,13 @@ LARGEST_KNOWN = 2**20
 "Maximum number of elements of a tensor whose values are known. Larger ones take long to compute with."
 
 _aten = torch.ops.aten
-_FROM_NUMBERS = frozenset((_aten.arange, _aten.zeros, _aten.ones, _aten.full))
-"Operators that make a tensor of numbers that the code gives."
+_FACTORIES = frozenset(
+    (
+        *(_aten.arange.default, _aten.arange.start, _aten.arange.start_step),
+        *(_aten.zeros.default, _aten.ones.default, _aten.full.default),
+    )
+)
+"Operators that create a tensor from Python numbers alone."
 
 _NO_SYMBOLS: Any = None
 "In place of torch's key, which only symbolic shapes read."
@@ -76,7 +81,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _cached_dispatch_impl(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if self.knows_integers and getattr(func, "overloadpacket", None) in _FROM_NUMBERS:
+        if self.knows_integers and func in _FACTORIES:
             made: Any = super()._cached_dispatch_impl(func, types, args, kwargs)
             if made.constant is not None or not self._knows(made, made.fake_device):
                 return made
@@ -120,12 +125,13 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def lists_of_known_numbers() -> Iterator[None]:
-    """Let torch.tensor take lists of known numbers in tensors: it reads their memory itself."""
+    """Let torch.tensor take lists that contain fake tensors with known numbers. torch's own function reads
+    the memory of such tensors, which fake ones do not have."""
     of_torch = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         if isinstance(data, (list, tuple)):
-            data = tree_map_only(FakeTensor, lambda t: t.item() if t.dim() == 0 else t.tolist(), data)
+            data = tree_map_only(FakeTensor, lambda tensor: tensor.item(), data)
         return of_torch(data, **options)
 
     with patch.object(torch, "tensor", tensor):

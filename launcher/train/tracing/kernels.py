@@ -1,7 +1,8 @@
-"""Fake kernels of operators for which torch has none, or one that refuses what the real kernel takes, or that
-allocates more or less than the real one. FLOPs of operators that torch does not count.
+"""Fake kernels that replace torch's. Some of torch's are missing, some refuse arguments that the real kernel
+accepts, and some allocate more or less memory than the real kernel.
 
-They run in place of the operator, below autograd, on fake tensors or those of the meta device.
+They run in place of the operator, below autograd, on fake tensors or tensors of the meta device. This module
+also registers formulas for operators whose FLOPs torch does not count.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Tracer:
         self._blocks: dict[Any, Sequence[int]] = {}
         "How a pipeline is cut -> the number of blocks of each stage."
         self._reads_integers = False
-        "The task's code reads values, which may be integers of the batch."
+        "The task's code reads integers of the batch, as an earlier trace has shown."
         self._too_few = 0
         "Number of equal blocks per run that did not represent the model in an earlier trace."
 
@@ -185,16 +185,23 @@ class Tracer:
         self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
     ) -> _Recording:
         """`form`: of the previous stage's output; None in the first stage."""
-        try:
-            return self._run(recipe, ranks, form, most, complete=complete)
-        except UntraceableError:
-            if self._reads_integers:
-                raise
-            self._reads_integers = True
-            return self._run(recipe, ranks, form, most, complete=complete)
+        run = partial(self._run, recipe, ranks, form, most, complete=complete)
+        if not self._reads_integers:
+            with suppress(UntraceableError):
+                return run(knows_integers=False)
+        recording = run(knows_integers=True)
+        self._reads_integers = True  # otherwise the code failed for another reason
+        return recording
 
     def _run(
-        self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
+        self,
+        recipe: Recipe,
+        ranks: Ranks,
+        form: Form | None,
+        most: int | None,
+        *,
+        complete: bool,
+        knows_integers: bool,
     ) -> _Recording:
         rank = self.rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
@@ -206,7 +213,7 @@ class Tracer:
             stack.enter_context(patch.object(_Forward, "_check", lambda *_: None))
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
-            fake = TraceMode(knows_integers=self._reads_integers)
+            fake = TraceMode(knows_integers=knows_integers)
             model, names, runs, blocks = self._built(rank, most)
             make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)

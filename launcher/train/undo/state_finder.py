@@ -40,6 +40,7 @@ from torch.utils._pytree import tree_map_only
 from launcher.train.pipeline_parts import CHUNKS
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
+from launcher.train.task import Task
 from launcher.train.undo.containers import Containers
 
 MOST_ITEMS = 1000
@@ -53,7 +54,6 @@ MOST_DATA = 64 * 2**20
 
 INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
 "Attributes that every torch module has, or that launcher sets."
-_SET_BY_THE_LOOP = frozenset({"loss_chunks", "current_step"})
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
 _NONE = object()
@@ -389,8 +389,9 @@ class StateFinder:
             seen.add(id(value))
             found.search.visits(value)
             if sort in ("object", "dict", "items", "tuple"):
+                ignored = _set_by_the_loop(type(value))
                 for attributes in attributes_of(value):
-                    self._search(Entries(f"{name}.", attributes, _SET_BY_THE_LOOP), found, waiting)
+                    self._search(Entries(f"{name}.", attributes, ignored), found, waiting)
                 self._search_classes(classes_of(value), seen, found, waiting)
             if sort == "tensor":
                 if id(value) not in self._parameters:
@@ -437,7 +438,7 @@ class StateFinder:
             if id(cls) not in seen:
                 seen.add(id(cls))
                 values = Slotted(cls, partial(values_of, cls))
-                entries = Entries(f"{cls.__name__}.", values, _SET_BY_THE_LOOP)
+                entries = Entries(f"{cls.__name__}.", values, _set_by_the_loop(cls))
                 self._search(entries, found, waiting, container=vars(cls))
 
     def _search(
@@ -454,6 +455,11 @@ class StateFinder:
             for key, value in entries.kept.items()
             if sort_of(value) != "plain" and not isinstance(value, Detached)
         ]
+
+
+def _set_by_the_loop(kind: type) -> frozenset[str]:
+    """Return the attributes of an object of this type that the training loop sets: only a task has any."""
+    return frozenset(("loss_chunks", "current_step") if issubclass(kind, Task) else ())
 
 
 Sort = Literal[

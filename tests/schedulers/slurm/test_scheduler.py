@@ -23,7 +23,7 @@ from launcher.diagnosis.collector import Collector
 from launcher.report.why import why
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import PreparedSweep, SchedulerError
 from launcher.schedulers.lookup import states_of
 from launcher.schedulers.registry import opened
 from launcher.schedulers.slurm.handle import handle_of
@@ -450,19 +450,26 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
     assert scheduler.handle(run) == "slurm:c:12" and run.read_state()["state"] == "submitted"
 
 
+def sweep_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, runs: int
+) -> tuple[SlurmScheduler, PreparedSweep]:
+    """Prepare a sweep of a job in `folder`, which becomes the current one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.chdir(folder)
+    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    (folder / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
+    scheduler = SlurmScheduler()
+    ready = [prepared(folder / "job.yaml", str(folder / "c.yaml"), [])[1] for _ in range(runs)]
+    return scheduler, scheduler.prepare_sweep("many", [(one, ("seed=1",)) for one in ready])
+
+
 def test_a_sweep_whose_folder_cannot_be_written_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
-    (tmp_path / "job.yaml").write_text(json.dumps(job))
-    (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
+    scheduler, sweep = sweep_in(tmp_path, monkeypatch, runs=1)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "sweeps").write_text("a file in its place")
-    scheduler = SlurmScheduler()
-    ready = prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1]
-    sweep = scheduler.prepare_sweep("many", [(ready, ("seed=1",))])
     with pytest.raises(SchedulerError, match=r"cannot write .*/runs/sweeps/many: "):
         scheduler.submit_sweep(sweep)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["sweeps"]
@@ -471,14 +478,7 @@ def test_a_sweep_whose_folder_cannot_be_written_leaves_nothing_behind(
 def test_a_sweep_that_is_interrupted_before_slurm_is_asked_leaves_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
-    (tmp_path / "job.yaml").write_text(json.dumps(job))
-    (tmp_path / "c.yaml").write_text(json.dumps({"name": "c", "scheduler": "slurm", "slurm": {}}))
-    scheduler = SlurmScheduler()
-    ready = [prepared(tmp_path / "job.yaml", str(tmp_path / "c.yaml"), [])[1] for _ in range(2)]
-    sweep = scheduler.prepare_sweep("many", [(one, ("seed=1",)) for one in ready])
+    scheduler, sweep = sweep_in(tmp_path, monkeypatch, runs=2)
     recorded: list[RunDir] = []
 
     def append(run: RunDir, event: Event) -> None:
