@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,25 +74,38 @@ TAKEN = {
 }
 
 
+MOST_EVENTS = 12_000_000
+"Calls and returns, of C functions too, in about half a second of an idle core."
+
+
+@contextmanager
+def in_bounded_work() -> Iterator[None]:
+    """Check that the block makes at most MOST_EVENTS, whatever else the machine does meanwhile."""
+    events = itertools.count()
+    sys.setprofile(lambda *_: next(events) and None)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert next(events) < MOST_EVENTS
+
+
 @pytest.mark.parametrize("case", REFUSED)
-def test_each_is_refused_with_one_line_within_a_second(tmp_path: Path, monkeypatch, case: str) -> None:
+def test_each_is_refused_with_one_line_and_in_bounded_work(tmp_path: Path, monkeypatch, case: str) -> None:
     text, message = REFUSED[case]
     monkeypatch.chdir(tmp_path)
     Path("f.yaml").write_text(text)
-    started = time.process_time()
-    with pytest.raises(SpecError) as error:
+    with in_bounded_work(), pytest.raises(SpecError) as error:
         load_job(Path("f.yaml"))
     said = str(error.value)
     assert message in said and said.startswith("f.yaml") and len(said.splitlines()) == 1 and len(said) < 400
-    assert time.process_time() - started < 1
     assert not Path("PWNED").exists()
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_a_long_file_is_read_within_a_second(case: str) -> None:
-    started = time.process_time()
-    assert parse(TAKEN[case], "f.yaml").data
-    assert time.process_time() - started < 1
+def test_a_long_file_is_read_in_bounded_work(case: str) -> None:
+    with in_bounded_work():
+        assert parse(TAKEN[case], "f.yaml").data
 
 
 def test_merged_keys_give_way_to_own_and_earlier_ones() -> None:
