@@ -41,6 +41,7 @@ ALONE: tuple[Case, ...] = (
     case("video tiny", micro=2, sharding="fsdp-keep", optimizer="adam-mini", optimizer_step="backward"),
     case("gpt dropout", accumulation=2, activations="offload", offload="cpu-optimizer", micro=1),
     case("padded", micro=16),
+    case("watched", micro=16),
     case("odd tied", micro=16, accumulation=2, optimizer="lion"),
     case("odd tied", micro=16, optimizer="adam-mini", optimizer_step="backward"),
     case("llama tied", accumulation=3, optimizer="adamw-8bit", **LATE, **PURE),

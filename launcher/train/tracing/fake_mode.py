@@ -1,25 +1,26 @@
-"""torch's mode for fake tensors, with a faster lookup of cached results and with known integers.
+"""torch's mode for fake tensors, with a faster lookup of cached results and with values that code reads.
 
 FakeTensorMode caches the results of an operator by the metadata of its arguments. Its keys also cover
 symbolic shapes, sparse tensors and graphs, and took a third of the time of a trace.
 
 FakeTensorMode also computes with the values of small constants. With `knows_integers`, these are all integers
 and booleans of the batch and what is computed from them alone, so that code may read lengths, masks and
-targets. This takes longer, so a trace first tries without it.
+targets. With `assumed`, single numbers that the model computes have a value too, so that code may read a loss
+or an accuracy. This takes longer, so a trace first tries without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 import torch._subclasses.fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _CONSTANTS = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -43,6 +44,24 @@ _FACTORIES = frozenset(
 )
 "Operators that create a tensor from Python numbers alone."
 
+_CONDITIONS = {
+    **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims), False),
+    **dict.fromkeys((_aten.all.default, _aten.all.dim, _aten.all.dims), True),
+}
+"""Operators that reduce computed booleans -> the value that is assumed. Most code asks whether any number is
+not finite, or whether all numbers are."""
+
+
+class Assumed(NamedTuple):
+    """The values of the single numbers that the model computes."""
+
+    real: float
+    integer: int
+
+
+ASSUMPTIONS = (Assumed(1.0, 1), Assumed(-0.5, 2))
+"A step is only traced if it allocates the same under each of them."
+
 _NO_SYMBOLS: Any = None
 "In place of torch's key, which only symbolic shapes read."
 
@@ -50,9 +69,10 @@ _NO_SYMBOLS: Any = None
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode that looks up the results for ordinary arguments by its own key."""
 
-    def __init__(self, *, knows_integers: bool = False) -> None:
+    def __init__(self, *, knows_integers: bool = False, assumed: Assumed | None = None) -> None:
         super().__init__()
         self.knows_integers = knows_integers
+        self.assumed = assumed
 
     _entries: dict[tuple[Any, ...], Any] = {}
     "(operator, arguments) -> torch's entry, for all instances. Only results that torch caches have one."
@@ -78,9 +98,55 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         strided = device.type == "cpu" and tensor.layout == torch.strided
         return self.knows_integers and integers and strided and tensor.numel() <= LARGEST_KNOWN
 
+    def _assume(self, func: Any, result: FakeTensor, assumed: Assumed) -> None:
+        """Give the result of an operator its assumed value if it is a single number without one."""
+        if result.dim() > 0 or result.constant is not None or result.fake_device.type != "cpu":
+            return
+        value: float | None = assumed.real
+        if result.dtype == torch.bool:
+            value = _CONDITIONS.get(func)
+        elif not (result.dtype.is_floating_point or result.dtype.is_complex):
+            value = assumed.integer
+        if value is not None:
+            with _disable_current_modes():
+                known = torch.full((), value, dtype=result.dtype)
+            self._set_value(result, known)
+
+    def _set_value(self, fake: FakeTensor, value: torch.Tensor) -> None:
+        fake.constant = value
+        # Writes into memory that it shares with others change their values too.
+        self.fake_tensor_converter.add_constant_storage_mapping(fake)
+
     def _cached_dispatch_impl(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        result = self._result(func, types, args, kwargs)
+        if self.assumed is not None:
+            for each in tree_leaves(result):
+                if isinstance(each, FakeTensor):
+                    self._assume(func, each, self.assumed)
+        return result
+
+    def _view(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return a view of a tensor with known values. torch would return a tensor with memory of its own."""
+        tensor, constant = args[0], args[0].constant
+        tensor.constant = None
+        try:
+            views = self._result(func, types, args, kwargs)
+        finally:
+            tensor.constant = constant
+        with _disable_current_modes():
+            values = func(constant, *args[1:], **kwargs)
+        for view, value in zip(tree_leaves(views), tree_leaves(values), strict=True):
+            if self.may_turn_const(value):
+                self._set_value(view, value)
+        return views
+
+    def _result(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if getattr(func, "is_view", False) and getattr(args[0], "constant", None) is not None:
+            return self._view(func, types, args, kwargs)
         if self.knows_integers and func in _FACTORIES:
             made: Any = super()._cached_dispatch_impl(func, types, args, kwargs)
             if made.constant is not None or not self._knows(made, made.fake_device):
@@ -124,9 +190,9 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def lists_of_known_numbers() -> Iterator[None]:
-    """Let torch.tensor take lists that contain fake tensors with known numbers. torch's own function reads
-    the memory of such tensors, which fake ones do not have."""
+def numbers_as_of_tensors() -> Iterator[None]:
+    """Let torch.tensor take lists that contain fake tensors with known numbers, and f-strings format them.
+    torch's own functions do so with real tensors only."""
     of_torch = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
@@ -134,5 +200,8 @@ def lists_of_known_numbers() -> Iterator[None]:
             data = tree_map_only(FakeTensor, lambda tensor: tensor.item(), data)
         return of_torch(data, **options)
 
-    with patch.object(torch, "tensor", tensor):
+    def formatted(tensor: FakeTensor, spec: str) -> str:
+        return format(tensor.item(), spec) if tensor.dim() == 0 else str(tensor)
+
+    with patch.object(torch, "tensor", tensor), patch.object(FakeTensor, "__format__", formatted):
         yield

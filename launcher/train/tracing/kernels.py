@@ -104,6 +104,14 @@ if aten._grouped_mm not in flop_registry:
     register_flop_formula(aten._grouped_mm)(_flops_of_groups)
 
 
+def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the selected elements. torch's fake kernel refuses all masks; the values of one may be known.
+    CUDA's kernel indexes with the mask, too."""
+    tensor, mask = torch.broadcast_tensors(tensor, mask)  # type: ignore[no-untyped-call]
+    selected: torch.Tensor = aten.index.Tensor(tensor, [mask])
+    return selected
+
+
 def _in_place_of_all(loss: Any) -> Callable[..., torch.Tensor]:
     """Return a fake kernel of a loss whose sum or mean stays in the memory of the losses of all elements: the
     real kernel shrinks that tensor to a scalar, which frees nothing (mse_loss in ATen/native/Loss.cpp)."""
@@ -131,6 +139,7 @@ KERNELS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten.mkldnn_rnn_layer.default: _mkldnn_rnn_layer,
     aten._grouped_mm.default: _grouped_mm,
+    aten.masked_select.default: _masked_select,
     **{loss: _in_place_of_all(loss) for loss in _SHRUNK},
     # A wait for a collective returns its tensor. torch's fake kernel makes a new one.
     torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,

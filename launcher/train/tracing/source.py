@@ -33,8 +33,8 @@ from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
 TO_DO = (
-    "a trace knows no values but the integers of the sample: Python code must not depend on what the model "
-    "computes (.item(), .tolist(), bool(), boolean masks), and each custom operator needs a fake "
+    "a trace knows no values but the integers of the sample: what a step allocates must not depend on what "
+    "the model computes (sizes, branches, boolean masks), and each custom operator needs a fake "
     "implementation (torch.library.register_fake)"
 )
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
@@ -42,7 +43,7 @@ from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
-from launcher.train.tracing.fake_mode import TraceMode, lists_of_known_numbers
+from launcher.train.tracing.fake_mode import ASSUMPTIONS, TraceMode, numbers_as_of_tensors
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask
 from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
@@ -55,6 +56,9 @@ class UntraceableError(Exception):
         self.module, self.error = module, error
         super().__init__(f"{module}: {type(error).__name__}: {str(error).splitlines()[0]}")
 
+
+_Values = Literal["none", "integers", "computed"]
+"Values that code reads: none, integers of the sample, or also numbers that the model computes."
 
 PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
@@ -96,8 +100,8 @@ class Tracer:
         self._stages: dict[Any, _Recording] = {}
         self._blocks: dict[Any, Sequence[int]] = {}
         "How a pipeline is cut -> the number of blocks of each stage."
-        self._reads_integers = False
-        "The task's code reads integers of the batch, as an earlier trace has shown."
+        self._values: _Values = "none"
+        "The values that the task's code reads, as an earlier trace has shown."
         self._too_few = 0
         "Number of equal blocks per run that did not represent the model in an earlier trace."
 
@@ -186,11 +190,27 @@ class Tracer:
     ) -> _Recording:
         """`form`: of the previous stage's output; None in the first stage."""
         run = partial(self._run, recipe, ranks, form, most, complete=complete)
-        if not self._reads_integers:
+        if self._values == "none":
             with suppress(UntraceableError):
-                return run(knows_integers=False)
-        recording = run(knows_integers=True)
-        self._reads_integers = True  # otherwise the code failed for another reason
+                return run(TraceMode())
+        refused = UntraceableError("loss()", ValueError("allocates by numbers that the model computes"))
+        if self._values != "computed":
+            try:
+                recording = run(TraceMode(knows_integers=True))
+                self._values = "integers"  # otherwise the code failed for another reason
+                return recording
+            except UntraceableError as error:
+                if not isinstance(error.error, DataDependentOutputException):
+                    raise
+                refused = error  # it says where a number is read
+        traces = []
+        for assumed in ASSUMPTIONS:
+            recording = run(TraceMode(knows_integers=True, assumed=assumed))
+            # At once: the next run frees what the task keeps of this one.
+            traces.append(_trace_of(recording.events))
+        if any(trace != traces[0] for trace in traces):
+            raise refused
+        self._values = "computed"
         return recording
 
     def _run(
@@ -199,9 +219,9 @@ class Tracer:
         ranks: Ranks,
         form: Form | None,
         most: int | None,
+        fake: TraceMode,
         *,
         complete: bool,
-        knows_integers: bool,
     ) -> _Recording:
         rank = self.rank(recipe, ranks)
         batch = self.task.collate([self._example()] * recipe.micro_batch_size)
@@ -213,12 +233,11 @@ class Tracer:
             stack.enter_context(patch.object(_Forward, "_check", lambda *_: None))
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
-            fake = TraceMode(knows_integers=knows_integers)
             model, names, runs, blocks = self._built(rank, most)
             make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)
             stack.enter_context(no_packed_mask())
-            stack.enter_context(lists_of_known_numbers())
+            stack.enter_context(numbers_as_of_tensors())
             stack.enter_context(as_cuda() if self.like == "cuda" else as_cpu())
             try:
                 units = set(outermost(self.task.blocks(model)))
