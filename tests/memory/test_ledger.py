@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from launcher.memory.measured import entry_of_run
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import Recipe
+from tests.bounded_work import in_bounded_work
 from tests.train import runs
 
 LLAMA = Family(task="launcher.tasks.llama:LanguageModel", gpu="NVIDIA A100-SXM4-80GB", torch="2.13")
@@ -90,14 +90,13 @@ def test_a_torn_or_foreign_file_hides_no_other(tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_thousand_files_are_read_in_a_second(tmp_path):
+def test_ten_thousand_files_are_read_with_little_work(tmp_path):
     text = record(tmp_path, entry()).read_text()
     prefixes = [LLAMA.prefix] * 3_000 + [LLAMA.model_copy(update={"gpu": "cpu"}).prefix] * 7_000
     for number, prefix in enumerate(prefixes):
         (tmp_path / f"{prefix}{number:06d}.json").write_text(text)
-    started = time.process_time()
-    known = entries(tmp_path, LLAMA)
-    assert time.process_time() - started < 1
+    with in_bounded_work(500_000):
+        known = entries(tmp_path, LLAMA)
     assert len(known) == 200
 
 
