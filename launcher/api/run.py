@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from launcher.api.job_source import Values, overrides_of
+from launcher.api.warn import warn_caller
 from launcher.rundir.find import find_run
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
-from launcher.schedulers.lookup import scheduler_of, states_of, statuses
+from launcher.schedulers.lookup import fetch_to_read, scheduler_of, states_of, statuses
 from launcher.spec.events import CheckpointSaved
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Metrics(list[dict[str, Any]]):
 class Run:
     """A run on this machine, under Slurm, on ssh hosts or on RunPod.
 
-    Each call queries the run again. Raises SchedulerError if the run's cluster does not answer.
+    Each call queries the run again. Raises SchedulerError if the cluster of a run that has not ended does not
+    answer. The copy of a run that has ended is read then, with a UserWarning.
     """
 
     def __init__(self, run: str | Path | RunDir | Run | None = None) -> None:
@@ -205,7 +207,8 @@ class Run:
         return self
 
     def _fetch(self, wanted: Any = None) -> None:
-        scheduler_of(self.directory).fetch(self.directory, wanted)
+        if outdated := fetch_to_read(self.directory, wanted):
+            warn_caller([outdated])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.path == self.path

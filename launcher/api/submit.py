@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -13,6 +11,7 @@ from launcher.api.job_source import JobLike, Values, as_text, overrides_of
 from launcher.api.listing import Filter, listed
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
+from launcher.api.warn import warn_caller
 from launcher.schedulers.base import Prepared, Scheduler
 from launcher.schedulers.missing import check_workdir
 from launcher.spec.errors import UsageError
@@ -83,7 +82,7 @@ def submit(
     if sweep is not None:
         return _swept(job, cluster, sets, sweep, at_once, samples, seed, limits)
     scheduler, ready = prepared(job, cluster, sets, limits=limits)
-    _warn(checked(scheduler, ready))
+    warn_caller(checked(scheduler, ready))
     return Run(scheduler.submit(ready))
 
 
@@ -91,15 +90,6 @@ def checked(scheduler: Scheduler, ready: Prepared) -> tuple[str, ...]:
     """Check for what would fail. Return warnings, the plan's first. Raises SpecError, SchedulerError."""
     check_workdir(ready.request)
     return (*ready.warnings, *scheduler.check(ready))
-
-
-def _warn(lines: Iterable[str]) -> None:
-    """Attribute the warnings to the line outside of launcher that called it."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("launcher."):
-        level, frame = level + 1, frame.f_back
-    for warning in lines:
-        warnings.warn(warning, stacklevel=level)
 
 
 def _swept(
@@ -125,7 +115,7 @@ def _swept(
         for name, values in sweep.items()
     ]
     scheduler, sweep_ = prepared_sweep(job, cluster, sets, fields, at_once, samples, seed, limits)
-    _warn(checked_sweep(sweep_, scheduler))
+    warn_caller(checked_sweep(sweep_, scheduler))
     return Runs(map(Run, scheduler.submit_sweep(sweep_)))
 
 

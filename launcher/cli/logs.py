@@ -37,12 +37,12 @@ def logs(
     ] = False,
 ) -> None:
     """Show the lines of all ranks and attempts, merged by time."""
-    from launcher.cli.output import fail, print_harmless
+    from launcher.cli.output import fail, print_harmless, say
     from launcher.logs.files import parse_selection
     from launcher.logs.show import LogOptions, show_logs
     from launcher.rundir.find import find_run
     from launcher.schedulers.base import Streaming
-    from launcher.schedulers.lookup import scheduler_of
+    from launcher.schedulers.lookup import fetch_to_read, scheduler_of
     from launcher.schedulers.wanted import Wanted
     from launcher.spec.long_work import be_silent
 
@@ -53,7 +53,7 @@ def logs(
         nodes = parse_selection(node, "node") if node is not None else None
     except ValueError as error:
         fail(str(error))
-    scheduler.fetch(run_dir, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes))
+    say(fetch_to_read(run_dir, Wanted(logs=not supervisor, ranks=ranks, nodes=nodes)))
     if supervisor and follow and isinstance(scheduler, Streaming):
         for line in scheduler.stream(run_dir):
             print_harmless(line)

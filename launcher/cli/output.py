@@ -109,8 +109,13 @@ def _has_directory() -> bool:
     return True
 
 
+def say(message: str) -> None:
+    """Print a message for people, or nothing if it is empty. Long values in it are shortened."""
+    for line in message.splitlines():
+        print(f"launcher: {shortened(line)}", file=sys.stderr)
+
+
 def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
     """Print one message and exit. Long values in it are shortened."""
-    for line in message.splitlines() or [""]:
-        print(f"launcher: {shortened(line)}", file=sys.stderr)
+    say(message or "\n")
     raise SystemExit(code)

@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run: curves, memory of every rank, timeline, failures."""
     from launcher.api.pages import watch_report, write_report
-    from launcher.cli.output import page_file
+    from launcher.cli.output import page_file, say
     from launcher.rundir.find import find_run
     from launcher.spec.long_work import be_silent, working
 
@@ -38,7 +38,8 @@ def report(
     page = page_file("--output", output) if output is not None else run_dir.report
     if not watch:
         with working(f"reading {run_dir.id}"):
-            write_report(run_dir, page)
+            written = write_report(run_dir, page)
+        say(written.outdated)
         print(output or page)
         return
     try:

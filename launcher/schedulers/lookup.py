@@ -7,9 +7,10 @@ from typing import Any
 
 from launcher.rundir.find import RunNotFoundError
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Cancelled, Scheduler, SchedulerError, Status
+from launcher.schedulers.base import LIVING, Cancelled, Scheduler, SchedulerError, Status
 from launcher.schedulers.registry import UnknownSchedulerError, of_record, scheduler_class
 from launcher.schedulers.rundir import was_sent
+from launcher.schedulers.wanted import Wanted
 
 LOCAL = {"scheduler": "local"}
 
@@ -24,6 +25,20 @@ def scheduler_of(run: RunDir) -> Scheduler:
     if not was_sent(run) or scheduler.is_here(run, cluster):
         return of_record(LOCAL)
     return of_record(cluster)
+
+
+def fetch_to_read(run: RunDir, wanted: Wanted | None = None) -> str:
+    """Update the local copy of a run. Return "", or why the copy of a run that has ended is not up to date.
+
+    Raises SchedulerError if a run that has not ended cannot be fetched.
+    """
+    try:
+        scheduler_of(run).fetch(run, wanted)
+    except SchedulerError as error:
+        if run.read_state().get("state", "submitted") in LIVING:
+            raise
+        return f"{error}; the copy of {run.id} on this machine is read, which may lack lines of its ranks"
+    return ""
 
 
 def statuses(runs: Iterable[RunDir]) -> list[Status]:

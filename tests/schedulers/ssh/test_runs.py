@@ -119,6 +119,21 @@ def test_a_broken_connection_harms_neither_the_run_nor_who_follows_it(reference:
     assert run.events.read_text() == lab.on_disk(run).events.read_text()
 
 
+def test_a_run_that_has_ended_is_read_while_its_host_is_down(reference: Reference) -> None:
+    lab, run = reference.lab, reference.run
+    fetched = lab.said("logs", run.id)
+    host = lab.hosts[0].sshd
+    host.stop()
+    try:
+        logs, report = lab.cli("logs", run.id), lab.cli("report", run.id)
+    finally:
+        host.start()
+    assert logs.returncode == report.returncode == 0, logs.stderr + report.stderr
+    assert logs.stdout == fetched and fetched
+    for done in (logs, report):
+        assert "cannot log in to tensor01" in done.stderr and "the copy of" in done.stderr, done.stderr
+
+
 def test_memory_that_runs_out_costs_a_rung_there(reference: Reference) -> None:
     run = reference.run
     assert [verdict["failure"] for verdict in verdicts(run)] == ["succeeded"]
