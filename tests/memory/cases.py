@@ -105,6 +105,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "gpt dropout": {"task": "launcher.tasks.gpt:PydocGPT", "args": {**GPT, "dropout": 0.1}},
     "odd tied": {"task": "models:Odd", "args": {"dim": 768, "tied": True}, **BATCH_NORM},
     "padded": {"task": "models:Padded", "args": {}, **BATCH_NORM},
+    "experts": {"task": "models:Experts", "args": {}},
     "watched": {"task": "models:Watched", "args": {}, **BATCH_NORM},
     "odd frozen": {"task": "models:Odd", "args": {"dim": 768, "frozen": True}, **BATCH_NORM},
     **{

@@ -50,6 +50,44 @@ class Padded(Task):
         return nn.functional.cross_entropy(kept, classes[keep], reduction="sum"), int(keep.sum())
 
 
+class Experts(Padded):
+    """A mixture of experts in a loop: the router decides which experts compute a token, and how many tokens
+    each of them gets."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Embedding(CLASSES, 64), *(Mixture(64, 8) for _ in range(6)), nn.Linear(64, CLASSES)
+        )
+
+    def blocks(self, model: nn.Module) -> Any:
+        return [module for module in model.children() if isinstance(module, Mixture)]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        classes, _ = batch
+        scores = model(classes.flatten())
+        return nn.functional.cross_entropy(scores, classes.flatten()) * len(classes), len(classes)
+
+
+class Mixture(nn.Module):
+    def __init__(self, dim: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(dim, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(experts)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        masks = nn.functional.one_hot(chosen, len(self.experts)).permute(2, 1, 0)
+        out = x.clone()
+        for number in masks.sum((1, 2)).greater(0).nonzero():
+            place, rows = torch.where(masks[number].squeeze(0))
+            out.index_add_(
+                0, rows, (self.experts[number](x[rows]) * weights[rows, place, None]).to(out.dtype)
+            )
+        return out
+
+
 class Watched(Padded):
     """Reads its loss and other figures that the model computes, and keeps one from step to step."""
 

@@ -30,7 +30,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train import Task
 from launcher.train.task import load_task
-from launcher.train.tracing.fake_mode import TraceMode
+from launcher.train.tracing.fake_mode import ASSUMPTIONS, TraceMode
 from launcher.train.tracing.fake_model import make_fake
 from launcher.train.tracing.tracer import Tracer, UntraceableError
 
@@ -454,6 +454,16 @@ def test_code_may_read_the_integers_of_the_sample() -> None:
     assert 4 * rows_of_a_sample * 16 * 4 in outputs
     batch = [one.at(1) for one in trace.storages if one.category == BATCH]
     assert sorted(batch) == [4 * 6, 4 * 8, 4 * 6 * 16 * 4]
+
+
+def test_computed_indices_are_assumed_to_occur_equally_often() -> None:
+    x = torch.empty(3, 4)
+    with TraceMode(knows_integers=True, assumed=ASSUMPTIONS[0]) as mode:
+        fake = mode.new(x)
+        assert fake.topk(2).indices.tolist() == [[0, 1], [2, 3], [0, 1]]
+        assert fake.argsort(0).tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2]]
+        assert fake.argmax(-1).tolist() == [0, 1, 2]
+        assert fake.max(0).indices.bincount(minlength=3).tolist() == [2, 1, 1]
 
 
 def test_another_order_of_events_is_no_law() -> None:

@@ -5,8 +5,8 @@ symbolic shapes, sparse tensors and graphs, and took a third of the time of a tr
 
 FakeTensorMode also computes with the values of small constants. With `knows_integers`, these are all integers
 and booleans of the batch and what is computed from them alone, so that code may read lengths, masks and
-targets. With `assumed`, single numbers that the model computes have a value too, so that code may read a loss
-or an accuracy. This takes longer, so a trace first tries without it.
+targets. With `assumed`, single numbers and indices that the model computes have values too, so that code may
+read a loss or an accuracy, and loop over experts. This takes longer, so a trace first tries without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HAS_PRIVATE_PARTS = hasattr(FakeTensorMode, "_output_from_cache_entry") and has
 )
 "Whether this torch has the private parts of torch 2.13 that TraceMode uses."
 
-LARGEST_KNOWN = 2**20
+LARGEST_KNOWN = 2**24
 "Maximum number of elements of a tensor whose values are known. Larger ones take long to compute with."
 
 _aten = torch.ops.aten
@@ -50,6 +50,15 @@ _CONDITIONS = {
 }
 """Operators that reduce computed booleans -> the value that is assumed. Most code asks whether any number is
 not finite, or whether all numbers are."""
+
+
+_CHOICES = {
+    **dict.fromkeys((_aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), 1),
+    _aten.sort.default: 1,
+    _aten.topk.default: 2,
+}
+"""Operators whose results are indices along a dimension -> the position of this dimension in their arguments.
+Each index is assumed to occur equally often: the tokens of a batch are divided evenly among experts."""
 
 
 class Assumed(NamedTuple):
@@ -98,19 +107,17 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         strided = device.type == "cpu" and tensor.layout == torch.strided
         return self.knows_integers and integers and strided and tensor.numel() <= LARGEST_KNOWN
 
-    def _assume(self, func: Any, result: FakeTensor, assumed: Assumed) -> None:
-        """Give the result of an operator its assumed value if it is a single number without one."""
-        if result.dim() > 0 or result.constant is not None or result.fake_device.type != "cpu":
+    def _assume(self, func: Any, args: Sequence[Any], result: FakeTensor, assumed: Assumed) -> None:
+        """Give a result of an operator its assumed value if it is a single number, or indices."""
+        if result.constant is not None or result.fake_device.type != "cpu":
             return
-        value: float | None = assumed.real
-        if result.dtype == torch.bool:
-            value = _CONDITIONS.get(func)
-        elif not (result.dtype.is_floating_point or result.dtype.is_complex):
-            value = assumed.integer
+        with _disable_current_modes():
+            if result.dim() == 0:
+                value = _number(func, result.dtype, assumed)
+            else:
+                value = _indices(func, args, result)
         if value is not None:
-            with _disable_current_modes():
-                known = torch.full((), value, dtype=result.dtype)
-            self._set_value(result, known)
+            self._set_value(result, value)
 
     def _set_value(self, fake: FakeTensor, value: torch.Tensor) -> None:
         fake.constant = value
@@ -124,7 +131,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if self.assumed is not None:
             for each in tree_leaves(result):
                 if isinstance(each, FakeTensor):
-                    self._assume(func, each, self.assumed)
+                    self._assume(func, args, each, self.assumed)
         return result
 
     def _view(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -187,6 +194,29 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             else:
                 return False
         return True
+
+
+def _number(func: Any, dtype: torch.dtype, assumed: Assumed) -> torch.Tensor | None:
+    value: float | None = assumed.real
+    if dtype == torch.bool:
+        value = _CONDITIONS.get(func)
+    elif not (dtype.is_floating_point or dtype.is_complex):
+        value = assumed.integer
+    return None if value is None else torch.full((), value, dtype=dtype)
+
+
+def _indices(func: Any, args: Sequence[Any], result: FakeTensor) -> torch.Tensor | None:
+    """Return 0, 1, 2, ... along the dimension, from row to row, and again from 0 after the largest index."""
+    position = _CHOICES.get(func)
+    if position is None or result.dtype != torch.int64 or result.numel() > LARGEST_KNOWN:
+        return None
+    dim: int = args[position] if len(args) > position else -1
+    indices: torch.Tensor = torch.arange(result.numel()) % args[0].shape[dim]
+    shape = list(result.shape)
+    if result.dim() == args[0].dim():
+        shape.append(shape.pop(dim))
+        indices = indices.view(shape).movedim(-1, dim)
+    return indices.view(result.shape)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
@@ -59,6 +59,9 @@ class UntraceableError(Exception):
 
 _Values = Literal["none", "integers", "computed"]
 "Values that code reads: none, integers of the sample, or also numbers that the model computes."
+
+_READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"Exceptions of operators that need values which a trace does not know."
 
 PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
@@ -200,7 +203,7 @@ class Tracer:
                 self._values = "integers"  # otherwise the code failed for another reason
                 return recording
             except UntraceableError as error:
-                if not isinstance(error.error, DataDependentOutputException):
+                if not isinstance(error.error, _READS_VALUES):
                     raise
                 refused = error  # it says where a number is read
         traces = []
