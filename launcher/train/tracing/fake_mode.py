@@ -112,10 +112,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if result.constant is not None or result.fake_device.type != "cpu":
             return
         with _disable_current_modes():
-            if result.dim() == 0:
-                value = _number(func, result.dtype, assumed)
-            else:
-                value = _indices(func, args, result)
+            number = result.numel() == 1
+            value = _number(func, result, assumed) if number else _indices(func, args, result)
         if value is not None:
             self._set_value(result, value)
 
@@ -196,13 +194,15 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
 
-def _number(func: Any, dtype: torch.dtype, assumed: Assumed) -> torch.Tensor | None:
-    value: float | None = assumed.real
+def _number(func: Any, result: FakeTensor, assumed: Assumed) -> torch.Tensor | None:
+    dtype, value = result.dtype, assumed.real
     if dtype == torch.bool:
-        value = _CONDITIONS.get(func)
+        if func not in _CONDITIONS:
+            return None
+        value = _CONDITIONS[func]
     elif not (dtype.is_floating_point or dtype.is_complex):
         value = assumed.integer
-    return None if value is None else torch.full((), value, dtype=dtype)
+    return torch.full(result.shape, value, dtype=dtype)
 
 
 def _indices(func: Any, args: Sequence[Any], result: FakeTensor) -> torch.Tensor | None:
