@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from launcher.cli.main import app
 from launcher.rundir.layout import RunDir
+from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.adapters.nf4 import NF4Linear, PackedPart, Packing
 from tests.train.adapted import Encoder
 from tests.train.runs import job, prepare, recipe, start
@@ -186,6 +187,27 @@ def test_a_merge_over_other_weights_is_refused_and_so_is_a_resume(tmp_path: Path
     ended = start(run, recipe("fsdp"))
     assert set(ended.codes.values()) != {0}
     assert "its adapter was trained over other frozen weights" in ended.output
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_every_frozen_weight_has_its_value_in_a_merge(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        attention_bias=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    asked = job(
+        task="launcher.tasks.huggingface:CausalLM", args={"path": str(tmp_path)}, adapter={"kind": kind}
+    )
+    frozen = FrozenWeights(asked, recipe("none"), str(tmp_path))
+    for name, weight in model.state_dict().items():
+        packed = kind == "qlora" and "_proj.weight" in name
+        assert torch.allclose(frozen.read(name), weight, atol=0.5 if packed else 0), name
 
 
 def test_packed_weights_are_those_of_bitsandbytes() -> None:

@@ -182,7 +182,8 @@ def hidden(modules: Sequence[nn.Module], only: set[str] | None = None) -> Iterat
         yield
     finally:
         for module, parameters in zip(modules, kept, strict=True):
-            module._parameters = parameters
+            # to_empty() replaces parameters: keep the new ones of those that were not taken out.
+            module._parameters = parameters if only is None else parameters | module._parameters
 
 
 def _replace(model: nn.Module, modules: Mapping[nn.Module, nn.Module]) -> None:
