@@ -116,11 +116,13 @@ class Weights:
     def fill(self, tensor: torch.Tensor, names: Iterable[str]) -> bool:
         """Fill a parameter or buffer that has these names in the model; return False if none is stored.
 
-        Raises TaskError for a tensor of another shape, or of a quantized type.
+        Raises TaskError for a tensor of another shape or of a quantized type, and for names that are stored
+        with different values.
         """
-        name = next((name for name in names if name in self._sources), None)
-        if name is None:
+        stored_under = [name for name in names if name in self._sources]
+        if not stored_under:
             return False
+        name, *others = stored_under
         source = self._sources[name]
         for stored in source.names if tensor.is_floating_point() else ():
             if (dtype := self._file[stored].get_slice(stored).get_dtype()) not in STORED:
@@ -144,7 +146,19 @@ class Weights:
         if shape != list(tensor.shape):
             raise TaskError(f"{self}: {source.names[0]} is {shape}, but the config has {list(tensor.shape)}")
         copy_part(whole, tensor, slices)
+        for other in others:
+            self._check_equal(name, other, slices)
         return True
+
+    def _check_equal(self, name: str, other: str, slices: tuple[slice, ...]) -> None:
+        """Raise TaskError if two names of a tied parameter are stored with different values."""
+        names = [self._sources[each].names[0] for each in (name, other)]
+        values = [self._file[stored].get_slice(stored)[slices].float() for stored in names]
+        if not torch.equal(*values):
+            raise TaskError(
+                f"{self}: {names[0]} and {names[1]} have different values, but the config ties them into one "
+                "parameter: set tie_word_embeddings to false in config.json, or leave out the wrong one"
+            )
 
     def _converted(self, name: str, source: Source, experts: slice = slice(None)) -> torch.Tensor:
         """Return the tensor that transformers makes of several stored tensors, or of a part of one.

@@ -216,6 +216,18 @@ def test_weights_that_the_config_leaves_out_are_named(
     assert "layers.1." not in said and "inv_freq" not in said
 
 
+def test_tied_weights_that_are_stored_with_different_values_are_refused(tmp_path: Path) -> None:
+    """transformers unties them; one parameter cannot have both values."""
+    transformers.AutoModelForCausalLM.from_config(tied_llama()).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    save_file(weights | {"lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors")
+    built(CausalLM(str(tmp_path), context=32))
+    save_file(weights | {"lm_head.weight": embedding + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(TaskError, match=r"lm_head\.weight.* have different values, but the config ties them"):
+        built(CausalLM(str(tmp_path), context=32))
+
+
 INDEX = "model.safetensors.index.json"
 
 
