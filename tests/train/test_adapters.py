@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.train.runs import measure
+from launcher.spec.adapter import Adapter
+from launcher.train.adapters.adapter import with_adapter
+from launcher.train.task import TaskError
+from tests.train.adapted import Encoder
+from tests.train.runs import measure, recipe
 
 LORA = {"kind": "lora", "rank": 4}
 QLORA = {"kind": "qlora", "rank": 4}
@@ -69,6 +75,26 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     alone, together = request.param
     folder = tmp_path_factory.mktemp("adapters")
     return Found(trained(folder / "one", ALONE[:alone], 1), trained(folder / "two", TOGETHER[:together], 2))
+
+
+def test_layers_that_peft_takes_for_experts_are_refused() -> None:
+    """It would train the experts instead, and not load an adapter of these layers."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_experts=4, moe_intermediate_size=24, mlp_only_layers=[0],
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    task = Encoder()
+    task.adapter = Adapter(kind="lora")
+    words = (
+        r"takes down_proj, gate_proj, up_proj for weights of the experts.*\[k_proj, o_proj, q_proj, v_proj\]"
+    )
+    with pytest.raises(TaskError, match=words):
+        with_adapter(copy.deepcopy(model), task, recipe("none"))
+    task.adapter = Adapter(kind="lora", targets=("q_proj", "o_proj"))
+    with_adapter(model, task, recipe("none"))
 
 
 def test_the_losses_do_not_depend_on_the_sharding(found: Found) -> None:

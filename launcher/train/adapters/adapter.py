@@ -33,13 +33,22 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
     """Freeze the model and add the task's adapter, in place. The model may be on the meta device.
 
     The frozen weights get the type that the recipe computes in. The adapter is in fp32; with `precision:
-    bf16` it is in bf16. Raises TaskError if a target is not a linear layer; SetupError if a library is
-    missing.
+    bf16` it is in bf16. Raises TaskError if a target is not a linear layer, or not the same one for
+    peft; SetupError if a library is missing.
     """
     adapter, peft = task.adapter, _peft()
     assert adapter is not None
     linear = {*linear_layers(task, model).values()}
-    peft.inject_adapter_in_model(peft_config(adapter, task, model), model, adapter_name=NAME)
+    config = peft_config(adapter, task, model)
+    targets = set(config.target_modules)
+    peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+    if getattr(config, "target_parameters", None):  # peft does the same when it loads the adapter
+        kept = set(config.target_modules)
+        raise TaskError(
+            f"adapter.targets: in {type(model).__name__} peft takes {', '.join(sorted(targets - kept))} for "
+            "weights of the experts, not for the linear layers of these names: name others, such as "
+            f"[{', '.join(sorted(kept))}]"
+        )
     layers = adapted_layers(model)
     for layer in layers.values():
         use_as_linear(layer)
