@@ -33,14 +33,23 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
+    scale: torch.Tensor
+    level: torch.Tensor
+
     def __init__(self, keeps: bool) -> None:
         super().__init__()
         self.tokens = nn.Embedding(50, DIM)
         self.blocks = nn.ModuleList(Block(keeps) for _ in range(2))
         self.head = nn.Linear(DIM, 50)
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("level", torch.zeros(1))
+        self.follows = False
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens)
+        x = self.tokens(tokens) * self.scale
+        if self.follows and self.training:
+            self.level.lerp_(x.detach().mean(), 0.1)
+            x = x - self.level
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.head(x)
@@ -63,3 +72,12 @@ class Encoder(Task):
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         logits, targets = model(batch).flatten(0, 1).float(), ((batch + 1) % 50).flatten()
         return functional.cross_entropy(logits, targets, reduction="sum"), float(targets.numel())
+
+
+class Following(Encoder):
+    """Its model changes a buffer in training."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.follows = True  # type: ignore[assignment]
+        return model

@@ -86,6 +86,7 @@ def test_a_weight_that_is_read_or_has_two_names_is_trained_evaluated_and_merged(
     ended = start(run, recipe("fsdp" if ranks > 1 else "none", micro=8 // ranks), ranks)
     assert set(ended.codes.values()) == {0}, ended.output
     losses = [row["eval_loss"] for row in run.read_metrics()]
+    exported(run, tmp_path / "adapter")
     exported(run, tmp_path / "merged", "--merge")
     task = Encoder(keeps)
     model, held_out = task.model(), task.data("eval")
@@ -104,6 +105,17 @@ def test_a_weight_that_is_read_or_has_two_names_is_trained_evaluated_and_merged(
     unchanged = [["blocks.0.kept", "blocks.1.kept"]] if keeps else []
     assert [event["names"] for event in told] == [*unchanged, ["blocks.0.read", "blocks.1.read"]]
     assert all(event["reason"] in ended.output for event in told)
+
+
+def test_an_adapter_is_not_exported_without_a_buffer_that_the_training_changed(tmp_path: Path) -> None:
+    asked = job(task="adapted:Following", adapter={"kind": "lora"}, train={"probe": "never"}, steps=1)
+    run = prepare(tmp_path / "run", asked)
+    ended = start(run, recipe("none", micro=8), 1)
+    assert set(ended.codes.values()) == {0}, ended.output
+    said = refused(run, tmp_path / "adapter")
+    assert "peft's format has no place: level; export the whole model with --merge" in " ".join(said.split())
+    exported(run, tmp_path / "merged", "--merge")
+    assert load_file(tmp_path / "merged" / "model.safetensors")["level"] != 0
 
 
 @pytest.mark.slow

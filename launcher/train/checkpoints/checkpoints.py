@@ -34,6 +34,7 @@ from launcher.spec.events import CheckpointSaved
 from launcher.spec.mesh import Mesh
 from launcher.train.adapters.frozen import MARK, fingerprint
 from launcher.train.checkpoints.folder import (
+    CHANGED_BUFFERS,
     CHECKSUMS,
     CheckpointError,
     NotSavedError,
@@ -311,6 +312,9 @@ class Checkpoints:
             "scaler": self.scaler.state(),
             **self.made_with,
         }
+        if self.rank.job.adapter is not None:
+            changed = self.rank.all_values(self.rank_state.changed(), self._own_group())
+            marker[CHANGED_BUFFERS] = sorted(set().union(*changed))
         at, held_out = self.evaluated
         if self.rank.job.train.keep_best and at == step and held_out is not None and isfinite(held_out):
             marker["eval_loss"] = held_out

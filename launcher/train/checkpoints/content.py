@@ -14,9 +14,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from launcher.spec.adapter import Adapter
+from launcher.spec.listed import listed
 from launcher.train.adapters.adapter import peft_name
 from launcher.train.adapters.frozen import MARK, FrozenWeights
-from launcher.train.checkpoints.folder import CheckpointError, read_marker
+from launcher.train.checkpoints.folder import CHANGED_BUFFERS, CheckpointError, read_marker
 from launcher.train.checkpoints.parts import PartsReader
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
 
@@ -72,10 +73,10 @@ class AdapterAlone:
     def __init__(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         """Raises CheckpointError."""
         stored = Stored(checkpoint, dtype)
-        if any(weight.name.endswith("running_mean") for weight in stored.weights):
+        if changed := read_marker(checkpoint).get(CHANGED_BUFFERS):
             raise CheckpointError(
-                "the training changed the statistics of BatchNorm layers, for which peft's format has no "
-                "place; export the whole model with --merge"
+                f"the training changed buffers of the model, for which peft's format has no place: "
+                f"{listed(changed)}; export the whole model with --merge"
             )
         self._stored = stored
         self._by_peft_name = {peft_name(w.name): w for w in stored.weights if _A in w.name or _B in w.name}

@@ -15,6 +15,8 @@ from launcher.rundir.files import read_record, replace_json
 MARKER = "complete.json"
 CHECKSUMS = "checksums"
 "Key of the marker: whether torch.save wrote checksums, which torch.serialization.set_crc32_options decides."
+CHANGED_BUFFERS = "changed_buffers"
+"Key of the marker: persistent buffers that training has changed, if the job has an adapter."
 BESIDE_WEIGHTS = "beside-weights"
 "Folder for the files of `Task.export_files`, next to the checkpoints."
 _NAME = re.compile(r"step-(\d{8,})")

@@ -34,10 +34,11 @@ class RankState:
         self.model = without_ddp(model)
         self.device = device
         self.persistent = self.model.state_dict().keys()
+        adapted = task is not None and task.adapter is not None
         self._initial = {
             name: _on_host(buffer)
             for name, buffer in self.model.named_buffers()
-            if name not in self.persistent
+            if adapted or name not in self.persistent
         }
         self._check_task()
 
@@ -97,13 +98,23 @@ class RankState:
         if rng:
             set_rng_state(content["rng"], self.device)
 
+    def changed(self) -> list[str]:
+        """Return the names of the persistent buffers of a model with an adapter that training has changed."""
+        buffers = self.model.named_buffers()
+        return [
+            name for name, buffer in buffers if name in self.persistent and self._has_changed(name, buffer)
+        ]
+
     def _buffers(self) -> dict[str, torch.Tensor]:
-        changed = {}
-        for name, buffer in self.model.named_buffers():
-            value, initial = _on_host(buffer), self._initial.get(name)
-            if initial is None or initial.dtype != value.dtype or not torch.equal(initial, value):
-                changed[name] = value
-        return changed
+        return {
+            name: _on_host(buffer)
+            for name, buffer in self.model.named_buffers()
+            if name in self.persistent or self._has_changed(name, buffer)
+        }
+
+    def _has_changed(self, name: str, buffer: torch.Tensor) -> bool:
+        value, initial = _on_host(buffer), self._initial.get(name)
+        return initial is None or initial.dtype != value.dtype or not torch.equal(initial, value)
 
 
 def not_persistent(model: nn.Module) -> list[str]:
