@@ -125,9 +125,12 @@ class Run:
         return "\n".join(why(self.directory, now.state, now.reason))
 
     def metrics(self) -> Metrics:
-        """Return one mapping per step of the built-in entrypoint, or per call of `launcher.log`."""
+        """Return one mapping per step of the built-in entrypoint, or per call of `launcher.log`.
+
+        Steps that a later attempt has repeated are left out.
+        """
         self._fetch()
-        return Metrics(self.directory.read_metrics())
+        return Metrics(_in_force(self.directory.metric_lines()))
 
     def events(self) -> list[dict[str, Any]]:
         """Return the run's events, in order."""
@@ -303,3 +306,13 @@ def _numbers(given: int | Iterable[int] | None) -> frozenset[int] | None:
 
 def _text(numbers: frozenset[int] | None) -> str | None:
     return None if numbers is None else ",".join(map(str, sorted(numbers)))
+
+
+def _in_force(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines without those of steps that a later attempt has repeated."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        while kept and kept[-1]["attempt"] < line["attempt"] and kept[-1]["step"] >= line["step"]:
+            kept.pop()
+        kept.append(line)
+    return kept

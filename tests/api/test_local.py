@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,18 @@ def test_a_run_is_waited_for_cancelled_resumed_and_told_of_as_the_command_line_d
     assert repr(run).startswith(f"<Run {run.id}: succeeded") and run.id in run._repr_html_()
     assert launcher.runs(name="waits", cluster="local").statuses()[0].state == "succeeded"
     assert len(launcher.runs(name="other")) == 0 and repr(launcher.runs(name="other")) == "no runs"
+
+
+def test_metrics_have_each_step_as_the_last_attempt_did_it(lab: Lab) -> None:
+    folder = lab.folder / "runs" / "some-run"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"id": "some-run", "job": {}, "cluster": {"scheduler": "local"}}')
+    did = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (2, 3), (2, 4)]  # (attempt, step)
+    common = {"time": "2026-11-21T08:54:01.000000Z", "seconds": 1.0}
+    lines = [json.dumps({**common, "attempt": attempt, "step": step}) for attempt, step in did]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = [(line["attempt"], line["step"]) for line in launcher.Run(folder).metrics()]
+    assert found == [(0, 1), (1, 2), (2, 3), (2, 3), (2, 4)], "a script may log a step twice"
 
 
 @pytest.mark.slow
