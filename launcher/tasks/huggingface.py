@@ -60,8 +60,9 @@ class CausalLM(Task):
     """Trains any model that `AutoModelForCausalLM` supports on windows of a text.
 
     `path` is a directory with a `config.json`, or a config file. The weights are read from safetensors files
-    in the directory, or are random if it has no weights or `pretrained` is false. `data`, `field`,
-    `tokenizer`, `dtype` and `held_out` are those of launcher.tasks.text.Text. Nothing is downloaded.
+    in the directory, or are random if it has no weights or `pretrained` is false. The default of `tokenizer`
+    is the directory, if it has one. `data`, `field`, `tokenizer`, `dtype` and `held_out` are those of
+    launcher.tasks.text.Text. Nothing is downloaded.
     """
 
     counts: ClassVar[Literal["samples", "tokens"]] = "tokens"
@@ -89,6 +90,8 @@ class CausalLM(Task):
                 f"output_router_logits of {path} asks for the experts' auxiliary loss, which CausalLM does "
                 "not compute: set it to false, or add outputs.aux_loss in loss() of a subclass"
             )
+        if tokenizer is None and any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
+            tokenizer = path
         self.text = Text(data, field, tokenizer, dtype, held_out)
         if pretrained is None:
             pretrained = any(file for pattern in WEIGHT_FILES for file in Path(path).glob(pattern))
@@ -141,6 +144,12 @@ class CausalLM(Task):
         return None if self.weights is None else self.weights.fingerprint()
 
     def data(self, split: Split) -> Windows:
+        untold = self.text.tokenizer_path is None and not self.text.data_are_tokens
+        if split == "train" and self.weights is not None and untold:
+            print(
+                f"{self.weights} has no tokenizer, and the job names none: each byte of the data is a token",
+                flush=True,
+            )
         return self.text.windows(split, self.context, self.config.get_text_config().vocab_size)
 
     def example(self) -> torch.Tensor:
@@ -175,15 +184,15 @@ class CausalLM(Task):
             return False
 
     def export_files(self, folder: Path) -> None:
-        """Write the configs and the tokenizer. If the data are token files, it is the tokenizer in `path`."""
+        """Write the configs and the tokenizer."""
         self.config.save_pretrained(folder)
         if (generation := Path(self.path) / "generation_config.json").is_file():
             shutil.copyfile(generation, folder / generation.name)
-        tokenizer = self.text.tokenizer_path or (self.path if self.text.data_are_tokens else None)
-        if tokenizer is not None and any((Path(tokenizer) / name).is_file() for name in TOKENIZER_FILES):
+        if self.text.tokenizer_path is not None:
             from transformers import AutoTokenizer
 
-            AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(self.text.tokenizer_path, local_files_only=True)
+            tokenizer.save_pretrained(folder)
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the modules in the model's `_no_split_modules`, or else the children of ModuleLists."""

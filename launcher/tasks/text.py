@@ -22,6 +22,8 @@ from launcher.train.task import Split, TaskError
 PART = 2**20
 "Characters of a plain text file that are encoded at a time; a part continues to the end of its line."
 NEVER_IN_UTF8 = 0xFF
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
+"Ends of the names of files that may be in the directory of a tokenizer, and say nothing about it."
 
 
 class Tokenizer(Protocol):
@@ -63,9 +65,8 @@ class HuggingFaceTokenizer:
         if self._tokenizer.eos_token_id is None:
             raise TaskError(f"tokenizer: {path} has no eos_token to put between documents")
         self.separator = int(self._tokenizer.eos_token_id)
-        self.identity = _digest(
-            *(file.read_bytes() for file in sorted(Path(path).glob("*")) if file.is_file())
-        )
+        files = (file for file in sorted(Path(path).glob("*")) if file.suffix not in WEIGHTS)
+        self.identity = _digest(*(file.read_bytes() for file in files if file.is_file()))
 
     def encode(self, text: str) -> list[int]:
         encoded = self._tokenizer.encode(text, add_special_tokens=False)

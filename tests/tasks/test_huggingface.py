@@ -299,6 +299,28 @@ def test_transformers_loads_what_export_writes(tmp_path: Path, pretrained: bool)
     assert transformers.AutoTokenizer.from_pretrained(out).tokenize("green red") == ["green", "red"]
 
 
+def test_text_is_encoded_by_the_tokenizer_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, text = tmp_path / "model", tmp_path / "text.txt"
+    checkpoint(llama(), model)
+    text.write_text("red green red")
+    task = CausalLM(str(model), context=3, data=str(text), held_out=0)
+    assert task.data("train")[0].tolist() == [*b"red "]
+    assert (
+        "has no tokenizer, and the job names none: each byte of the data is a token"
+        in capsys.readouterr().out
+    )
+    word_tokenizer(model)
+    read, read_bytes = list[str](), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.suffix) or read_bytes(path))
+    task = CausalLM(str(model), context=3, data=str(text), held_out=0)
+    assert task.data("train")[0].tolist() == [2, 3, 2, 1]
+    assert ".json" in read and ".safetensors" not in read, "weights may be larger than the host's memory"
+    assert capsys.readouterr().out == ""
+
+
 def test_a_tokenizer_of_one_file_is_exported_and_every_part_of_a_config_says_the_type(tmp_path: Path) -> None:
     config = llama()
     config.save_pretrained(tmp_path / "model")
