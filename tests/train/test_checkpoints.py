@@ -247,3 +247,10 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
             with pytest.raises(ExportError, match=r"model\.head\.weight in .* is damaged"):
                 export(checkpoint, tmp_path / "damaged")
         (checkpoint / file).write_bytes(sound)
+    (checkpoint / "rank-000.pt").unlink()  # clusters delete old files of scratch disks
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
+    advice = f"If that stays so, restore the file, or delete {checkpoint} to go on"
+    assert advice in error(run.attempts()[-1], 0)["exception"]
+    (checkpoint / ".metadata").unlink()
+    with pytest.raises(ExportError, match=advice):
+        export(checkpoint, tmp_path / "without")

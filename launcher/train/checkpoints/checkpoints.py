@@ -46,6 +46,7 @@ from launcher.train.checkpoints.folder import (
     directory,
     partial_path,
     read_marker,
+    unreadable,
 )
 from launcher.train.checkpoints.parts import (
     NodePlanner,
@@ -209,8 +210,11 @@ class Checkpoints:
             load(state, storage_reader=self._reader(path), planner=CheckpointPlanner())
         except CheckpointException as error:
             causes = {type(cause) for cause, _ in error.failures.values()}
-            error_type = next((one for one in (PartsError, RefusedError) if one in causes), CheckpointError)
-            raise error_type(f"{path.name} could not be read: {_first_cause(error)}") from error
+            cause = _first_cause(error)
+            for told in (PartsError, RefusedError):  # they say what to do
+                if told in causes:
+                    raise told(f"{path.name} could not be read: {cause}") from error
+            raise CheckpointError(unreadable(path, cause)) from error
         states |= without_gradient
         state["optimizer"]["param_groups"] = groups  # the job's settings, with the names that this rank has
         set_state_dict(
@@ -437,7 +441,7 @@ class Checkpoints:
             except pickle.UnpicklingError as error:
                 raise RefusedError(f"{file} contains objects that no checkpoint needs: {error}") from None
             except (OSError, RuntimeError) as error:
-                raise CheckpointError(f"{path.name} could not be read: {error}") from error
+                raise CheckpointError(unreadable(path, error)) from error
         if not same:
             one_stage = _mesh_of(self.resumed_from).pipeline == 1
             whose = "the old rank 0" if one_stage else "the first rank of each old stage"

@@ -102,6 +102,14 @@ def best(complete: Mapping[int, Path]) -> int | None:
     return min(known, key=known.__getitem__, default=None)
 
 
+def unreadable(checkpoint: Path, cause: object) -> str:
+    """Return the message about a checkpoint of which a file cannot be read, such as one that was deleted."""
+    return (
+        f"{checkpoint.name} could not be read: {cause}. If that stays so, restore the file, or delete "
+        f"{checkpoint} to go on from an older checkpoint"
+    )
+
+
 def sync(path: Path) -> None:
     """Wait until a file or a directory is on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)

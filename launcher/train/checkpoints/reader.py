@@ -26,7 +26,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from launcher.train.checkpoints.folder import CHECKSUMS, CheckpointError, RefusedError, read_marker
+from launcher.train.checkpoints.folder import (
+    CHECKSUMS,
+    CheckpointError,
+    RefusedError,
+    read_marker,
+    unreadable,
+)
 
 T = TypeVar("T")
 
@@ -69,7 +75,7 @@ def read_metadata(checkpoint: Path) -> Metadata:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{file} could not be read: {error}") from None
+        raise CheckpointError(unreadable(checkpoint, error)) from None
     try:
         return _with_stack_for(content, lambda: _checked(_Unpickler(io.BytesIO(content)).load()))
     except Exception as error:  # a damaged pickle may raise any type
