@@ -81,3 +81,13 @@ class Following(Encoder):
         model = super().model()
         model.follows = True  # type: ignore[assignment]
         return model
+
+
+class Normed(Encoder):
+    """A weight of its model is no parameter."""
+
+    def model(self) -> nn.Module:
+        model: Any = super().model()
+        for block in model.blocks:
+            nn.utils.weight_norm(block.up)  # type: ignore[no-untyped-call]
+        return model  # type: ignore[no-any-return]

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict_saver import save
 from typer.testing import CliRunner
 
 from launcher.cli.main import app
+from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.adapters.nf4 import NF4Linear, PackedPart, Packing
+from launcher.train.checkpoints.content import Merged
+from launcher.train.checkpoints.folder import MARKER, CheckpointError
 from tests.train.adapted import Encoder
 from tests.train.runs import job, prepare, recipe, start
 
@@ -116,6 +120,18 @@ def test_an_adapter_is_not_exported_without_a_buffer_that_the_training_changed(t
     assert "peft's format has no place: level; export the whole model with --merge" in " ".join(said.split())
     exported(run, tmp_path / "merged", "--merge")
     assert load_file(tmp_path / "merged" / "model.safetensors")["level"] != 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is", "ignore:.*weight_norm:FutureWarning")
+def test_a_merge_into_a_weight_that_is_computed_from_others_is_refused(tmp_path: Path) -> None:
+    asked = job(task="adapted:Normed", adapter={"kind": "lora"})
+    matrices = {"blocks.0.up.lora_A.default.weight": torch.ones(16, 64),
+                "blocks.0.up.lora_B.default.weight": torch.ones(64, 16)}  # fmt: skip
+    save({"model": matrices}, checkpoint_id=tmp_path, no_dist=True)
+    replace_json(tmp_path / MARKER, {"step": 1, "adapter": {"kind": "lora"}})
+    frozen = FrozenWeights(asked, recipe("none"), str(Path(__file__).parent))
+    with pytest.raises(CheckpointError, match=r"cannot be added to blocks\.0\.up\.weight: it is computed"):
+        Merged(tmp_path, frozen)
 
 
 @pytest.mark.slow

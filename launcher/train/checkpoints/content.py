@@ -91,7 +91,7 @@ class Merged:
     """The whole model: W + alpha / rank x B A in place of each weight W with an adapter, computed in fp32."""
 
     def __init__(self, checkpoint: Path, frozen: FrozenWeights, dtype: torch.dtype | None = None) -> None:
-        """Raises CheckpointError if the adapter was trained over other weights."""
+        """Raises CheckpointError if the adapter was trained over other weights, or does not fit into them."""
         marker = read_marker(checkpoint)
         if marker.get(MARK, frozen.fingerprint) != frozen.fingerprint:
             raise CheckpointError(
@@ -108,6 +108,11 @@ class Merged:
             for name, weight in trained.items()
             if _A in name
         }
+        if lost := sorted(self._pairs.keys() - frozen.shapes.keys()):
+            raise CheckpointError(
+                f"an adapter cannot be added to {listed(lost)}: it is computed from other parameters, as by "
+                "weight_norm or prune. Export the adapter without --merge"
+            )
         whole = [Weight(name, shape, dtype or kept) for name, (shape, kept) in frozen.shapes.items()]
         self._buffers = {
             w.name: w for w in _stored(checkpoint, dtype) if _A not in w.name and _B not in w.name
