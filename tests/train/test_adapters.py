@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,22 @@ def test_layers_that_peft_takes_for_experts_are_refused() -> None:
         with_adapter(copy.deepcopy(model), task, recipe("none"))
     task.adapter = Adapter(kind="lora", targets=("q_proj", "o_proj"))
     with_adapter(model, task, recipe("none"))
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_a_hook_that_an_adapter_would_bypass_is_refused(kind: str) -> None:
+    for hooked, refused in (("kept", kind == "qlora"), ("up", True)):
+        task = Encoder(keeps=True)
+        task.adapter = Adapter.model_validate({"kind": kind, "targets": ["up"]})
+        model: Any = task.model()
+        getattr(model.blocks[1], hooked).register_forward_hook(lambda *_: None)
+        wanted = (
+            pytest.raises(TaskError, match=rf"blocks\.1\.{hooked}\S* has a hook")
+            if refused
+            else nullcontext()
+        )
+        with wanted:
+            with_adapter(model, task, recipe("none"))
 
 
 def test_the_losses_do_not_depend_on_the_sharding(found: Found) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from launcher.spec.adapter import Adapter
+from launcher.spec.listed import listed
 from launcher.spec.recipe import Recipe
 from launcher.train.adapters.adapter_use import use_as_linear
 from launcher.train.adapters.nf4 import NF4Linear
@@ -34,11 +35,11 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
 
     The frozen weights get the type that the recipe computes in. The adapter is in fp32; with `precision:
     bf16` it is in bf16. Raises TaskError if a target is not a linear layer, or not the same one for
-    peft; SetupError if a library is missing.
+    peft, or has a hook; SetupError if a library is missing.
     """
     adapter, peft = task.adapter, _peft()
     assert adapter is not None
-    linear = {*linear_layers(task, model).values()}
+    linear = linear_layers(task, model)
     config = peft_config(adapter, task, model)
     targets = set(config.target_modules)
     peft.inject_adapter_in_model(config, model, adapter_name=NAME)
@@ -50,12 +51,14 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
             f"[{', '.join(sorted(kept))}]"
         )
     layers = adapted_layers(model)
+    replaced = {name: layer.base_layer for name, layer in layers.items()}
+    _check_hooks(replaced | linear if adapter.kind == "qlora" else replaced)
     for layer in layers.values():
         use_as_linear(layer)
     # peft replaces a module under one name only.
     _replace(model, {layer.base_layer: layer for layer in layers.values()})
     if adapter.kind == "qlora":
-        _replace(model, {layer: NF4Linear(layer, compute_type(recipe)) for layer in linear})
+        _replace(model, {layer: NF4Linear(layer, compute_type(recipe)) for layer in {*linear.values()}})
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(
@@ -64,6 +67,22 @@ def with_adapter(model: nn.Module, task: Task, recipe: Recipe) -> nn.Module:
         elif parameter.is_floating_point():
             parameter.data = parameter.data.to(compute_type(recipe))
     return model
+
+
+def _check_hooks(layers: Mapping[str, nn.Module]) -> None:
+    """Raise TaskError if a hook would not see what an adapter adds to its layer, or would be lost with the
+    weight that is stored in 4 bits."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    hooked = dict[nn.Module, str]()  # a layer may have several names
+    for name, layer in layers.items():
+        # A hook of weight_norm is none: it computes the weight, which is then no parameter.
+        if "weight" in layer._parameters and any(getattr(layer, kind) for kind in kinds):
+            hooked.setdefault(layer, name)
+    if hooked:
+        raise TaskError(
+            f"adapter: {listed([*hooked.values()])} has a hook, which would not see what the adapter adds: "
+            "do in forward() of the module around it what the hook does"
+        )
 
 
 def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
