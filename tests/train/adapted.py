@@ -91,3 +91,12 @@ class Normed(Encoder):
         for block in model.blocks:
             nn.utils.weight_norm(block.up)  # type: ignore[no-untyped-call]
         return model  # type: ignore[no-any-return]
+
+
+class Tied(Encoder):
+    """Two of its layers have one weight."""
+
+    def model(self) -> nn.Module:
+        model: Any = super().model()
+        model.blocks[1].read.weight = model.blocks[0].read.weight
+        return model  # type: ignore[no-any-return]

@@ -17,8 +17,8 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.adapters.nf4 import NF4Linear, PackedPart, Packing
-from launcher.train.checkpoints.content import Merged
-from launcher.train.checkpoints.folder import MARKER, CheckpointError
+from launcher.train.checkpoints.export import ExportError, export
+from launcher.train.checkpoints.folder import MARKER
 from tests.train.adapted import Encoder
 from tests.train.runs import job, prepare, recipe, start
 
@@ -123,15 +123,29 @@ def test_an_adapter_is_not_exported_without_a_buffer_that_the_training_changed(t
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is", "ignore:.*weight_norm:FutureWarning")
-def test_a_merge_into_a_weight_that_is_computed_from_others_is_refused(tmp_path: Path) -> None:
-    asked = job(task="adapted:Normed", adapter={"kind": "lora"})
-    matrices = {"blocks.0.up.lora_A.default.weight": torch.ones(16, 64),
-                "blocks.0.up.lora_B.default.weight": torch.ones(64, 16)}  # fmt: skip
-    save({"model": matrices}, checkpoint_id=tmp_path, no_dist=True)
-    replace_json(tmp_path / MARKER, {"step": 1, "adapter": {"kind": "lora"}})
+@pytest.mark.parametrize(
+    ("task", "layer", "message"),
+    [
+        ("Normed", "blocks.0.up", r"cannot be added to blocks\.0\.up\.weight: it is computed from other"),
+        (
+            "Tied",
+            "blocks.0.read",
+            r"blocks\.0\.read\.weight, blocks\.1\.read\.weight differ, but they are one",
+        ),
+    ],
+)
+def test_a_merge_that_would_lose_an_adapter_is_refused(
+    tmp_path: Path, task: str, layer: str, message: str
+) -> None:
+    asked = job(task=f"adapted:{task}", adapter={"kind": "lora"})
+    sizes = {"A": (16, 64), "B": (64, 16)}
+    matrices = {f"{layer}.lora_{name}.default.weight": torch.ones(size) for name, size in sizes.items()}
+    checkpoint = tmp_path / "checkpoint"
+    save({"model": matrices}, checkpoint_id=checkpoint, no_dist=True)
+    replace_json(checkpoint / MARKER, {"step": 1, "adapter": {"kind": "lora"}})
     frozen = FrozenWeights(asked, recipe("none"), str(Path(__file__).parent))
-    with pytest.raises(CheckpointError, match=r"cannot be added to blocks\.0\.up\.weight: it is computed"):
-        Merged(tmp_path, frozen)
+    with pytest.raises(ExportError, match=message):
+        export(checkpoint, tmp_path / "merged", frozen=frozen)
 
 
 @pytest.mark.slow

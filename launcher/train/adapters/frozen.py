@@ -110,11 +110,12 @@ class FrozenWeights:
         return {name: (parameter.shape, parameter.dtype) for name, parameter in named}
 
     @property
-    def tied(self) -> list[set[str]]:
-        """Sets of names that refer to the same parameter."""
-        names: dict[torch.Tensor, set[str]] = {}
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, set()).add(name)
+    def tied(self) -> list[list[str]]:
+        """Lists of names that refer to the same parameter, one name of each module that has it."""
+        names: dict[torch.Tensor, list[str]] = {}
+        for path, module in self._model.named_modules():
+            for name, parameter in module.named_parameters(path, recurse=False):
+                names.setdefault(parameter, []).append(name)
         return [same for same in names.values() if len(same) > 1]
 
     def read(self, name: str) -> torch.Tensor:

@@ -118,8 +118,8 @@ class Merged:
             w.name: w for w in _stored(checkpoint, dtype) if _A not in w.name and _B not in w.name
         }
         self.weights = [*whole, *self._buffers.values()]
-        self.unties = any(names & self._pairs.keys() and names - self._pairs.keys() for names in frozen.tied)
-        "Whether the adapter makes a weight differ from one that it is tied to."
+        self.untied = [names for names in frozen.tied if not self._pairs.keys().isdisjoint(names)]
+        "Names of weights that are one parameter in the model, but differ with the adapter."
 
     def read(self, weights: list[Weight]) -> dict[str, torch.Tensor]:
         pairs = [pair for weight in weights for pair in self._pairs.get(weight.name, ())]

@@ -15,6 +15,7 @@ import torch
 
 from launcher.rundir.files import read_record, temporary_name
 from launcher.spec.base import format_bytes
+from launcher.spec.listed import listed
 from launcher.spec.long_work import working
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.adapters.frozen import FrozenWeights
@@ -56,6 +57,12 @@ def export(
             content = content_of(checkpoint, dtype, frozen)
     except CheckpointError as error:
         raise ExportError(str(error)) from None
+    untied = content.untied if isinstance(content, Merged) else []
+    if untied and not (checkpoint.parent / BESIDE_WEIGHTS / "config.json").is_file():
+        raise ExportError(
+            f"with the adapter, {listed(untied[0])} differ, but they are one parameter in the model, which "
+            "would load only one of them: export the adapter without --merge"
+        )
     alone = isinstance(content, AdapterAlone)
     total = sum(weight.bytes for weight in content.weights)
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +81,7 @@ def export(
         without = OF_A_MODEL if alone else OF_AN_ADAPTER
         _copy_files(checkpoint.parent / BESIDE_WEIGHTS, partial, without)
         say_dtype(partial / "config.json", content.weights)
-        if isinstance(content, Merged) and content.unties:
+        if untied:
             say_untied(partial / "config.json")
         partial.replace(to)
     except BaseException:
