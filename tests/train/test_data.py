@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import sys
 import traceback
@@ -97,6 +98,26 @@ def test_no_split_changes_the_samples_of_a_step(world: int, micro: int) -> None:
         assert {len(batch) for batch in batches} == {micro}
         seen += [sample for batch in batches for sample in batch]
     assert seen == Order(50, 8, seed=0).step(3)
+
+
+class Readers(Dataset[int]):
+    """Each sample is the process that reads it."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def test_workers_are_forked_once_and_begin_anew_at_another_step() -> None:
+    """Workers that were forked later would share open files with this process, which reads samples, too."""
+    data = TrainingData(Readers(), list, job(train={"workers": 2}), recipe(micro=4, accumulation=2), 0, 1)
+    readers = [{pid for batch in data.micro_batches(step) for pid in batch} for step in (1, 2, 5)]
+    assert len(readers[0]) == 2 and readers[0] == readers[1] == readers[2] and os.getpid() not in readers[0]
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
 
 
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor])

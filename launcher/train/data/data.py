@@ -141,7 +141,7 @@ class TrainingData:
     def micro_batches(self, step: int) -> Iterator[Any]:
         """Yield the collated micro-batches of this rank's contiguous part of the step, on the CPU.
 
-        Consecutive steps are fetched ahead; any other step restarts the workers.
+        Consecutive steps are fetched ahead; any other step lets the workers begin anew.
         """
         if step != self._next:
             self.start(step)

@@ -27,7 +27,7 @@ def open_feed(rank: Rank, where: Where) -> Feed:
     """Load the task and its data, and fork the workers, without talking to other ranks.
 
     The workers begin with the step after the newest checkpoint that this rank sees. If the ranks agree on
-    another checkpoint, the workers are restarted. Raises TaskError and SetupError.
+    another checkpoint, the workers begin anew. Raises TaskError and SetupError.
     """
     seed_all(derive_seed("model", rank.job.train.seed))
     with where.during("init", users=True):

@@ -51,24 +51,34 @@ class Loader:
         self.data, self._seed = data, seed
         self._samples = _Samples(split, data, seed, self._random)
         self._collate, self._workers = collate, workers
+        self._batches = _Batches()
+        self._loader: DataLoader[Any] | None = None
         self._collates_by_default = getattr(collate, "__func__", collate) in (Task.collate, default_collate)
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
-        """Return an iterator with one batch per list, in order. Each worker fetches two batches ahead."""
+        """Return an iterator with one batch per list, in order. Each worker fetches two batches ahead.
+
+        The first call forks the workers. A later one uses them again and ends the earlier iterator: workers
+        that are forked later would share files with this process, which reads samples, too.
+        """
         if not self._workers:
             return self._checked(map(self._collated, map(self._samples.__getitems__, batches)))
-        loader = DataLoader(
+        self._batches.now = batches
+        if self._loader is not None:
+            return self._checked(iter(self._loader))
+        self._loader = DataLoader(
             self._samples,
-            batch_sampler=batches,
+            batch_sampler=self._batches,
             collate_fn=self._collated,
             num_workers=self._workers,
+            persistent_workers=True,
             multiprocessing_context="fork",
             worker_init_fn=_initialise_worker,
             generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_SUPERVISOR)  # inherited by the workers
         try:
-            return self._checked(iter(loader))
+            return self._checked(iter(self._loader))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -106,6 +116,15 @@ class Loader:
             if isinstance(held[0], _Raised):
                 raise SampleError(held[0].text)
             yield held.pop()
+
+
+class _Batches:
+    """The lists of tickets of the latest call of `start`, which the DataLoader reads again each time."""
+
+    now: Iterable[list[Ticket]] = ()
+
+    def __iter__(self) -> Iterator[list[Ticket]]:
+        return iter(self.now)
 
 
 def _initialise_worker(_: int) -> None:
