@@ -66,9 +66,13 @@ class Decider:
             self.notes.append(
                 "the loss couples samples: the micro-batch shrinks last (set model.couples_samples: true)"
             )
+        # If the job fixes FSDP, the trace raises the error of a run.
+        self._unshardable = about.unshardable if job.recipe.sharding is None else None
+        if self._unshardable is not None:
+            self.notes.append(f"FSDP is left out: {self._unshardable}")
         job = job.with_model(batch_norm=about.batch_norm, couples_samples=about.couples_samples)
         self.job, self.cluster, self.about = job, cluster, about
-        plan = make_plan(job, cluster)
+        plan = make_plan(job, cluster, shardable=self._unshardable is None)
         if job.task is not None and plan.recipe.loss_chunks > 1 and not about.loss_chunks:
             raise PlanRefusedError([Problem("the job", "recipe.loss_chunks", WHOLE_LOSS)])
         self.layout = plan.layout
@@ -98,7 +102,7 @@ class Decider:
         return Space(
             base=self.plan.recipe,
             fixed=self.fixed if fixed is None else fixed,
-            setting=self.layout.setting(self.job),
+            setting=self.layout.setting(self.job, shardable=self._unshardable is None),
             chunks=self.about.loss_chunks,
             blocks=self.about.blocks,
             closed=self.job.task is None,
@@ -324,6 +328,8 @@ class Decider:
 
     def _refusals(self, choice: Choice) -> list[Problem]:
         problems = [Problem("the job", "recipe", choice.reason)]
+        if self._unshardable is not None:
+            problems.append(Problem("the job", "recipe", f"FSDP is left out: {self._unshardable}"))
         smallest = self.space().sizes(self.plan.recipe)[:1] or [self.plan.recipe]
         if (failure := self.evaluate.failure(smallest[0])) is not None:
             problems.append(Problem("the job", "recipe", str(failure)))

@@ -43,13 +43,14 @@ class Evaluator:
         """`earlier`: the ledger's entries of the same family."""
         self.source, self.ranks, self._earlier = source, ranks_of(layout), earlier
         # A job that is short of memory needs FSDP's traces anyway.
-        plain: Sharding = job.recipe.sharding or ("fsdp" if self.ranks.world > 1 else "none")
+        about = source.about()
+        several: Sharding = "fsdp" if about.unshardable is None else "ddp"
+        plain: Sharding = job.recipe.sharding or (several if self.ranks.world > 1 else "none")
         stages = range(job.recipe.pipeline or 1)
         self.stages = tuple(Traces(source, replace(self.ranks, stage=stage), plain) for stage in stages)
         self.traces = self.stages[0]
         self._one_policy = job.recipe.activations is not None
         self.hardware = hardware_of(cluster, self.ranks, job.env)
-        about = source.about()
         self._cudnn_rnn = about.recurrent and self.ranks.on_gpu
         in_background = job.train.async_checkpoints
         self.surroundings = Surroundings(

@@ -32,7 +32,7 @@ class Layout(Value):
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    def setting(self, job: Job) -> Setting:
+    def setting(self, job: Job, *, shardable: bool = True) -> Setting:
         return Setting(
             self.ranks,
             self.nodes,
@@ -46,6 +46,7 @@ class Layout(Value):
             adapter=job.adapter is not None,
             clips=job.task is not None and job.train.clip_norm is not None,
             counts_allocations=job.task is not None and counts_allocations(job.env, self.gpus_per_node),
+            shardable=shardable,
         )
 
 
@@ -82,8 +83,11 @@ class NotEstimatedError(PlanRefusedError):
     """The memory of the job's recipe cannot be estimated, so no plan can say that it fits."""
 
 
-def make_plan(job: Job, cluster: Cluster) -> Plan:
-    """Choose the layout and the recipe. Raises PlanRefusedError with every reason against the job."""
+def make_plan(job: Job, cluster: Cluster, *, shardable: bool = True) -> Plan:
+    """Choose the layout and the recipe. Raises PlanRefusedError with every reason against the job.
+
+    `shardable`: whether FSDP can shard the model.
+    """
     problems: list[Problem] = []
     layout = _layout(job, cluster, problems)
     _check_node(job, cluster, problems)
@@ -101,8 +105,8 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
         problems += [_refusal(f"env.{name}", message) for name, message in wrong]
     if problems:
         raise PlanRefusedError(problems)
-    recipe, reason = _recipe(job, layout)
-    setting = layout.setting(job)
+    recipe, reason = _recipe(job, layout, shardable=shardable)
+    setting = layout.setting(job, shardable=shardable)
     broken = broken_rules(recipe, setting)
     if job.task is not None and not broken:
         missing = unsupported(recipe)
@@ -177,7 +181,7 @@ def _check_node(job: Job, cluster: Cluster, problems: list[Problem]) -> None:
         )
 
 
-def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
+def _recipe(job: Job, layout: Layout, *, shardable: bool) -> tuple[Recipe, str]:
     """Return the job's fixed fields plus defaults that give nothing up, and the reason.
 
     The run falls back from these defaults after an OOM.
@@ -211,7 +215,7 @@ def _recipe(job: Job, layout: Layout) -> tuple[Recipe, str]:
     chosen = {
         "precision": "bf16-mixed" if on_gpu else "fp32",
         "optimizer": optimizers.DEFAULT,
-        "sharding": "fsdp" if ranks > 1 else "none",
+        "sharding": "none" if ranks == 1 else "fsdp" if shardable else "ddp",
         **fixed,
         "micro_batch_size": micro,
         "grad_accum": accum,

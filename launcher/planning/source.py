@@ -45,6 +45,8 @@ class About(NamedTuple):
     "The model's parameters are those of linear layers, embeddings and norms, which the formulas cover."
     recurrent: bool = False
     "The model has an LSTM, GRU or RNN, whose kernels on a GPU are cuDNN's."
+    unshardable: str | None = None
+    "Why FSDP cannot shard the model; None if it can."
 
 
 class Source(Protocol):

@@ -38,6 +38,8 @@ class Setting:
     "Whether the built-in entrypoint limits the norm of the gradient (`train.clip_norm`)."
     counts_allocations: bool = False
     "Whether each allocation is counted, for a drill or for a memory budget on the CPU."
+    shardable: bool = True
+    "Whether FSDP can shard the model, as far as that is known."
 
     @property
     def keeps_micro_batch(self) -> bool:
@@ -121,6 +123,11 @@ def _not_compiled(recipe: Recipe, _: Setting) -> dict[str, Any]:
     if recipe.activations == "budget":
         return {"compile": False, "activations": "checkpoint", "activation_budget": 1.0}
     return {"compile": False}
+
+
+def _unsharded(recipe: Recipe, setting: Setting) -> dict[str, Any]:
+    sharding = "ddp" if data_ranks(recipe, setting.ranks) > 1 else "none"
+    return {"sharding": sharding, **({"offload": "cpu-optimizer"} if recipe.offload == "cpu" else {})}
 
 
 def _two_samples(recipe: Recipe, _: Setting) -> dict[str, Any]:
@@ -276,6 +283,13 @@ RULES = (
         "compute them together with those of the activations",
         "launcher.train.pipeline.weights",
         lambda r, s: {"schedule": "1f1b"},
+    ),
+    Rule(
+        "fsdp-shards-every-parameter",
+        lambda r, s: r.sharding in SHARDED and not s.shardable,
+        "FSDP cannot shard a parameter of the model",
+        "launcher.train.sharding.sharding.check_shardable",
+        _unsharded,
     ),
     Rule(
         "hybrid-needs-nodes",

@@ -123,3 +123,19 @@ class Stack(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
+
+
+class Scaled(Odd):
+    """Has a parameter without dimensions, which FSDP cannot shard."""
+
+    def model(self) -> nn.Module:
+        return ScaledBlock(WIDTH, 8)
+
+
+class ScaledBlock(Block):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(width, hidden)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale

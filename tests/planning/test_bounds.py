@@ -10,11 +10,13 @@ import pytest
 
 from launcher.planning.choice import Bounds, Candidate, Choice, choose
 from launcher.planning.decide import Decider
+from launcher.planning.plan import PlanRefusedError
 from launcher.planning.traces import args_key
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.train.rank import SetupError
 from launcher.train.tracing.source import TaskSource
 from tests.planning.odd import WIDTH
 
@@ -166,6 +168,18 @@ def test_work_that_is_not_affine_in_the_micro_batch_is_traced_for_each() -> None
     assert len(sizes) > 2
     # Each step has the same samples.
     assert len({round(time.compute * 1e15) for time in times if time is not None}) == 1
+
+
+@pytest.mark.parametrize(("gpus", "sharding"), [(1, "none"), (2, "ddp")])
+def test_a_model_that_fsdp_cannot_shard_is_planned_without_it(gpus: int, sharding: str) -> None:
+    task = "tests.planning.odd:Scaled"
+    decision = decider(80 * GIB, gpus, task).decide()
+    assert decision.plan.recipe.sharding == sharding
+    assert "scale is a parameter without dimensions" in decision.notes[0]
+    with pytest.raises(PlanRefusedError, match="scale is a parameter without dimensions"):
+        decider(2 * GIB, gpus, task, overhead=2 * GIB).decide()
+    with pytest.raises(SetupError, match="scale is a parameter without dimensions"):
+        decider(80 * GIB, gpus, task, sharding="fsdp").decide()
 
 
 def test_offloaded_activations_take_host_memory() -> None:

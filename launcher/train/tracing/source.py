@@ -26,7 +26,9 @@ from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 from launcher.train.batch_norm import first_batch_norm
 from launcher.train.on_meta import model_on_meta
+from launcher.train.rank import SetupError
 from launcher.train.shapes import read_shapes
+from launcher.train.sharding.sharding import check_shardable, shared_with_root
 from launcher.train.task import Task, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.dtensors import dtensors_of_real_values
@@ -75,6 +77,7 @@ class TaskSource:
             stages=_stages(task, model),
             linear=_is_linear(model),
             recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
+            unshardable=_unshardable(task, model),
         )
 
     def shapes(
@@ -151,6 +154,15 @@ def _stages(task: Task, model: nn.Module) -> int:
     except Exception:  # any type: it is the task's code, and most jobs have no pipeline
         return 0
     return len(parts.blocks) if parts is not None else 0
+
+
+def _unshardable(task: Task, model: nn.Module) -> str | None:
+    try:
+        check_shardable(model)
+        shared_with_root(model, task.blocks(model))
+    except SetupError as error:
+        return str(error)
+    return None
 
 
 def _is_linear(model: nn.Module) -> bool:
