@@ -92,10 +92,10 @@ def cublas_workspaces(gpu_type: str) -> dict[str, int]:
 def workspaces_at(when: str, phase: str, recipe: Recipe, workspaces: Mapping[str, int]) -> int:
     """Return the bytes of the workspaces that exist at a peak. `workspaces`: from `cublas_workspaces`.
 
-    There are none before the first step, and one in a forward pass before any backward pass. Under FSDP the
+    There are none before a step, and one in a forward pass before any backward pass. Under FSDP the
     recovery's self-test has allocated both by then. Measured on an H200.
     """
-    if when == "resume":
+    if (when, phase) == ("resume", "load"):
         return 0
     alone = (when, phase) == ("first step", "forward") and recipe.grad_accum == 1
     return workspaces["forward"] if alone and recipe.sharding not in SHARDED else sum(workspaces.values())

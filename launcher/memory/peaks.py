@@ -104,6 +104,15 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
                 add(when, phase, profile, f"{name} again")
             else:
                 add(when, phase, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
+    if in_buckets(recipe) and recipe.grad_accum > 1 and not recipe.gradients_wait:
+        # In its second forward pass DDP makes its buckets anew, while the gradients of the first micro-batch
+        # are still in the old ones. An attempt that resumes has optimizer states by then.
+        moments: tuple[tuple[When, bool], ...] = (("first step", False), ("resume", True))
+        for when, resumed in moments:
+            parts = standing(states, recipe, with_optimizer=resumed)
+            parts[GRADIENTS] = 2 * parts.get(GRADIENTS, 0)
+            parts[BATCH] = int(profile.batch.at(micro))
+            peaks.append(_peak(when, "forward", parts))
     add("evaluation", "forward", profile, "evaluation")
     update = _update(model, states, recipe, ranks, profile)
     peaks += [update, update.model_copy(update={"when": "steady state"})]

@@ -43,10 +43,11 @@ def predicted(
 
 
 def peaks(*stages: Estimate) -> dict[str, dict[str, int]]:
-    """Most allocated bytes of any stage by moment and phase, as truth.py measures them."""
+    """Most allocated bytes of any stage by moment and phase, as truth.py measures them: its resume ends when
+    the checkpoint is loaded."""
     found: dict[str, dict[str, int]] = {}
     for one in (peak for estimate in stages for peak in estimate.peaks):
-        if one.when in MOMENTS:
+        if one.when in MOMENTS and (one.when, one.phase) != ("resume", "forward"):
             phases = found.setdefault(one.when, {})
             phases[one.phase] = max(phases.get(one.phase, 0), one.allocated)
     return found

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from launcher.memory.allocator import replay
+from launcher.memory.formulas import formula_trace
+from launcher.memory.peaks import peaks_of
 from launcher.memory.profile import profile_of, with_shards_from_host
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import Ranks
+from launcher.memory.states import Ranks, states_of
 from launcher.memory.timeline import CUBLAS, timeline
 from launcher.memory.trace import (
     ACTIVATIONS,
     ALL_GATHER,
     BATCH,
     GATHERED,
+    GRADIENTS,
     PRODUCT,
     TEMPORARIES,
     Affine,
@@ -107,3 +110,28 @@ def test_cublas_takes_a_workspace_at_the_first_product_of_each_pass_and_keeps_it
     assert at == [*(first if marked else [("first step", "init")] * 2)]
     needed = replay(line.sizes, line.events, streams=line.streams).peak_reserved
     assert needed >= (100 + 64) * MIB
+
+
+@pytest.mark.parametrize(
+    ("sharding", "accumulation", "sync", "twice"),
+    [
+        ("ddp", 2, "each", True),
+        ("zero1", 2, "each", True),
+        ("ddp", 2, "last", False),
+        ("ddp", 1, "each", False),
+        ("fsdp", 2, "each", False),
+    ],
+)
+def test_ddp_makes_its_buckets_anew_beside_the_gradients_of_the_first_micro_batch(
+    sharding, accumulation, sync, twice
+):
+    sizes = {**SIZES, "grad_accum": accumulation}
+    recipe = Recipe(precision="fp32", sharding=sharding, grad_sync=sync, **sizes)
+    model, ranks = ModelShapes((Parameter("w", (64, 64), 4),), buffers=0), Ranks(2, 2, on_gpu=True)
+    profile = profile_of([formula_trace(model, recipe, ranks, None)], model, recipe, ranks)
+    peaks = {(peak.when, peak.phase): peak.parts for peak in peaks_of(model, profile, recipe, ranks)}
+    resumed = peaks.get(("resume", "forward"))
+    assert (resumed is not None) == twice
+    if resumed is not None:
+        assert resumed[GRADIENTS] == peaks["first step", "forward"][GRADIENTS] == 2 * model.gradients
+        assert resumed["optimizer states"] == states_of(model, recipe, ranks).gpu.optimizer
