@@ -22,7 +22,8 @@ from launcher.spec.base import Value, counted, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import LauncherError, Problem
 from launcher.spec.job import Job
-from launcher.spec.mesh import UNCUT
+from launcher.spec.listed import listed
+from launcher.spec.mesh import UNCUT, in_buckets
 from launcher.spec.recipe import WHOLE_LOSS, Recipe
 from launcher.spec.rules import changes_line
 
@@ -59,6 +60,7 @@ class Decider:
         about = source.about()
         self._inputs = job, cluster, source, ledger
         self._parts: dict[int, Decider] = {}
+        self._leaves_out_ddp = False
         self.notes: list[str] = []
         if about.batch_norm and not job.model.batch_norm:
             self.notes.append("the model has BatchNorm: no micro-batch below 2 (set model.batch_norm: true)")
@@ -102,7 +104,10 @@ class Decider:
         return Space(
             base=self.plan.recipe,
             fixed=self.fixed if fixed is None else fixed,
-            setting=self.layout.setting(self.job, shardable=self._unshardable is None),
+            setting=dataclasses.replace(
+                self.layout.setting(self.job, shardable=self._unshardable is None),
+                every_gradient=not self._leaves_out_ddp,
+            ),
             chunks=self.about.loss_chunks,
             blocks=self.about.blocks,
             closed=self.job.task is None,
@@ -116,9 +121,30 @@ class Decider:
         """
         while True:
             choice = choose(space, self.evaluate, self.capacity, self._bounds, nearest=nearest)
-            if choice.chosen is None or self.evaluate.is_certain(choice.chosen.recipe):
+            if choice.chosen is None:
                 return choice
-            self.evaluate.confirm(choice.chosen.recipe)  # the next round uses the confirmed figures
+            recipe = choice.chosen.recipe
+            if "sharding" in space.axes and space.setting.shardable and (unused := self._unused(recipe)):
+                self._leaves_out_ddp = True
+                self.notes.append(f"DDP is left out: {unused}")
+                setting = dataclasses.replace(space.setting, every_gradient=False)
+                space = dataclasses.replace(space, setting=setting)
+            elif self.evaluate.is_certain(recipe):
+                return choice
+            else:
+                self.evaluate.confirm(recipe)  # the next round uses the confirmed figures
+
+    def _unused(self, recipe: Recipe) -> str | None:
+        """Return why DDP would fail in the second step of this recipe, or None if it would not."""
+        if not in_buckets(recipe) or self.job.train.find_unused_parameters or self.job.task is None:
+            return None
+        names = self.evaluate.traces.without_gradient(recipe)
+        if not names:
+            return None
+        return (
+            f"the loss does not use {listed(names)}, which DDP refuses in the second step unless "
+            "train.find_unused_parameters is true"
+        )
 
     def best(self) -> Choice:
         """Choose among the recipes that the job leaves open.
@@ -285,6 +311,8 @@ class Decider:
         whole = chosen.recipe.model_copy(update=UNCUT)
         model = self.evaluate.traces.model(whole)
         warnings = plan.warnings
+        if self.evaluate.ranks.world > 1 and (unused := self._unused(chosen.recipe)):
+            warnings = (*warnings, unused)
         if self.capacity.is_unknown_for(chosen.recipe):
             on_host = format_bytes(chosen.estimate.host_per_node)
             warnings = (

@@ -11,7 +11,7 @@ from launcher.memory.peaks import completely_traced_as, peaks_of, traced_as
 from launcher.memory.profile import Kept, Profile, kept_of, profile_of, stages_alone, work_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
-from launcher.memory.trace import NotAffineError, Trace, Work
+from launcher.memory.trace import COMPLETE, NotAffineError, Trace, Work
 from launcher.planning.cached import from_store
 from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
@@ -115,6 +115,13 @@ class Traces:
             return work
         flops = {"forward_flops": compiled.forward_flops, "backward_flops": compiled.backward_flops}
         return work._replace(**flops)
+
+    def without_gradient(self, recipe: Recipe) -> list[str]:
+        """Return the names of the trained parameters that the traced step gives no gradient."""
+        recipe = recipe.model_copy(update={"compile": False})
+        storages = (storage for trace in self._trace(recipe, None) for storage in trace.storages)
+        complete = {storage.module for storage in storages if storage.category == COMPLETE}
+        return [p.name for p in self.model(recipe).trained if p.name not in complete]
 
     def kept(self, recipe: Recipe, args: Args | None = None) -> Kept:
         """Return the bytes kept for the backward pass, on GPU and host, with the loss in one part."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.spec.fire_drill import BUDGET, DRILLS
-from launcher.spec.mesh import UNCUT, UNSTAGED, data_ranks, model_parallel
+from launcher.spec.mesh import UNCUT, UNSTAGED, data_ranks, in_buckets, model_parallel
 from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -40,6 +40,8 @@ class Setting:
     "Whether each allocation is counted, for a drill or for a memory budget on the CPU."
     shardable: bool = True
     "Whether FSDP can shard the model, as far as that is known."
+    every_gradient: bool = True
+    "Whether each trained parameter gets a gradient, or DDP searches for those that get none."
 
     @property
     def keeps_micro_batch(self) -> bool:
@@ -290,6 +292,14 @@ RULES = (
         "FSDP cannot shard a parameter of the model",
         "launcher.train.sharding.sharding.check_shardable",
         _unsharded,
+    ),
+    Rule(
+        "ddp-needs-every-gradient",
+        lambda r, s: in_buckets(r) and not s.every_gradient,
+        "DDP waits for the gradient of each trained parameter, and the loss does not use all of them: set "
+        "train.find_unused_parameters: true",
+        "torch.nn.parallel.DistributedDataParallel, find_unused_parameters",
+        lambda r, s: {"sharding": "fsdp"},
     ),
     Rule(
         "hybrid-needs-nodes",

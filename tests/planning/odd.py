@@ -139,3 +139,16 @@ class ScaledBlock(Block):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * self.scale
+
+
+class Unused(Odd):
+    """Has a layer that the loss does not use."""
+
+    def model(self) -> nn.Module:
+        return UnusedBlock(WIDTH, 8)
+
+
+class UnusedBlock(Block):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(width, hidden)
+        self.pooler = nn.Linear(width, 8)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from launcher.planning.choice import Bounds, Candidate, Choice, choose
-from launcher.planning.decide import Decider
+from launcher.planning.decide import Decider, Decision
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.traces import args_key
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import SetupError
 from launcher.train.tracing.source import TaskSource
 from tests.planning.odd import WIDTH
@@ -28,6 +28,7 @@ def decider(
     gpus: int = 2,
     task: str = "launcher.tasks.llama:LanguageModel",
     overhead: int | None = None,
+    gpu_type: str = "NVIDIA A100-SXM4-80GB",
     **recipe: Any,
 ) -> Decider:
     job = Job.model_validate(
@@ -40,7 +41,7 @@ def decider(
             "recipe": recipe,
         }
     )
-    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": gpus, "memory": memory, "overhead": overhead}
+    gpu = {"type": gpu_type, "count": gpus, "memory": memory, "overhead": overhead}
     node = {"gpu": gpu, "cpus": 64, "memory": "500GiB"}
     cluster = Cluster.model_validate({"name": "one", "scheduler": "local", "node": node})
     return Decider(job, cluster, TaskSource(job, Path.cwd()))
@@ -180,6 +181,21 @@ def test_a_model_that_fsdp_cannot_shard_is_planned_without_it(gpus: int, shardin
         decider(2 * GIB, gpus, task, overhead=2 * GIB).decide()
     with pytest.raises(SetupError, match="scale is a parameter without dimensions"):
         decider(80 * GIB, gpus, task, sharding="fsdp").decide()
+
+
+def test_ddp_is_chosen_only_if_each_parameter_gets_a_gradient_and_a_job_that_fixes_it_is_warned() -> None:
+    def decision(task: str, **recipe: Any) -> Decision:
+        task = f"tests.planning.odd:{task}"
+        return decider(80 * GIB, 2, task, gpu_type="of unknown speed", **recipe).decide()
+
+    assert decision("Looping", activations="keep").plan.recipe.sharding == "ddp"
+    unused = decision("Unused")
+    assert unused.plan.recipe.sharding == "fsdp-keep"
+    assert not any(rung.sharding in REPLICATED for rung in unused.plan.ladder)
+    assert unused.notes[0].startswith("DDP is left out: the loss does not use pooler.weight, pooler.bias")
+    told = decision("Unused", sharding="ddp").plan
+    assert told.recipe.sharding == "ddp" and "does not use pooler.weight" in told.warnings[-1]
+    assert not decision("Scaled", sharding="ddp").plan.warnings
 
 
 def test_offloaded_activations_take_host_memory() -> None:
