@@ -160,12 +160,13 @@ def _workspaces(surroundings: Surroundings) -> dict[str, int]:
 def failure_of(
     model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, gpu: Gpu
 ) -> Failure | None:
-    """Return where the recipe runs out of memory on this GPU, or None. `profile`: of a complete trace."""
-    return first_failure(
-        timeline(model, profile.trace, recipe, ranks, cublas_workspaces(gpu.type)),
-        gpu.memory - sum(overheads(gpu, recipe, ranks).values()),
-        expandable=recipe.expandable_segments,
-    )
+    """Return where the recipe runs out of memory on this GPU; None if nowhere, or before the first tensor.
+
+    `profile`: of a complete trace.
+    """
+    free = gpu.memory - sum(overheads(gpu, recipe, ranks).values())
+    line = timeline(model, profile.trace, recipe, ranks, cublas_workspaces(gpu.type))
+    return first_failure(line, free, expandable=recipe.expandable_segments) if free > 0 else None
 
 
 def _not_modelled(recipe: Recipe, ranks: Ranks) -> tuple[str, ...]:
