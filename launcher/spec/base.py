@@ -128,7 +128,15 @@ def number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _with_unit(size: int) -> int:
+    if size < 2**20:
+        raise ValueError(f"{size} bytes are too few; write the unit, for example {size}GiB")
+    return size
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=str | int), Field(gt=0, lt=2**63)]
+Memory = Annotated[Bytes, AfterValidator(_with_unit)]
+"Memory of a machine or a GPU in bytes. A number that was written without its unit is an error."
 Threshold = Annotated[int | str, BeforeValidator(parse_threshold, json_schema_input_type=str | int)]
 Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str | float), Field(gt=0)]
 Seconds = Annotated[

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, Env, Rate, Value
+from launcher.spec.base import Bytes, Env, Memory, Rate, Value
 from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.section import At, Section, annotation_of, missing_section
 
@@ -49,7 +49,7 @@ class Gpu(Value):
     "Name that `nvidia-smi` shows."
     count: NonNegativeInt
     "GPUs of one node."
-    memory: Bytes
+    memory: Memory
     "Memory of one GPU that a process can use: the total that `nvidia-smi` shows."
     overhead: Bytes | None = None
     "Memory of a rank outside of PyTorch: CUDA context, NCCL. Default: launcher's own figures."
@@ -69,7 +69,7 @@ class Node(Value):
     "GPUs of a node. `auto` asks nvidia-smi on this machine (local) or on the hosts (ssh)."
     cpus: PositiveInt | None = None
     "CPUs of a node. A job gets the same share of them as of the node's GPUs."
-    memory: Bytes | None = None
+    memory: Memory | None = None
     "Host memory of one node."
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
     """torchrun's --numa-binding: each rank on CPUs near its GPU. Needs torch 2.9 and numactl on the nodes.

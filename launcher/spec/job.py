@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from launcher.spec.adapter import Adapter
-from launcher.spec.base import Bytes, Env, EnvName, Seconds, Threshold, Value, number_as_text
+from launcher.spec.base import Env, EnvName, Memory, Seconds, Threshold, Value, number_as_text
 from launcher.spec.command import affects_ranks, check_command, placeholder_of, uses
 from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.fire_drill import env_problems
@@ -48,7 +48,7 @@ class Resources(Value):
     "Processes on each node. Default: one per GPU; without GPUs, one."
     cpus_per_node: PositiveInt | None = None
     "CPUs on each node. Default: the job's share of `node.cpus` of the profile."
-    memory_per_node: Bytes | None = None
+    memory_per_node: Memory | None = None
     "Host memory on each node, which limits the plan."
     time: Seconds | None = None
     "Wall-clock limit of one submission."

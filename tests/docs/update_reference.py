@@ -25,6 +25,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, type[Value]] = {"job": Job, "cluster": Cluster, "recipe": Recipe}
 NAMES = (
     (base.Bytes, "size"),
+    (base.Memory, "size"),
     (base.Seconds, "duration"),
     (base.Rate, "rate"),
     (base.Threshold, "size or percentage"),

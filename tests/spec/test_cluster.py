@@ -38,6 +38,8 @@ def test_there_are_as_many_nodes_as_hosts_unless_fewer_are_wanted() -> None:
         ({"max_nodes": 3}, "max_nodes: is 3, but ssh.hosts names 2"),
         ({"scheduler": "local"}, "ssh: is given but scheduler is local"),
         ({"login": "della"}, "login: is given but scheduler is ssh"),
+        ({"node": {"memory": 500}}, "500 bytes are too few; write the unit, for example 500GiB"),
+        ({"node": {"gpu": {"type": "A100", "count": 1, "memory": "80"}}}, "80 bytes are too few"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:

@@ -101,6 +101,7 @@ def test_text_that_is_no_yaml_mapping_gets_one_message_with_its_line(write, text
         ("resources: {time: soon}", "'soon' is not a duration; write for example 90m"),
         ("resources: {memory_per_node: 64Gi}", "'64Gi' is not a size; write for example 48GiB"),
         ("resources: {time: 0}", "must be greater than 0"),
+        ("resources: {memory_per_node: 64}", "64 bytes are too few; write the unit, for example 64GiB"),
         ("resources: {memory_per_node: -5}", "must be greater than 0"),
         ("tags: gpu", "tags: must be a list, not 'gpu'"),
         ("model: 8", "model: must be a mapping of fields, not 8"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from launcher.planning.cost import hours, usd
-from launcher.spec.base import Bytes
+from launcher.spec.base import Memory
 from launcher.spec.section import Section
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RunPod(Section):
 
     gpu_id: str | None = None
     "Id of the GPU type in RunPod's catalogue; `node.gpu` describes it."
-    other_gpus: dict[str, Bytes] = {}
+    other_gpus: dict[str, Memory] = {}
     "Further GPU types that may be rented, with the memory of one GPU. The job is planned for each."
     cpu_id: str | None = None
     "Flavor of the pods of jobs without a GPU."
