@@ -19,13 +19,16 @@ from launcher.memory.states import (
     states_of,
     updated_by,
 )
-from launcher.memory.trace import ACTIVATIONS, BATCH, GRADIENTS, LATER, TEMPORARIES
+from launcher.memory.trace import ACTIVATIONS, BATCH, COMMUNICATION, GRADIENTS, LATER, TEMPORARIES
 from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizers
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 Like = Literal["cuda", "cpu"]
+COPIES_OF_BUFFERS = 2 * 250 * 2**20
+"""Most bytes of buffers that DDP copies at a time: two broadcasts (broadcast_coalesced in
+torch/csrc/distributed/c10d/comm.cpp) of 250 MiB (broadcast_bucket_size)."""
 
 
 def traced_as(recipe: Recipe) -> Recipe:
@@ -113,6 +116,13 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             parts[GRADIENTS] = 2 * parts.get(GRADIENTS, 0)
             parts[BATCH] = int(profile.batch.at(micro))
             peaks.append(_peak(when, "forward", parts))
+    if in_buckets(recipe) and model.buffers:
+        # A forward pass of DDP begins by sending copies of rank 0's buffers.
+        copies = {BATCH: int(profile.batch.at(micro)), COMMUNICATION: min(model.buffers, COPIES_OF_BUFFERS)}
+        whens: tuple[When, ...] = ("first step", "steady state", "evaluation")
+        for when in whens:
+            held = standing(states, recipe, with_optimizer=when != "first step")
+            peaks.append(_peak(when, "forward", {**held, **copies}))
     add("evaluation", "forward", profile, "evaluation")
     update = _update(model, states, recipe, ranks, profile)
     peaks += [update, update.model_copy(update={"when": "steady state"})]

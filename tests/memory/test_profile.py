@@ -15,6 +15,7 @@ from launcher.memory.trace import (
     ACTIVATIONS,
     ALL_GATHER,
     BATCH,
+    COMMUNICATION,
     GATHERED,
     GRADIENTS,
     PRODUCT,
@@ -135,3 +136,15 @@ def test_ddp_makes_its_buckets_anew_beside_the_gradients_of_the_first_micro_batc
     if resumed is not None:
         assert resumed[GRADIENTS] == peaks["first step", "forward"][GRADIENTS] == 2 * model.gradients
         assert resumed["optimizer states"] == states_of(model, recipe, ranks).gpu.optimizer
+
+
+def test_ddp_copies_buffers_at_the_beginning_of_each_forward_pass_but_not_all_of_many_at_once():
+    recipe, ranks = Recipe(precision="fp32", sharding="ddp", **SIZES), Ranks(2, 2, on_gpu=True)
+    for buffers, copied in ((100 * MIB, 100 * MIB), (2000 * MIB, 500 * MIB)):
+        model = ModelShapes((Parameter("w", (64, 64), 4),), buffers)
+        profile = profile_of([formula_trace(model, recipe, ranks, None)], model, recipe, ranks)
+        peaks = {(peak.when, peak.phase): peak for peak in peaks_of(model, profile, recipe, ranks)}
+        for when in ("first step", "steady state", "evaluation"):
+            assert peaks[when, "forward"].parts[COMMUNICATION] == copied
+        held = peaks["checkpoint", "save"].allocated
+        assert peaks["steady state", "forward"].allocated == held + copied
