@@ -8,58 +8,44 @@ from typing import Any
 
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.row import Check
-from launcher.doctor.values import Expected, Finding, Measured, Opinion, Verdict
+from launcher.doctor.values import Expected, Finding, Measured, Verdict
 
 ORDER: dict[Verdict, int] = {"good": 0, "poor": 1, "broken": 2}
 
 
 def examine(values: Iterable[Measured], expected: Expected) -> list[Finding]:
-    """Return a finding for each value, in the order of the table. Equal findings are merged."""
-    known_values = [value for value in values if value.check in CHECKS]
+    """Return the findings in the order of the table; of each check, good ones come first."""
+    values = list(values)
     findings: list[Finding] = []
     for check in CHECKS.values():
-        values_of_check = [value for value in known_values if value.check == check.name]
-        judged = [(value, _judge(value, check, expected)) for value in values_of_check]
-        findings += _good(check, [pair for pair in judged if pair[1].verdict == "good"])
-        findings += _bad(check, [pair for pair in judged if pair[1].verdict != "good"])
+        values_of_check = [value for value in values if value.check == check.name]
+        findings += _merged(check, [(value, _judge(value, check, expected)) for value in values_of_check])
         findings += _differences(values_of_check, check) if check.alike != "good" else []
     return findings
 
 
-def _good(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
-    """Merge good findings of all nodes, per subject; connections between nodes are merged into one."""
-    groups: dict[tuple[object, ...], list[tuple[Measured, Finding]]] = {}
+def _merged(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
+    """Merge findings of the same kind, whatever their nodes and numbers are."""
+    groups: dict[Finding, list[tuple[Measured, Finding]]] = {}
     for value, finding in judged:
-        subjects = finding.subjects if not _is_connection(check) and "GPU" not in value.subject else ()
-        groups.setdefault((subjects, finding.expected), []).append((value, finding))
-    merged = []
-    for group in groups.values():
-        shown = _range(check, [value.value for value, _ in group])
-        # If all connections between nodes are good, their names are omitted.
-        alike = [replace(finding, measured=shown, cause="") for _, finding in group]
-        if _is_connection(check):
-            alike = [replace(finding, subjects=()) for finding in alike]
-        merged += _merged(alike)
-    return merged
-
-
-def _is_connection(check: Check) -> bool:
-    """Return whether a check is about connections between nodes."""
-    return check.part == "network" and not check.of_node
-
-
-def _bad(check: Check, judged: Sequence[tuple[Measured, Finding]]) -> list[Finding]:
-    """Merge findings with the same cause and cure, even if their numbers differ."""
-    groups: dict[Finding, list[Any]] = {}
-    for value, finding in judged:
-        if _is_number(value.value):
-            groups.setdefault(replace(finding, measured="", nodes=(), subjects=()), []).append(value.value)
-    merged = []
-    for value, finding in judged:
-        alike = groups.get(replace(finding, measured="", nodes=(), subjects=()))
-        shown = _range(check, alike) if alike and _is_number(value.value) else finding.measured
-        merged.append(replace(finding, measured=shown))
-    return _merged(merged)
+        is_good = finding.verdict == "good"
+        kind = replace(
+            finding,
+            nodes=(),
+            subjects=finding.subjects if is_good and "GPU" not in value.subject else (),
+            measured="" if is_good or _is_number(value.value) else finding.measured,
+        )
+        groups.setdefault(kind, []).append((value, finding))
+    merged = [
+        replace(
+            kind,
+            nodes=tuple(dict.fromkeys(node for _, finding in group for node in finding.nodes)),
+            subjects=tuple(dict.fromkeys(subject for _, finding in group for subject in finding.subjects)),
+            measured=_range(check, [value.value for value, _ in group]),
+        )
+        for kind, group in groups.items()
+    ]
+    return sorted(merged, key=lambda finding: finding.verdict != "good")
 
 
 def _is_number(value: Any) -> bool:
@@ -81,23 +67,26 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _judge(value: Measured, check: Check, expected: Expected) -> Finding:
+    shown = "-" if value.value is None else check.show(value.value)
     if value.error or value.value is None:
         opinion = check.unmeasured
         if value.error:
             opinion = opinion._replace(cause=f"{opinion.cause} {_sentence(value.error)}".strip())
-        return _finding(value, check, opinion, "-" if value.value is None else check.show(value.value))
-    return _finding(value, check, check.judge(value, expected), check.show(value.value))
+    else:
+        opinion = check.judge(value, expected)
+    subjects = (value.subject,) if value.subject else ()
+    if opinion.verdict == "good":
+        opinion = opinion._replace(cause="")
+        if check.part == "network" and not check.of_node:  # good connections need no names
+            subjects = ()
+    return Finding(
+        check.name, check.title, check.part, opinion.verdict, (value.node,) if check.of_node else (),
+        subjects, shown, opinion.expected, opinion.cause, opinion.cure,
+    )  # fmt: skip
 
 
 def _sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
-
-
-def _finding(value: Measured, check: Check, opinion: Opinion, shown: str) -> Finding:
-    return Finding(
-        check.name, check.title, check.part, opinion.verdict, (value.node,) if check.of_node else (),
-        (value.subject,) if value.subject else (), shown, opinion.expected, opinion.cause, opinion.cure,
-    )  # fmt: skip
 
 
 def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
@@ -117,19 +106,6 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
             cause, check.alike_cure,
         )
     ]  # fmt: skip
-
-
-def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings that differ only in their nodes and subjects."""
-    groups: dict[Finding, tuple[dict[int, None], dict[str, None]]] = {}
-    for finding in findings:
-        nodes, subjects = groups.setdefault(replace(finding, nodes=(), subjects=()), ({}, {}))
-        nodes.update(dict.fromkeys(finding.nodes))
-        subjects.update(dict.fromkeys(finding.subjects))
-    return [
-        replace(finding, nodes=tuple(nodes), subjects=tuple(subjects))
-        for finding, (nodes, subjects) in groups.items()
-    ]
 
 
 def spans(numbers: Iterable[int]) -> str:
