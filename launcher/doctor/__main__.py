@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from typing import Any
 
 from launcher.doctor.checks import CHECKS
@@ -77,7 +78,7 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, orders: Orders) -> None:
                 on_node.lost = lambda: monitor.lost
             else:
                 stack.enter_context(heartbeat(orders, answer["identity"]))
-        answer["values"] = [value.as_json() for value in measure_node(place, leftovers)]
+        answer["values"] = [asdict(value) for value in measure_node(place, leftovers)]
         on_node.answer(orders, NODE, answer)
         if place.leads:
             Coordinator(on_node, orders).examine(orders.wait_for_answers(NODE, START_SECONDS, on_node.lost))
@@ -91,7 +92,7 @@ def _check_node(place: Place, leftovers: Leftovers, orders: Orders | None) -> in
     values = measure_node(place, leftovers)
     if orders is not None:
         with suppress(OSError):  # an unwritable folder is itself one of the values
-            orders.answer(NODE, {"values": [value.as_json() for value in values]})
+            orders.answer(NODE, {"values": [asdict(value) for value in values]})
     return _print_values(values, place)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.doctor.checks.collectives import LARGE, least_bandwidth, rate
 from launcher.doctor.checks.search import WORDS
 from launcher.doctor.examine import examine, worst
-from launcher.doctor.interpret import END, NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes
+from launcher.doctor.interpret import END, NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes, values_of
 from launcher.doctor.measure.group import IMPORT_SECONDS
 from launcher.doctor.measure.network import common_adapters, common_interfaces, partners
 from launcher.doctor.measure.shared_files import SEEN_SECONDS
@@ -105,7 +105,7 @@ class Coordinator:
         answers = self.give(
             order, REACH_SECONDS + REACH_SECONDS_EACH * partners_each, "the ways to other nodes"
         )
-        values = [Measured(**value) for answer in answers.values() for value in answer.get("values", ())]
+        values = values_of([(order, answers)])
         self._network_is_broken = worst(examine(values, self.expected)) == "broken"
 
     def _tests(self, first: Answers) -> None:
@@ -273,7 +273,7 @@ class Coordinator:
     def _note(self, *values: Measured) -> None:
         """Add conclusions to the measured values. Other nodes have nothing to do, so none is awaited."""
         self._number += 1
-        self.orders.give(self._number, {"do": NOTE, "values": [value.as_json() for value in values]})
+        self.orders.give(self._number, {"do": NOTE, "values": [asdict(value) for value in values]})
         self.orders.answer(self._number, {})
 
     def _tiny_model(self) -> None:

@@ -48,38 +48,35 @@ def values_of(history: Sequence[tuple[Order, Answers]], nodes: int = 1) -> list[
             values += _trained(order, answers)
         if order.get("do") != TESTS:
             continue
-        test_outcomes = outcomes(order, answers)
+        ended = outcomes(order, answers)
         if order["check"] == PAIRS:
             slow, per_node = order["slow"], order["per_node"]
-            pairs |= {
-                (outcome_.ranks[0], outcome_.ranks[1]): end
-                for outcome_, end in zip(tests_of(order), test_outcomes, strict=True)
-            }
+            tests = tests_of(order)
+            pairs |= {(test.ranks[0], test.ranks[1]): end for test, end in zip(tests, ended, strict=True)}
         else:
-            named = zip(
-                _each(order["check"], test_outcomes),
-                _each(order.get("subject", ""), test_outcomes),
-                test_outcomes,
-                strict=True,
-            )
-            values += [Measured(check, 0, as_record(outcome_), subject) for check, subject, outcome_ in named]
-    return [*values, *([_pairs(pairs, slow, per_node)] if pairs else [])]
+            checks, subjects = (_each(order.get(word, ""), len(ended)) for word in ("check", "subject"))
+            values += [
+                Measured(check, 0, asdict(end), subject)
+                for check, subject, end in zip(checks, subjects, ended, strict=True)
+            ]
+    combined = [Measured(PAIRS, 0, asdict(pairs_of(pairs, per_node, slow=slow)))] if pairs else []
+    return [*values, *combined]
 
 
-def _each(words: str | Sequence[str], ended: Sequence[Outcome]) -> Sequence[str]:
+def _each(words: str | Sequence[str], count: int) -> Sequence[str]:
     """Return one text for each test of an order. A single text applies to all tests."""
-    return [words] * len(ended) if isinstance(words, str) else words
+    return [words] * count if isinstance(words, str) else words
 
 
 def _trained(order: Order, answers: Answers) -> list[Measured]:
     """Return how the tiny model trained in one process, and in several processes compared with one."""
     values = []
     all_steps: Sequence[Steps] = answers.get(0, {}).get("steps") or [[] for _ in TRAININGS]
-    for number, (check, outcome_) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
+    for number, (check, end) in enumerate(zip(TRAININGS, outcomes(order, answers), strict=True)):
         steps, exceptions = all_steps[number], [answer.get("exceptions", ()) for answer in answers.values()]
         exception = next((texts[number] for texts in exceptions if texts and texts[number]), "")
         difference = _difference(steps, all_steps[0]) if number and all_steps[0] else None
-        value = {**as_record(outcome_), "steps": steps, "exception": exception, "difference": difference}
+        value = {**asdict(end), "steps": steps, "exception": exception, "difference": difference}
         values.append(Measured(check, 0, value))
     return values
 
@@ -113,24 +110,3 @@ def tests_of(order: Order) -> list[RankTest]:
 def _reports(answer: Mapping[str, Any], number: int) -> Sequence[Mapping[str, Any]]:
     reports: Sequence[Sequence[Mapping[str, Any]]] = answer.get("told", ())
     return reports[number] if number < len(reports) else ()
-
-
-def as_record(outcome_: Outcome) -> dict[str, Any]:
-    """Return an outcome as plain data, as if read from JSON."""
-    lists = {"ranks": list(outcome_.ranks), "waiting": list(outcome_.waiting), "sizes": list(outcome_.sizes)}
-    lists["each"] = {str(rank): result for rank, result in outcome_.each.items()}
-    return {**asdict(outcome_), **lists}
-
-
-def _pairs(by_pair: Mapping[tuple[int, int], Outcome], slow: bool, per_node: int) -> Measured:
-    combined = pairs_of(by_pair, per_node, slow=slow)
-    value = {
-        "bad": [list(pair) for pair in combined.bad],
-        "good": combined.good,
-        "culprits": list(combined.culprits),
-        "slow": slow,
-        "slowest": list(combined.slowest) if combined.slowest else None,
-        "seconds": combined.seconds,
-        "typical": combined.typical,
-    }
-    return Measured(PAIRS, 0, value)

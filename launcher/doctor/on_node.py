@@ -110,7 +110,7 @@ class OnNode:
             if self.place.leads:
                 raise
             unwritable = Measured("run-folder", self.place.node, None, error=reason_of(error))
-            extra = {"values": [*answer.get("values", ()), *([] if number else [unwritable.as_json()])]}
+            extra = {"values": [*answer.get("values", ()), *([] if number else [asdict(unwritable)])]}
             message = {"number": number, "node": self.place.node, **answer, **extra}
             send_answer(self.place.host, self.place.port, message)
 
@@ -126,7 +126,7 @@ class OnNode:
         values = (
             replace(value, subject=value.subject + order["words"]) for value in measure_ways(node, others)
         )
-        return {"values": [value.as_json() for value in values]}
+        return {"values": [asdict(value) for value in values]}
 
     def _mark_files(self, order: Mapping[str, Any]) -> Answer:
         self._mark = Mark(self.place.node, self.place.run.path, self.leftovers.add)
@@ -137,7 +137,7 @@ class OnNode:
         others = [other for other in partners(node, self.place.expected.nodes) if other in marks]
         until = time.monotonic() + SEEN_SECONDS
         values = [value for other in others for value in look(node, other, marks[other], until)]
-        return {"values": [value.as_json() for value in values]}
+        return {"values": [asdict(value) for value in values]}
 
     def _train(self, order: Mapping[str, Any]) -> Answer:
         expected = self.place.expected

@@ -42,7 +42,7 @@ class Outcome:
     state: str = ""
     "State of the blamed process in proc(5); `T` means stopped."
     error: str = ""
-    sizes: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    sizes: tuple[Mapping[str, Any], ...] = ()
     "For each size: `bytes`, `seconds` of the slowest rank and `bus`, the bus bandwidth in bytes/s."
     each: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     "What each rank measured by itself, in a test without collectives."
@@ -73,12 +73,12 @@ def outcome(test: RankTest, reports: Iterable[RankReport]) -> Outcome:
         each = {rank: report.results[-1] for rank, report in by_rank.items() if report.results}
         bad = tuple(rank for rank, result in each.items() if result["wrong"])
         return Outcome("wrong" if bad else "ok", "matrix product and memory sweep", bad, each=each)
-    pairs = {
-        (rank, None if source is None else test.ranks[source]): report.at
+    pairs = [
+        (rank, None if source is None else test.ranks[source])
         for rank, report in by_rank.items()
         for result in report.results
         for source in result["wrong"]
-    }
+    ]
     if pairs:
         return Outcome("wrong", test.options.get("name", test.what), culprits(pairs, test.ranks), sizes=sizes)
     return Outcome("ok", sizes=sizes)
@@ -136,10 +136,12 @@ class Pairs:
     good: int
     culprits: tuple[int, ...]
     "Ranks whose pairs are all bad, if they explain all bad pairs."
-    slowest: tuple[int, int] | None = None
-    seconds: float = 0.0
+    slow: bool
+    "Whether slow pairs count as bad."
+    slowest: tuple[int, int] | None
+    seconds: float
     "Time of the slowest pair."
-    typical: float = 0.0
+    typical: float
     "Time of a good pair."
 
 
@@ -148,32 +150,26 @@ def pairs_of(outcomes: Mapping[tuple[int, int], Outcome], per_node: int = 1, *, 
 
     Pairs within a node are compared with each other, and so are pairs across nodes.
     """
-    times = {
-        pair: outcome_.sizes[-1]["seconds"]
-        for pair, outcome_ in outcomes.items()
-        if outcome_.ok and outcome_.sizes
-    }
-    classes: dict[bool, list[float]] = {}
-    for (outcome_, other), seconds in sorted(times.items(), key=lambda item: item[1]):
-        classes.setdefault(outcome_ // per_node == other // per_node, []).append(seconds)
+
+    def within_node(pair: tuple[int, int]) -> bool:
+        return pair[0] // per_node == pair[1] // per_node
+
+    times = {pair: ended.sizes[-1]["seconds"] for pair, ended in outcomes.items() if ended.ok and ended.sizes}
+    alike: dict[bool, list[float]] = {}
+    for pair, seconds in sorted(times.items(), key=lambda item: item[1]):
+        alike.setdefault(within_node(pair), []).append(seconds)
     # The 25th percentile, because one sick rank of three is in two of the three pairs.
-    typical = {inside: found[len(found) // 4] for inside, found in classes.items()}
-    slow_pairs = {
-        (outcome_, other)
-        for (outcome_, other), seconds in times.items()
-        if slow and seconds > SLOWER * typical[outcome_ // per_node == other // per_node]
-    }
-    bad = tuple(pair for pair, outcome_ in outcomes.items() if not outcome_.ok or pair in slow_pairs)
-    slowest = max(times, key=times.__getitem__) if times else None
-    slowest_seconds = times[slowest] if slowest is not None else 0.0
-    return Pairs(
-        bad,
-        len(outcomes) - len(bad),
-        common(bad, outcomes),
-        slowest,
-        slowest_seconds,
-        min(typical.values(), default=0.0),
+    typical = {within: ascending[len(ascending) // 4] for within, ascending in alike.items()}
+    bad = tuple(
+        pair
+        for pair, ended in outcomes.items()
+        if not ended.ok or (slow and pair in times and times[pair] > SLOWER * typical[within_node(pair)])
     )
+    slowest = max(times, key=times.__getitem__, default=None)
+    return Pairs(
+        bad, len(outcomes) - len(bad), common(bad, outcomes), slow,
+        slowest, times[slowest] if slowest else 0.0, min(typical.values(), default=0.0),
+    )  # fmt: skip
 
 
 def common(bad: Sequence[tuple[int, int]], all_pairs: Iterable[tuple[int, int]]) -> tuple[int, ...]:

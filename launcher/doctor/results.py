@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from launcher.doctor.examine import examine, worst
@@ -75,9 +75,7 @@ class Results:
             f"{', which ' * bool(self.unfinished)}{self.unfinished}"
         )
         hosts = {
-            finding.node: str(finding.value)
-            for finding in self.values
-            if finding.check == "host" and finding.value
+            value.node: str(value.value) for value in self.values if value.check == "host" and value.value
         }
         findings = [
             replace(
@@ -101,8 +99,8 @@ class Results:
             "complete": not self.unfinished,
             "unfinished": self.unfinished,
             "verdict": self.verdict,
-            "findings": [finding.as_json() for finding in self.findings],
-            "measured": [finding.as_json() for finding in self.values],
+            "findings": [asdict(finding) for finding in self.findings],
+            "measured": [asdict(value) for value in self.values],
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ class Measured:
     "Which of several things was measured: `GPU 3`, a folder, `node 0 to node 1`."
     error: str = ""
     "Why it could not be measured, or what failed."
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -127,6 +124,3 @@ class Finding:
     expected: str
     cause: str = ""
     cure: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)

@@ -142,7 +142,7 @@ def test_an_examination_that_was_killed_is_not_complete(lab: Lab) -> None:
     assert "good" in found and "broken" not in found
 
 
-ALL_GOOD = {"values": [Measured("shm", 0, 2**34).as_json()]}
+ALL_GOOD = {"values": [asdict(Measured("shm", 0, 2**34))]}
 FAILED = {"do": TESTS, "check": "joined", "tests": [asdict(RankTest("connect", {}, (0,), "h", 61000, 1.0))]}
 
 

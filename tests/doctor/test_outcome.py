@@ -95,4 +95,4 @@ def test_a_test_that_not_all_nodes_have_answered_is_judged_once_it_is_over() -> 
     assert values_of([(order, answers)], nodes=2) == []
     note = ({"do": NOTE, "values": [asdict(Measured("alive", 1, None))]}, {0: {}})
     found = {one.check: one.value for one in values_of([(order, answers), note], nodes=2)}
-    assert found["joined"]["kind"] == "hang" and found["joined"]["ranks"] == [1] and "alive" in found
+    assert found["joined"]["kind"] == "hang" and found["joined"]["ranks"] == (1,) and "alive" in found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def results_with(folder: Path, **cluster: Any) -> Results:
     names += [Measured("gpu-memory", 0, 42_298_834_944, f"GPU {index}") for index in range(4)]
     chosen = {"env": {"NCCL_SHM_DISABLE": "1"}, "explains": "", "before": "all-reduce hangs", "after": ""}
     values = [*names, Measured("chosen", 0, chosen)]
-    orders.answer(0, {"values": [one.as_json() for one in values]})
+    orders.answer(0, {"values": [asdict(one) for one in values]})
     found = results_of(run)
     assert found is not None
     return found
@@ -281,7 +281,7 @@ def test_a_setting_that_hangs_is_a_finding_and_the_search_goes_on(tmp_path: Path
         assert [nodes.processes(node) for node in range(2)] == [[], []], "nothing is left"
     tried = {one.subject: one.value for one in results.values if one.check == "setting"}
     stopped = tried["GLOO_SOCKET_IFNAME=eth1"]
-    assert (stopped["kind"], stopped["ranks"], stopped["state"]) == ("hang", [1], "T")
+    assert (stopped["kind"], stopped["ranks"], stopped["state"]) == ("hang", (1,), "T")
     assert tried["GLOO_SOCKET_IFNAME=eth2"]["kind"] != "ok"
     assert sick(results)["chosen"].measured == "GLOO_SOCKET_IFNAME=eth3"
     assert {one.verdict for one in results.findings if one.part == "model"} == {"good"}

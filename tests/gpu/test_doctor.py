@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.examine import examine
-from launcher.doctor.interpret import as_record
 from launcher.doctor.job_needs import JobNeeds
 from launcher.doctor.measure.gpus import measure_gpus
 from launcher.doctor.measure.group import Group
@@ -123,7 +123,7 @@ def test_a_healthy_gpu_reaches_half_its_data_sheet(group: Group) -> None:
     if gpu_type_of(gpu_name()) is None:
         pytest.skip("no data sheet of this GPU")
     expected = Expected(gpus_per_node=1, gpu_type=gpu_name())
-    [finding] = examine([Measured("compute", 0, as_record(end))], expected)
+    [finding] = examine([Measured("compute", 0, asdict(end))], expected)
     assert (finding.verdict, finding.expected) == ("good", "half the data sheet"), finding.measured
 
 
@@ -155,7 +155,7 @@ def test_two_gpus_exchange_right_values_at_the_speed_of_their_link(group: Group,
     end = run(group, "collective", 2, name=name, sizes=[8, 2**20, 2**28])
     assert end.ok, end
     expected = Expected(ranks_per_node=2, gpus_per_node=2, gpu_type=gpu_name())
-    [finding] = examine([Measured(name, 0, as_record(end))], expected)
+    [finding] = examine([Measured(name, 0, asdict(end))], expected)
     assert finding.verdict == "good", finding
 
 

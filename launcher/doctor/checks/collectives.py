@@ -59,8 +59,8 @@ def compute(measured: Measured, expected: Expected) -> Opinion:
     if value["kind"] != "ok":
         return _failed(value, expected, "equal bits")
     gpu = gpu_type_of(expected.gpu_type or "", expected.gpu_memory) if expected.gpus_per_node else None
-    flops = {int(rank): speeds["flops"] for rank, speeds in value["each"].items()}
-    bytes_per_second = {int(rank): speeds["bytes_per_second"] for rank, speeds in value["each"].items()}
+    flops = {rank: speeds["flops"] for rank, speeds in value["each"].items()}
+    bytes_per_second = {rank: speeds["bytes_per_second"] for rank, speeds in value["each"].items()}
     least_flops = SHEET_SHARE * gpu.half * TERA if gpu else MEDIAN_SHARE * median(flops.values())
     least_bytes = (
         SHEET_SHARE * gpu.bandwidth * GIGA if gpu else MEDIAN_SHARE * median(bytes_per_second.values())

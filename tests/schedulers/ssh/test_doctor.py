@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_a_profile_of_hosts_is_detected_with_what_the_doctor_found_there(lab: Ap
         "after": "",
     }
     Orders(run.attempt(0).path / "doctor", 0, 2).answer(
-        0, {"values": [Measured("chosen", 0, chosen).as_json()]}
+        0, {"values": [asdict(Measured("chosen", 0, chosen))]}
     )
     hosts = [text for name in NAMES for text in ("--host", name)]
     done = lab.cli("clusters", "detect", *hosts)
