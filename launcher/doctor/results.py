@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.doctor.examine import examine, worst
 from launcher.doctor.interpret import END, values_of
@@ -113,56 +113,47 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
     expected = Expected.of(about, plan, options.job)
     attempt = next(reversed(run.attempts()), run.attempt(0))  # a run that was cut off may be resumed
     orders = Orders(attempt.path / "doctor", 0, expected.nodes)
-    end, history = _end_of(run, attempt), orders.history()
+    (failure, reason), history = _end_of(run, attempt), orders.history()
     is_complete = bool(history) and history[-1][0].get("do") == END
-    unfinished = (
-        _why_unfinished(end, is_complete, len(orders.answers(0)) == expected.nodes) if ended else NOT_ENDED
-    )
+    all_answered = len(orders.answers(0)) == expected.nodes
+    unfinished = _why_unfinished(failure, reason, is_complete, all_answered) if ended else NOT_ENDED
     if damaged := orders.damaged() if ended else []:
         others = f" and {len(damaged) - 1} other files" if len(damaged) > 1 else ""
         unfinished = f"has files that cannot be read: {damaged[0]}{others}"
     if ended and unfinished and not is_complete and history and history[-1][0]:
         history[-1] = (history[-1][0], {})  # drop answers that the run's end may have affected
     values = [
-        *_of_run(orders, expected, end.reason, not unfinished),
+        *_of_run(orders, expected, reason, not unfinished),
         *values_of(history, expected.nodes),
     ]
     name = str(about.get("cluster", {}).get("name", ""))
     return Results(run, name, options, expected, tuple(values), unfinished, ended, bool(damaged))
 
 
-class _End(NamedTuple):
-    """How a run ended according to its records."""
+def _end_of(run: RunDir, attempt: AttemptDir) -> tuple[str | None, str]:
+    """Return the failure of a run, and the reason for it, which is empty if the run succeeded.
 
-    failure: str | None
-    "None if unknown: the supervisor was killed, or has not ended."
-    reason: str = ""
-    "Empty if it succeeded."
-
-
-def _end_of(run: RunDir, attempt: AttemptDir) -> _End:
+    The failure is None if it is unknown: the supervisor was killed, or has not ended.
+    """
     record, state = attempt.read_verdict(), run.read_state()
-    if record is not None and record.verdict.ok:
-        return _End(record.verdict.failure)
-    if record is not None:
-        return _End(record.verdict.failure, record.verdict.reason)
-    if state.state == "lost" or not state.failure:
-        return _End(None)
-    return _End(state.failure, "" if state.failure == "succeeded" else state.reason)
+    end = record.verdict if record is not None else state
+    if (record is None and state.state == "lost") or not end.failure:
+        return None, ""
+    return end.failure, "" if end.failure == "succeeded" else end.reason
 
 
-def _why_unfinished(end: _End, is_complete: bool, all_answered: bool) -> str:
+def _why_unfinished(failure: str | None, reason: str, is_complete: bool, all_answered: bool) -> str:
     """Return why the examination of an ended run is incomplete, or "" if it is complete.
 
     `is_complete`: whether node 0 gave the last order. `all_answered`: whether every node began to examine
     itself. If one did not, the failure of the run itself, such as a missing image, is the finding.
     """
-    if end.failure is None:
+    if failure is None:
         return "was lost"
-    if end.failure == "cancelled":
+    if failure == "cancelled":
         return "was cancelled"
-    if end.failure in CUT_OFF or (not is_complete and (all_answered or end.failure == "node-failed")):
-        return f"ended too early: {end.reason or 'the doctor itself failed'}"
+    if failure in CUT_OFF or (not is_complete and (all_answered or failure == "node-failed")):
+        return f"ended too early: {reason or 'the doctor itself failed'}"
     return ""
 
 

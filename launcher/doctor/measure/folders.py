@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -62,9 +62,7 @@ def _measure_each(
     devices = set()
     for name, folder in folders.items():
         yield name
-        existing = folder
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         if (device := os.stat(existing).st_dev) not in devices:
             devices.add(device)
             yield Measured("folder", node, str(existing), name)
@@ -75,41 +73,39 @@ def measure_folder(
     node: int, name: str, folder: Path, most: int, register: Callable[[str], object]
 ) -> Iterator[Measured]:
     """Yield the values of one folder. Test files are deleted again."""
-    yield guarded("space", node, lambda: os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize, name)
-    if os.statvfs(folder).f_files:  # 0 on btrfs and others, which create inodes on demand
-        yield guarded("inodes", node, lambda: os.statvfs(folder).f_favail, name)
-    size = min(most, int(os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize * FREE_SHARE))
+    statistics = os.statvfs(folder)
+    free = statistics.f_bavail * statistics.f_frsize
+    yield Measured("space", node, free, name)
+    if statistics.f_files:  # 0 on btrfs and others, which create inodes on demand
+        yield Measured("inodes", node, statistics.f_favail, name)
     with ExitStack() as stack:
-        written = guarded(
-            "write", node, lambda: stack.enter_context(_test_file(folder, size, register)), name
-        )
+
+        def write() -> tuple[Path, float, int]:
+            inside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder))
+            register(inside)
+            file = Path(inside, "file")
+            return file, *_write(file, min(most, int(free * FREE_SHARE)))
+
+        written = guarded("write", node, write, name)
         if written.error:
             yield written
             return
-        file, speed, done = written.value
+        file, speed, size = written.value
         yield Measured("write", node, round(speed), name)
-        yield guarded("read", node, lambda: round(_read(file, done)), name)
-        yield guarded("rename", node, lambda: _rename(folder, register), name)
+        yield guarded("read", node, lambda: round(_read(file, size)), name)
+        yield guarded("rename", node, lambda: _rename(file.parent), name)
         yield guarded("flock", node, lambda: _flock(file), name)
 
 
-@contextmanager
-def _test_file(
-    folder: Path, size: int, register: Callable[[str], object]
-) -> Iterator[tuple[Path, float, int]]:
-    """Write a file and sync it, a part at a time. Yield its path, the bytes/s and its size."""
-    descriptor, name = tempfile.mkstemp(prefix=".doctor-", dir=folder)
-    register(name)
-    try:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            block, written = os.urandom(min(size, PART_BYTES)), 0
-            began, until = time.perf_counter(), time.perf_counter() + size / LEAST
-            while written < size and time.perf_counter() < until:
-                written += file.write(block[: size - written])
-                os.fdatasync(file.fileno())
-        yield Path(name), written / (time.perf_counter() - began), written
-    finally:
-        Path(name).unlink(missing_ok=True)
+def _write(file: Path, size: int) -> tuple[float, int]:
+    """Write a file and sync it, a part at a time. Return the bytes/s and the number of bytes written."""
+    with open(file, "wb", buffering=0) as opened:
+        block, written = os.urandom(min(size, PART_BYTES)), 0
+        began, until = time.perf_counter(), time.perf_counter() + size / LEAST
+        while written < size and time.perf_counter() < until:
+            written += opened.write(block[: size - written])
+            os.fdatasync(opened.fileno())
+    return written / (time.perf_counter() - began), written
 
 
 def _read(file: Path, size: int) -> float:
@@ -127,21 +123,25 @@ def _read(file: Path, size: int) -> float:
         os.close(descriptor)
 
 
-def _rename(folder: Path, register: Callable[[str], object]) -> str:
-    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as inside:
-        register(inside)
-        old, new = Path(inside, "old"), Path(inside, "new")
-        old.write_text("old")
-        new.write_text("new")
-        new.replace(old)
-        return "replaces" if old.read_text() == "new" and not new.exists() else "keeps"
+def _rename(folder: Path) -> str:
+    old, new = folder / "old", folder / "new"
+    old.write_text("old")
+    new.write_text("new")
+    new.replace(old)
+    return "replaces" if old.read_text() == "new" and not new.exists() else "keeps"
 
 
 def _flock(file: Path) -> str:
-    with open(file, "rb") as first, open(file, "rb") as second:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(file, "rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_of_another(file)
+
+
+def lock_of_another(file: Path) -> str:
+    """Return whether a lock that another open file holds excludes this process."""
+    with open(file, "rb") as opened:
         try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return "excludes"
     return "excludes nobody"

@@ -43,10 +43,7 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
 
 def launcher_version() -> str:
     """Return the installed version, or "source" for a launcher that is only on PYTHONPATH."""
-    try:
-        return importlib.metadata.version("launcher")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
+    return _installed_version("launcher") or "source"
 
 
 def memlock() -> dict[str, Any]:

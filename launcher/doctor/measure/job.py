@@ -97,10 +97,8 @@ def _run(command: list[str], environ: Mapping[str, str]) -> subprocess.Completed
 
 
 def _free_bytes(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    statistics = os.statvfs(folder)
-    return statistics.f_bavail * statistics.f_frsize
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _free_on_gpus() -> list[int]:

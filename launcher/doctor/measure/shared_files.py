@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from launcher.doctor.measure.folders import lock_of_another
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
 
@@ -68,7 +69,7 @@ def look(node: int, other: int, marks: Marks, until: float) -> Iterator[Measured
         seen = guarded("same-files", node, partial(_sees, path, text, until), subject)
         yield seen
         if seen.value == "seen":
-            yield guarded("shared-locks", node, partial(_locked, path), subject)
+            yield guarded("shared-locks", node, partial(lock_of_another, path), subject)
 
 
 def _sees(path: Path, text: str, until: float) -> str:
@@ -83,15 +84,6 @@ def _sees(path: Path, text: str, until: float) -> str:
             return "missing" if text_found == "missing" else "another file"
         time.sleep(0.2)
         os.listdir(path.parent)  # makes a network file system query its server again
-
-
-def _locked(path: Path) -> str:
-    with open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return "excludes"
-    return "excludes nobody"
 
 
 def code_files(workdir: Path) -> str:
