@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.examine import examine
 from launcher.doctor.interpret import values_of
+from launcher.doctor.measure.folders import measure_folder
 from launcher.doctor.orders import Orders
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.rundir.layout import RunDir
@@ -147,6 +151,21 @@ def test_a_fault_is_found_and_named(
     assert words in f"{found.measured} {found.cause}" and found.cure
     assert found.title in node.output
     assert code == EXIT_SICK * any(one.verdict == "broken" for one in node.findings.values())
+
+
+def test_file_locks_are_tried_as_nfs_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flock(2): over NFS, a file must be open for writing to get an exclusive lock. Linux says EBADF."""
+    flock = fcntl.flock
+
+    def flock_over_nfs(file: Any, operation: int) -> None:
+        access = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if access == (os.O_RDONLY if operation & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_over_nfs)
+    [found] = [one for one in measure_folder(0, "run folder", tmp_path, 1, print) if one.check == "flock"]
+    assert (found.value, found.error) == ("excludes", "")
 
 
 def test_a_command_that_needs_no_torch_runs_without(node: Node) -> None:

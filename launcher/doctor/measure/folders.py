@@ -132,7 +132,7 @@ def _rename(folder: Path) -> str:
 
 
 def _flock(file: Path) -> str:
-    with open(file, "rb") as locked:
+    with open(file, "r+b") as locked:  # NFS locks a file exclusively only if it is open for writing
         fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return lock_of_another(file)
 
