@@ -66,8 +66,8 @@ class Coordinator:
     def __init__(self, on_node: OnNode, orders: Orders) -> None:
         self.on_node, self.orders = on_node, orders
         self.place, self.expected = on_node.place, on_node.place.expected
+        assert on_node.place.options is not None
         self.options = on_node.place.options
-        assert self.options is not None
         self._grace_seconds = IMPORT_SECONDS
         self.env: dict[str, str] = {}
         "Settings that the collectives need to work."
@@ -85,7 +85,6 @@ class Coordinator:
         }
         silent = set(range(self.expected.nodes)) - first.keys()
         self._gone = dict.fromkeys(silent, "its own values")
-        assert self.options is not None
         if self.expected.nodes > 1:
             self._reach()
             if self.expected.shared:
@@ -168,9 +167,9 @@ class Coordinator:
 
     def _collectives(self, sizes: Sequence[int]) -> bool:
         """Test the collectives, and search for settings if they fail. Return whether they work in the end."""
-        [joined] = self.test("joined", [self.new_test("connect", self._all_ranks, self._connect_seconds)])
+        seconds = CONNECT_SECONDS + CONNECT_SECONDS_PER_RANK * self.expected.ranks
+        [joined] = self.test("joined", [self.new_test("connect", self._all_ranks, seconds)])
         outcomes_by_name: dict[str, Outcome] = {}
-        assert self.options is not None
         broken, slow = self._network_is_broken, False
         seconds = THOROUGH_SECONDS if self.options.thorough else COLLECTIVE_SECONDS
         remaining = [*BUS] if joined.ok else []
@@ -185,7 +184,8 @@ class Coordinator:
         failed = [name for name, result in outcomes_by_name.items() if not result.ok] if joined.ok else [*BUS]
         if failed:
             ended = [*outcomes_by_name.values(), joined]
-            if self.expected.nodes > 1 and not self._network_is_broken and any(map(_hangs, ended)):
+            hangs = any(result.kind == "hang" for result in ended)
+            if hangs and self.expected.nodes > 1 and not self._network_is_broken:
                 self._reach(", after a hang")
             pairs = self._pairs(slow=False)
             if any(result.state in STOPPED for result in ended):
@@ -200,14 +200,10 @@ class Coordinator:
             self._tune(sizes)
         return bool(self.env) or (joined.ok and not failed)
 
-    @property
-    def _connect_seconds(self) -> float:
-        return CONNECT_SECONDS + CONNECT_SECONDS_PER_RANK * self.expected.ranks
-
     def _collective(
         self, name: str, seconds: float, sizes: Sequence[int], env: Mapping[str, str] | None = None
     ) -> RankTest:
-        return self.new_test("collective", self._all_ranks, seconds, env, name=name, sizes=list(sizes))
+        return self.new_test("collective", self._all_ranks, seconds, env, name=name, sizes=sizes)
 
     def _search(self, failed: Sequence[str], before: str, sizes: Sequence[int], where: Where) -> None:
         """Try settings until one fixes all `failed` collectives. `before` describes the failure."""
@@ -219,7 +215,7 @@ class Coordinator:
             # Run the cheapest test first, because most settings do not help.
             connects = self.test(
                 "setting",
-                [self._try("connect", setting) for setting in batch],
+                [self.new_test("connect", self._all_ranks, TRY_SECONDS, setting.env) for setting in batch],
                 subject=[setting.text for setting in batch],
             )
             for setting in [setting for setting, result in zip(batch, connects, strict=True) if result.ok]:
@@ -229,7 +225,7 @@ class Coordinator:
         self._note(Measured("chosen", 0, {"env": None}))
 
     def _works_with(self, setting: Setting, names: Sequence[str], sizes: Sequence[int]) -> bool:
-        tests = [self._try("collective", setting, name=name, sizes=list(sizes)) for name in names]
+        tests = [self._collective(name, TRY_SECONDS, sizes, setting.env) for name in names]
         results = self.test("setting", tests, subject=[f"{setting.text}, {name}" for name in names])
         return all(result.ok for result in results)
 
@@ -237,7 +233,7 @@ class Coordinator:
         """Measure all settings, and choose the fastest if it is faster than none each time."""
 
         def measure(setting: Setting) -> Outcome:
-            test = self._try("collective", setting, name="all-reduce", sizes=list(sizes))
+            test = self._collective("all-reduce", TRY_SECONDS, sizes, setting.env)
             return self.test("setting", [test], subject=setting.text or "none")[0]
 
         tried = [(setting, measure(setting)) for setting in self._candidates(self._where())]
@@ -250,18 +246,13 @@ class Coordinator:
         self._note(Measured("chosen", 0, {"env": {}}))
 
     def _candidates(self, where: Where) -> list[Setting]:
-        assert self.options is not None
         identities = list(self._identities.values())
         settings = candidates(
             self.expected.backend, where, common_interfaces(identities), common_adapters(identities),
             several=self.expected.nodes > 1, tune=self.options.tune,
         )  # fmt: skip
-        return [
-            setting for setting in settings if not setting.env.items() <= os.environ.items()
-        ]  # skip those already set
-
-    def _try(self, what: str, setting: Setting, **options: Any) -> RankTest:
-        return self.new_test(what, self._all_ranks, TRY_SECONDS, setting.env, **options)
+        # Those that are set already have been tested.
+        return [setting for setting in settings if not setting.env.items() <= os.environ.items()]
 
     def _choose(self, setting: Setting, before: str, after: str) -> None:
         """Record the setting and use it for the tests that follow."""
@@ -299,23 +290,19 @@ class Coordinator:
         outcomes_by_pair: dict[tuple[int, ...], Outcome] = {}
         if self.expected.ranks <= 2:
             return outcomes_by_pair
-        ranks_per_node, nodes = self.expected.ranks_per_node, self.expected.nodes
-        is_large = self.expected.ranks > 16
-        groups = (
-            [range(0, nodes * ranks_per_node, ranks_per_node)]
-            if is_large
-            else [range(nodes * ranks_per_node)]
-        )
-        if is_large:
-            groups += [range(node * ranks_per_node, (node + 1) * ranks_per_node) for node in range(nodes)]
+        per_node, groups = self.expected.ranks_per_node, [self._all_ranks]
+        if self.expected.ranks > 16:
+            nodes = range(self.expected.nodes)
+            groups = [self._all_ranks[node * per_node : (node + 1) * per_node] for node in nodes]
+            groups.insert(0, self._all_ranks[::per_node])
         for members in groups:
-            for pairs in rounds(list(members)):
+            for pairs in rounds(members):
                 tests = [
                     self.new_test("collective", pair, PAIR_SECONDS, name="all-reduce", sizes=[8, PAIR_BYTES])
                     for pair in pairs
                 ]
                 outcomes_by_pair |= zip(
-                    pairs, self.test(PAIRS, tests, slow=slow, per_node=ranks_per_node), strict=True
+                    pairs, self.test(PAIRS, tests, slow=slow, per_node=per_node), strict=True
                 )
         return outcomes_by_pair
 
@@ -334,7 +321,6 @@ class Coordinator:
         return "anywhere" if len(bad) != 1 else "between" if bad.pop() else "inside"
 
     def _sizes(self, first: Answers) -> list[int]:
-        assert self.options is not None
         if not self.options.thorough:
             return list(SIZES[self.expected.backend])
         if self.expected.gpus_per_node:
@@ -347,7 +333,3 @@ class Coordinator:
         ]
         most = FREE_PART * min(free, default=0) / self.expected.ranks_per_node
         return [size for size in THOROUGH_SIZES if size <= max(most, LARGE)]
-
-
-def _hangs(outcome: Outcome) -> bool:
-    return outcome.kind == "hang"

@@ -94,17 +94,16 @@ def candidates(
         return by_interface if several else [Setting({name: "lo"}, "The interface of the host's name fails.")]
     by_adapter = [
         Setting(
-            {"NCCL_IB_HCA": f"={interface}"}, f"Another adapter than {interface} does not connect the nodes.",
+            {"NCCL_IB_HCA": f"={adapter}"}, f"Another adapter than {adapter} does not connect the nodes.",
             where="between",
         )
-        for interface in adapters
+        for adapter in adapters
     ]  # fmt: skip
-    settings = (
-        [interface for interface in NCCL if tune or interface.purpose == "works"] + by_interface + by_adapter
-    )
-    settings = [interface for interface in settings if several or interface.where != "between"]
+    settings = [setting for setting in NCCL if tune or setting.purpose == "works"]
+    settings += [*by_interface, *by_adapter]
+    settings = [setting for setting in settings if several or setting.where != "between"]
     if where != "anywhere":
-        settings.sort(key=lambda interface: interface.where not in (where, "anywhere"))
+        settings.sort(key=lambda setting: setting.where not in (where, "anywhere"))
     return [*settings, *([] if tune else _pairs(settings))]
 
 
