@@ -18,7 +18,7 @@ from launcher.doctor.measure.network import common_adapters, common_interfaces, 
 from launcher.doctor.measure.shared_files import SEEN_SECONDS
 from launcher.doctor.on_node import LOOK, MARK, REACH, OnNode
 from launcher.doctor.orders import Orders
-from launcher.doctor.outcome import BUS, STOPPED, Outcome, rounds
+from launcher.doctor.outcome import BUS, STOPPED, Outcome, pair_rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import NO_SETTING, Setting, Where, candidates, fastest, gain
 from launcher.doctor.values import Measured
@@ -286,24 +286,16 @@ class Coordinator:
         )
 
     def _pairs(self, *, slow: bool) -> dict[tuple[int, ...], Outcome]:
-        """Test pairs of ranks, many at a time. In large runs: pairs within a node, and one rank per node."""
+        """Test pairs of ranks, many at a time."""
         outcomes_by_pair: dict[tuple[int, ...], Outcome] = {}
-        if self.expected.ranks <= 2:
-            return outcomes_by_pair
-        per_node, groups = self.expected.ranks_per_node, [self._all_ranks]
-        if self.expected.ranks > 16:
-            nodes = range(self.expected.nodes)
-            groups = [self._all_ranks[node * per_node : (node + 1) * per_node] for node in nodes]
-            groups.insert(0, self._all_ranks[::per_node])
-        for members in groups:
-            for pairs in rounds(members):
-                tests = [
-                    self.new_test("collective", pair, PAIR_SECONDS, name="all-reduce", sizes=[8, PAIR_BYTES])
-                    for pair in pairs
-                ]
-                outcomes_by_pair |= zip(
-                    pairs, self.test(PAIRS, tests, slow=slow, per_node=per_node), strict=True
-                )
+        nodes, per_node = self.expected.nodes, self.expected.ranks_per_node
+        for pairs in pair_rounds(nodes, per_node) if self.expected.ranks > 2 else ():
+            tests = [
+                self.new_test("collective", pair, PAIR_SECONDS, name="all-reduce", sizes=[8, PAIR_BYTES])
+                for pair in pairs
+            ]
+            ended = self.test(PAIRS, tests, slow=slow, per_node=per_node)
+            outcomes_by_pair |= zip(pairs, ended, strict=True)
         return outcomes_by_pair
 
     def _where(self, pairs: Mapping[tuple[int, ...], Outcome] | None = None) -> Where:

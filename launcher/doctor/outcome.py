@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from launcher.doctor.rank_test import RankReport, RankTest
@@ -183,6 +184,19 @@ def common(bad: Sequence[tuple[int, int]], all_pairs: Iterable[tuple[int, int]])
     sick = tuple(sorted(rank for rank in bad_per_rank if bad_per_rank[rank] == pairs_per_rank[rank]))
     explained = all(set(pair) & set(sick) for pair in bad)
     return sick if sick and explained and len(sick) < len(pairs_per_rank) else ()
+
+
+def pair_rounds(nodes: int, per_node: int) -> list[list[tuple[int, int]]]:
+    """Return the pairs of ranks to test, in rounds of pairs that are tested at the same time.
+
+    These are all pairs, or above 16 ranks those within a node and those of the first rank of each node.
+    """
+    ranks = range(nodes * per_node)
+    if len(ranks) <= 16:
+        return rounds(ranks)
+    within_nodes = [rounds(ranks[first : first + per_node]) for first in ranks[::per_node]]
+    at_once = [[*chain.from_iterable(of_nodes)] for of_nodes in zip(*within_nodes, strict=True)]
+    return [pairs for pairs in [*rounds(ranks[::per_node]), *at_once] if pairs]
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:

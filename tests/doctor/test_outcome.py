@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.doctor.interpret import NOTE, TESTS, values_of
-from launcher.doctor.outcome import BUS, Outcome, common, culprits, outcome, pairs_of, rounds
+from launcher.doctor.outcome import BUS, Outcome, common, culprits, outcome, pair_rounds, pairs_of, rounds
 from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.values import Measured
 
@@ -86,6 +86,17 @@ def test_the_rank_or_pair_that_explains_all_bad_pairs() -> None:
 def test_many_nodes_meet_few_others() -> None:
     pairs = [pair for one in rounds(range(64)) for pair in one]
     assert len(rounds(range(64))) == 6 and len(pairs) == 6 * 32 and len(set(pairs)) == len(pairs)
+
+
+def test_pairs_within_all_nodes_are_tested_at_the_same_time() -> None:
+    """One node after the other, 64 nodes took longer than the time limit of the doctor's run."""
+    large = pair_rounds(64, 8)
+    assert len(large) == 6 + 7, "64 nodes with some others, and 8 ranks of each node with each other"
+    assert all(len({rank for pair in one for rank in pair}) == 2 * len(one) for one in large)
+    within = {pair for one in large for pair in one if pair[0] // 8 == pair[1] // 8}
+    assert len(within) == 64 * 8 * 7 // 2
+    assert len(pair_rounds(20, 1)) == 5 and all(pair_rounds(20, 1)), "no round is empty"
+    assert pair_rounds(2, 2) == rounds(range(4))
 
 
 def test_a_test_that_not_all_nodes_have_answered_is_judged_once_it_is_over() -> None:
