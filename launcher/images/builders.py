@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Builder:
-    """Docker and podman, which have the same command lines for these operations."""
+    """Docker, and what other tools do in the same way."""
 
     name: str
     checks: tuple[tuple[Command, str], ...]
@@ -28,13 +27,9 @@ class Builder:
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
         """Return the build command. `epoch` (Unix seconds) becomes the time of the image and its files."""
         # By default BuildKit keeps the time at which files in layers were written.
-        reproducible = (
-            ("--output", f"type=docker,name={tag},rewrite-timestamp=true")
-            if self.name == "docker"
-            else ("--timestamp", str(epoch), "--format", "docker", "--tag", tag)
-        )
-        command = ("docker", "buildx") if self.name == "docker" else (self.name,)
-        return (*command, "build", "--build-arg", f"SOURCE_DATE_EPOCH={epoch}", *reproducible, str(folder))
+        output = f"type=docker,name={tag},rewrite-timestamp=true"
+        epoch_argument = ("--build-arg", f"SOURCE_DATE_EPOCH={epoch}")
+        return ("docker", "buildx", "build", *epoch_argument, "--output", output, str(folder))
 
     def config(self, tag: str) -> dict[str, Any]:
         """Return User, Entrypoint, Labels etc. of a local image. Raises ImageError if it does not exist."""
@@ -48,8 +43,6 @@ class Builder:
     def push(self, tag: str, destination: str, digest_file: Path) -> str:
         """Push the image and return its digest in the registry. Raises ImageError."""
         self.config(tag)
-        if self.name == "podman":
-            return _push_with_file((self.name,), tag, destination, digest_file)
         _quiet((self.name, "tag", tag, destination))
         _quiet((self.name, "push", destination))
         repository = destination.rpartition(":")[0]
@@ -61,13 +54,26 @@ class Builder:
         return str(digests[0].partition("@")[2])
 
 
-class Buildah(Builder):
-    """buildah. It works without an engine and, with BUILDAH_ISOLATION=chroot, also in a container."""
+class Podman(Builder):
+    """Podman."""
+
+    _verb = "build"
 
     def build(self, folder: Path, tag: str, epoch: int) -> Command:
         arguments = ("--build-arg", f"SOURCE_DATE_EPOCH={epoch}", "--timestamp", str(epoch))
         # Docker's format, because OCI's has no health check and no SHELL.
-        return ("buildah", "bud", "--format", "docker", *arguments, "--tag", tag, str(folder))
+        return (self.name, self._verb, *arguments, "--format", "docker", "--tag", tag, str(folder))
+
+    def push(self, tag: str, destination: str, digest_file: Path) -> str:
+        self.config(tag)
+        _quiet((self.name, "push", "--digestfile", str(digest_file), tag, f"docker://{destination}"))
+        return digest_file.read_text(encoding="utf-8").strip()
+
+
+class Buildah(Podman):
+    """buildah. It works without an engine and, with BUILDAH_ISOLATION=chroot, also in a container."""
+
+    _verb = "bud"
 
     def config(self, tag: str) -> dict[str, Any]:
         inspected = _json(("buildah", "inspect", "--type", "image", tag), tag)
@@ -77,21 +83,12 @@ class Buildah(Builder):
     def run_inside(self, tag: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         # `buildah run` ignores the entrypoint.
         entrypoint = self.config(tag).get("Entrypoint") or []
-        with self.container(tag) as container:
-            argv = ["buildah", "run", container, "--", *entrypoint, *command]
-            return subprocess.run(argv, capture_output=True, text=True)
-
-    @contextmanager
-    def container(self, tag: str) -> Iterator[str]:
         container = _quiet(("buildah", "from", "--pull-never", tag)).strip()
         try:
-            yield container
+            argv = ["buildah", "run", container, "--", *entrypoint, *command]
+            return subprocess.run(argv, capture_output=True, text=True)
         finally:
             _quiet(("buildah", "rm", container))
-
-    def push(self, tag: str, destination: str, digest_file: Path) -> str:
-        self.config(tag)
-        return _push_with_file(("buildah",), tag, destination, digest_file)
 
 
 class Apptainer(Builder):
@@ -131,7 +128,7 @@ BUILDERS: dict[str, Builder] = {
             ),
         ),
     ),
-    "podman": Builder("podman", ((("podman", "info"), "`podman info` fails: {said}"),)),
+    "podman": Podman("podman", ((("podman", "info"), "`podman info` fails: {said}"),)),
     "buildah": Buildah("buildah", ((("buildah", "info"), "`buildah info` fails: {said}"),)),
     "apptainer": Apptainer("apptainer", ((("apptainer", "version"), "`apptainer version` fails: {said}"),)),
 }
@@ -163,11 +160,6 @@ def _problems_of(builder: Builder) -> list[str]:
             *_, last_line = ["no error message", *result.stderr.strip().splitlines()]
             problems.append(missing.format(said=last_line))
     return problems
-
-
-def _push_with_file(tool: Command, tag: str, destination: str, digest_file: Path) -> str:
-    _quiet((*tool, "push", "--digestfile", str(digest_file), tag, f"docker://{destination}"))
-    return digest_file.read_text(encoding="utf-8").strip()
 
 
 def _json(command: Command, tag: str) -> dict[str, Any]:

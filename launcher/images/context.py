@@ -1,4 +1,4 @@
-"""Render the files from which an image of the catalogue is options. Only templates and the lock are read."""
+"""Render the files from which an image of the catalogue is built. Only templates and the lock are read."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -73,11 +74,8 @@ def _part(name: str, version: str, purl: str, licence: str | None) -> dict[str, 
     return part | ({"licenses": [{"expression": licence}]} if licence else {})
 
 
-def _os_release() -> dict[str, str]:
-    lines = Path("/etc/os-release").read_text(encoding="utf-8").splitlines()
-    return {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
-
-
 if __name__ == "__main__":
     Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
-    Path(sys.argv[1]).write_text(json.dumps(sbom(_os_release()), indent=1) + "\n", encoding="utf-8")
+    Path(sys.argv[1]).write_text(
+        json.dumps(sbom(platform.freedesktop_os_release()), indent=1) + "\n", encoding="utf-8"
+    )
