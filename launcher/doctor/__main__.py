@@ -71,7 +71,7 @@ def _lead_or_follow(place: Place, leftovers: Leftovers, orders: Orders) -> None:
         on_node = OnNode(place, group, leftovers)
         answer: dict[str, Any] = {}
         if place.expected.nodes > 1:
-            listener = stack.enter_context(Listener(place.port, orders.take if place.leads else None))
+            listener = stack.enter_context(Listener(place.port, orders.answer if place.leads else None))
             answer["identity"] = {**identity(place.host, place.port), "ports": listener.ports}
             if place.leads:
                 monitor = stack.enter_context(monitored(orders))

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from launcher.doctor.checks.collectives import LARGE, least_bandwidth, rate
-from launcher.doctor.checks.search import WORDS
+from launcher.doctor.checks.collectives import LARGE, WORDS, least_bandwidth, rate
 from launcher.doctor.examine import examine, worst
 from launcher.doctor.interpret import END, NOTE, PAIRS, TESTS, TRAIN, Answers, outcomes, values_of
 from launcher.doctor.measure.group import IMPORT_SECONDS

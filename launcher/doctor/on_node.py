@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from launcher.doctor.measure.shared_files import SEEN_SECONDS, Mark, code_files,
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.orders import Orders
 from launcher.doctor.place import Place
+from launcher.doctor.rank_test import RankTest
 from launcher.doctor.values import Measured
 
 ORDER_SECONDS = 300.0
@@ -80,7 +81,7 @@ class OnNode:
         "Returns the nodes that no longer show a sign of life, as far as this node watches them."
         self._mark: Mark | None = None
         self._actions: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
-            TESTS: self._tests,
+            TESTS: lambda order: self._run(tests_of(order)),
             TRAIN: self._train,
             REACH: self._reach,
             MARK: self._mark_files,
@@ -111,11 +112,12 @@ class OnNode:
                 raise
             unwritable = Measured("run-folder", self.place.node, None, error=reason_of(error))
             extra = {"values": [*answer.get("values", ()), *([] if number else [asdict(unwritable)])]}
-            message = {"number": number, "node": self.place.node, **answer, **extra}
+            message = {"number": number, "node": self.place.node, "answer": {**answer, **extra}}
             send_answer(self.place.host, self.place.port, message)
 
-    def _tests(self, order: Mapping[str, Any]) -> Answer:
-        reports = self.group.run(tests_of(order), self.place.local_ranks, self.lost)
+    def _run(self, tests: Sequence[RankTest]) -> Answer:
+        """Run this node's ranks of these tests at the same time."""
+        reports = self.group.run(tests, self.place.local_ranks, self.lost)
         return {"told": [[asdict(report) for report in ranks] for ranks in reports]}
 
     def _reach(self, order: Mapping[str, Any]) -> Answer:
@@ -140,17 +142,14 @@ class OnNode:
         return {"values": [asdict(value) for value in values]}
 
     def _train(self, order: Mapping[str, Any]) -> Answer:
-        expected = self.place.expected
-        with ExitStack() as stack:
+        ranks, gpus = self.place.expected.ranks, self.place.expected.gpus_per_node
+        with tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
+            self.leftovers.add(folder)
             runs, tests = [], []
             for test, sharding in zip(tests_of(order), TRAININGS.values(), strict=True):
-                nodes = expected.nodes if len(test.ranks) > 1 else 1
-                run = stack.enter_context(
-                    tiny_run(sharding, len(test.ranks), expected.ranks, expected.gpus_per_node, nodes)
-                )
-                self.leftovers.add(run.path.parent)
+                nodes = self.place.expected.nodes if len(test.ranks) > 1 else 1
+                run = tiny_run(Path(folder), sharding, len(test.ranks), ranks, gpus, nodes)
                 runs.append(run)
                 tests.append(replace(test, options={**test.options, "run_dir": str(run.path)}))
-            reports = self.group.run(tests, self.place.local_ranks, self.lost)
-            answer: Answer = {"told": [[asdict(report) for report in ranks] for ranks in reports]}
+            answer = self._run(tests)
             return {**answer, "steps": [*map(steps_of, runs)], "exceptions": [*map(error_of, runs)]}

@@ -48,18 +48,10 @@ class Orders:
         """Wait for an order of node 0 and return it, or None after `seconds`."""
         return self._wait(lambda: _read(self._order(number), ORDER), seconds)
 
-    def answer(self, number: int, answer: Mapping[str, Any]) -> None:
-        """Answer an order. Raises OSError."""
+    def answer(self, number: int, answer: Mapping[str, Any], node: int | None = None) -> None:
+        """Answer an order. Node 0 also writes the answer of a `node` that cannot. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_json(self._answer(number, self.node), answer)
-
-    def take(self, answer: Mapping[str, Any]) -> None:
-        """Write the answer of a node that cannot write it. Only node 0 calls this. Raises OSError."""
-        node, number = int(answer["node"]), int(answer["number"])
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_json(
-            self._answer(number, node), {key: answer[key] for key in answer.keys() - {"node", "number"}}
-        )
+        replace_json(self._answer(number, self.node if node is None else node), answer)
 
     def wait_for_answers(
         self, number: int, seconds: float, lost: Callable[[], Collection[int]]

@@ -19,6 +19,8 @@ SHEET_SHARE, MEDIAN_SHARE = 0.5, 0.5
 "Minimum fraction of the data sheet's FLOP/s and memory bandwidth that a healthy GPU reaches."
 LARGE = 2**19
 "Message size in bytes from which bandwidth, not latency, dominates."
+WORDS = {"hang": "hangs", "error": "fails", "wrong": "wrong values", "ok": "works"}
+"How a test of ranks ended, by kind of outcome."
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "point-to-point")
 
 
@@ -158,7 +160,7 @@ def rate(speed: float) -> str:
 
 def _show(value: Mapping[str, Any]) -> str:
     if value["kind"] != "ok":
-        return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
+        return WORDS[value["kind"]]
     if not value["sizes"]:
         return "connects"
     first, last = value["sizes"][0], value["sizes"][-1]
@@ -167,7 +169,7 @@ def _show(value: Mapping[str, Any]) -> str:
 
 def _speeds(value: Mapping[str, Any]) -> str:
     if value["kind"] != "ok":
-        return {"hang": "hangs", "error": "fails", "wrong": "wrong values"}[value["kind"]]
+        return WORDS[value["kind"]]
     flops = min(speeds["flops"] for speeds in value["each"].values())
     bytes_per_second = min(speeds["bytes_per_second"] for speeds in value["each"].values())
     speed = f"{flops / TERA:.3g} TFLOP/s" if flops >= TERA else f"{flops / GIGA:.3g} GFLOP/s"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.doctor.checks.collectives import ranks
+from launcher.doctor.checks.collectives import WORDS, ranks
 from launcher.doctor.checks.row import Check
-from launcher.doctor.checks.search import WORDS
 from launcher.doctor.values import Expected, Measured, Opinion
 
 DIFFERENCE = 1e-3

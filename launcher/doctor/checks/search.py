@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.doctor.checks.collectives import rate
+from launcher.doctor.checks.collectives import WORDS, rate
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion
-
-WORDS = {"hang": "hangs", "error": "fails", "wrong": "wrong values", "ok": "works"}
 
 
 def setting(measured: Measured, expected: Expected) -> Opinion:

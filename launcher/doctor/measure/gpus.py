@@ -109,11 +109,8 @@ def _gpu(nvml: Any, node: int, name: str, handle: Any) -> Iterator[Measured]:
 
 
 def _used(nvml: Any, handle: Any, memory: Any) -> dict[str, Any]:
-    own = {os.getpid()}
-    pids = [
-        process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if process.pid not in own
-    ]
-    return {"bytes": memory.used, "pids": pids}
+    pids = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return {"bytes": memory.used, "pids": [pid for pid in pids if pid != os.getpid()]}
 
 
 def _rows(rows: Any) -> int:

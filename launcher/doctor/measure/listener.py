@@ -7,9 +7,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from launcher.supervise.ports import RENDEZVOUS_PORTS
 
@@ -36,7 +35,7 @@ class Listener:
     directory.
     """
 
-    def __init__(self, port: int, take: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+    def __init__(self, port: int, take: Callable[..., None] | None = None) -> None:
         self._take = take
         self._sockets: list[socket.socket] = []
         self.error = ""
@@ -100,7 +99,7 @@ class Listener:
                 request = json.loads(file.readline(HEADER_BYTES))
                 began, received = time.monotonic(), 0
                 if "answer" in request and self._take is not None:
-                    self._take(request["answer"])
+                    self._take(**request["answer"])
                 elif request.get("stream"):
                     while part := file.read1(2**20):
                         received += len(part)

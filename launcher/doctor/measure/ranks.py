@@ -106,28 +106,26 @@ def compute(report: Report, seconds: float, gpus: bool) -> None:
     torch.manual_seed(0)  # every rank multiplies the same numbers
     size, dtype = (8192, torch.bfloat16) if gpus else (512, torch.float32)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    first = left @ right
-    wrong = 0
-    _finish(device)
-    began, times = time.perf_counter(), 0
-    while time.perf_counter() < began + COMPUTE_SECONDS:
-        repeated = left @ right
-        times += 1
-        _finish(device)
-    flops = 2 * size**3 * times / (time.perf_counter() - began)
-    wrong += not torch.equal(first, repeated)
+    first, repeated = left @ right, torch.empty_like(left)
+    flops = 2 * size**3 * _per_second(lambda: torch.matmul(left, right, out=repeated), device)
+    wrong = int(not torch.equal(first, repeated))
     report(done=True, at="memory sweep")
     source = torch.arange(SWEEP_BYTES["cuda" if gpus else "cpu"] // 8, device=device)  # int64
     target = torch.empty_like(source)
+    bytes_per_second = 2 * source.nbytes * _per_second(lambda: target.copy_(source), device)  # read, written
+    wrong += not torch.equal(source, target)
+    report(done=True, result={"flops": flops, "bytes_per_second": bytes_per_second, "wrong": [None] * wrong})
+
+
+def _per_second(action: Callable[[], object], device: Any) -> float:
+    """Repeat an action for COMPUTE_SECONDS, and return how often it is done in a second."""
     _finish(device)
     began, times = time.perf_counter(), 0
     while time.perf_counter() < began + COMPUTE_SECONDS:
-        target.copy_(source)
+        action()
         times += 1
         _finish(device)
-    bytes_per_second = 2 * source.nbytes * times / (time.perf_counter() - began)  # read and written
-    wrong += not torch.equal(source, target)
-    report(done=True, result={"flops": flops, "bytes_per_second": bytes_per_second, "wrong": [None] * wrong})
+    return times / (time.perf_counter() - began)
 
 
 def _max_over_ranks(first: float, late: float, device: Any) -> tuple[float, float]:

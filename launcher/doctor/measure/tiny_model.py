@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +17,31 @@ ARGS = {"layers": 2, "dim": 32, "heads": 2, "context": 32}
 "A model of 36,000 parameters."
 
 
-@contextmanager
-def tiny_run(sharding: str, ranks: int, all_ranks: int, gpus: int, nodes: int) -> Iterator[RunDir]:
-    """Yield a temporary run directory for `ranks` ranks. The batch is the one that `all_ranks` would have."""
-    with tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
-        run = RunDir(Path(folder) / "tiny")
-        run.attempt(0).path.mkdir(parents=True)
-        job = {
-            "name": "tiny",
-            "task": TASK,
-            "args": ARGS,
-            "batch": {"global": SAMPLES * all_ranks},
-            "steps": STEPS,
-            "resources": {"gpus_per_node": gpus},
-            "train": {"checkpoint_every": None, "lr": 1e-2, "probe": "never", "collective_timeout": 600},
-        }
-        # Each node has its own folder, so that no shared folder is needed.
-        about = {"id": run.id, "job": job, "workdir": folder, "gpus_per_node": gpus, "apart": nodes > 1}
-        recipe = {
-            "precision": "fp32",
-            "optimizer": "adamw",
-            "sharding": sharding,
-            "micro_batch_size": SAMPLES,
-            "grad_accum": all_ranks // ranks,
-        }
-        run.run.write_text(json.dumps(about))
-        run.attempt(0).recipe.write_text(json.dumps(recipe))
-        yield run
+def tiny_run(folder: Path, sharding: str, ranks: int, all_ranks: int, gpus: int, nodes: int) -> RunDir:
+    """Write a run directory for `ranks` ranks into `folder`. The batch is that of `all_ranks` ranks."""
+    run = RunDir(folder / sharding)
+    run.attempt(0).path.mkdir(parents=True)
+    job = {
+        "name": "tiny",
+        "task": TASK,
+        "args": ARGS,
+        "batch": {"global": SAMPLES * all_ranks},
+        "steps": STEPS,
+        "resources": {"gpus_per_node": gpus},
+        "train": {"checkpoint_every": None, "lr": 1e-2, "probe": "never", "collective_timeout": 600},
+    }
+    # Each node has its own folder, so that no shared folder is needed.
+    about = {"id": run.id, "job": job, "workdir": str(folder), "gpus_per_node": gpus, "apart": nodes > 1}
+    recipe = {
+        "precision": "fp32",
+        "optimizer": "adamw",
+        "sharding": sharding,
+        "micro_batch_size": SAMPLES,
+        "grad_accum": all_ranks // ranks,
+    }
+    run.run.write_text(json.dumps(about))
+    run.attempt(0).recipe.write_text(json.dumps(recipe))
+    return run
 
 
 def steps_of(run: RunDir) -> list[dict[str, Any]]:
