@@ -9,6 +9,7 @@ from typing import Any
 from launcher.doctor.checks import CHECKS
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
+from launcher.logs.files import ranges
 
 ORDER: dict[Verdict, int] = {"good": 0, "poor": 1, "broken": 2}
 
@@ -97,7 +98,7 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
             by_text.setdefault(check.show(value.value), []).append(value.node)
     if len(by_text) < 2:
         return []
-    differences = "; ".join(f"{text} on node {spans(nodes)}" for text, nodes in by_text.items())
+    differences = "; ".join(f"{text} on node {ranges(nodes)}" for text, nodes in by_text.items())
     cause = f"The nodes differ: {differences}."
     few = min(by_text.values(), key=len)
     return [
@@ -106,14 +107,3 @@ def _differences(values: Sequence[Measured], check: Check) -> list[Finding]:
             cause, check.alike_cure,
         )
     ]  # fmt: skip
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Write numbers as ranges: `0-3,7`."""
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
-from launcher.doctor.examine import spans
 from launcher.doctor.values import Finding, Part
+from launcher.logs.files import ranges
 from launcher.spec.one_line import plain
 
 WIDTH = 80
@@ -71,7 +71,7 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 def _lines(finding: Finding, nodes: int) -> list[str]:
-    where = [f"node {spans(finding.nodes)}"] if finding.nodes and len(finding.nodes) < nodes else []
+    where = [f"node {ranges(finding.nodes)}"] if finding.nodes and len(finding.nodes) < nodes else []
     where += [_subjects(finding.subjects)] if finding.subjects else []
     lines = _row(finding.verdict, ", ".join([finding.title, *where]), finding.measured, finding.expected)
     if finding.verdict != "good":
@@ -124,7 +124,7 @@ def _subjects(subjects: Sequence[str]) -> str:
     if all(subject.isdecimal() for subject in gpus) and all(
         subject.startswith("GPU ") for subject in subjects
     ):
-        return f"GPU {spans(map(int, gpus))}"
+        return f"GPU {ranges(map(int, gpus))}"
     matches = [re.fullmatch(r"(\d+) to (\d+)(.*)", subject) for subject in subjects]
     if len(subjects) <= FEW or not all(matches):
         return ", ".join(subjects)

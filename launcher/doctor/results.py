@@ -77,15 +77,15 @@ class Results:
         hosts = {
             value.node: str(value.value) for value in self.values if value.check == "host" and value.value
         }
+
+        def with_name(text: str) -> str:
+            return re.sub(r"\bRUN\b", name, text)
+
         findings = [
-            replace(
-                finding,
-                cause=re.sub(r"\bRUN\b", name, finding.cause),
-                cure=re.sub(r"\bRUN\b", name, finding.cure),
-            )
+            replace(finding, cause=with_name(finding.cause), cure=with_name(finding.cure))
             for finding in self.findings
         ]
-        note = DAMAGED if self.damaged else NOT_EXAMINED.replace("RUN", name) if self.cut_off else ""
+        note = DAMAGED if self.damaged else with_name(NOT_EXAMINED) if self.cut_off else ""
         return page(title, findings, expected.nodes, hosts, note)
 
     def as_json(self) -> dict[str, Any]:

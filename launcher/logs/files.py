@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +89,10 @@ def _missing(what: str, wanted: set[int], known: set[int], where: str = "") -> s
     return f"{no}; there {'is only' if len(known) == 1 else 'are'} {ranges(known)}"
 
 
-def ranges(numbers: Collection[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """{0, 3, 4, 5} -> `"0,3-5"`, the syntax of parse_selection."""
     parts: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in sorted(set(numbers)):
         if parts and number == parts[-1][-1] + 1:
             parts[-1].append(number)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.doctor.checks import CHECKS
-from launcher.doctor.examine import examine, spans, worst
+from launcher.doctor.examine import examine, worst
 from launcher.doctor.options import Options
 from launcher.doctor.page import WIDTH, page
 from launcher.doctor.values import Expected, Measured
@@ -169,7 +169,3 @@ def test_options_travel_in_the_command() -> None:
     for options in (Options(), Options("quick"), Options("thorough", tune=True)):
         assert Options.of_command(options.command) == options
     assert Options.of_command(["python", "train.py"]) is None
-
-
-def test_numbers_are_written_as_ranges() -> None:
-    assert spans([3, 0, 1, 2, 7]) == "0-3,7" and spans([]) == ""

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> RunDir:
 
 def test_a_selection_is_numbers_and_ranges() -> None:
     assert parse_selection("0,3-5, 7") == {0, 3, 4, 5, 7}
-    assert ranges({7, 3, 5, 0, 4}) == "0,3-5,7"
+    assert ranges({7, 3, 5, 0, 4}) == "0,3-5,7" and ranges([3, 0, 3]) == "0,3" and ranges([]) == ""
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,", "5-3", "-1", "1-2-3", "0;1"])

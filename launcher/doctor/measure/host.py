@@ -18,6 +18,7 @@ from typing import Any
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
 from launcher.rundir.host_memory import free_and_total, memory_limit
+from launcher.rundir.versions import version_of
 
 SHM = Path("/dev/shm")
 
@@ -43,7 +44,7 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
 
 def launcher_version() -> str:
     """Return the installed version, or "source" for a launcher that is only on PYTHONPATH."""
-    return _installed_version("launcher") or "source"
+    return version_of("launcher") or "source"
 
 
 def memlock() -> dict[str, Any]:
@@ -83,7 +84,7 @@ def torch_version() -> dict[str, Any]:
     required = "\n".join(importlib.metadata.requires("torch") or ())
     pinned = dict(re.findall(r"^(nvidia-[\w-]+)\s*==\s*([\w.]+)", required, re.M))
     # A library that is not installed may belong to another build or platform.
-    installed = {name: version for name in pinned if (version := _installed_version(name))}
+    installed = {name: version for name in pinned if (version := version_of(name))}
     other = {name: version for name, version in installed.items() if version != pinned[name]}
     return {
         "torch": torch,
@@ -113,10 +114,3 @@ def _folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
-
-
-def _installed_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

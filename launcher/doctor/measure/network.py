@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -16,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
@@ -36,7 +37,6 @@ SPARSE_ABOVE = 16
 "With more nodes than this, each node tests only those at distances that are powers of two."
 MTUS = (1500, 1450, 1400, 1280, 576)
 "Packet sizes to try if the interface's MTU does not pass: Ethernet, VXLAN, VPNs, IPv6, IPv4."
-_SIOCGIFMTU = 0x8921  # netdevice(7); /sys may show the interfaces of another network namespace
 _HEADERS = 28  # IPv4 and UDP
 _IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3  # ip(7): the socket module lacks them
 
@@ -237,10 +237,9 @@ def _mtu(address: str, port: int) -> dict[str, int]:
     """
     local_address = own_address(address, port)
     name = next(name for name, one in addresses() if one == local_address)
-    with _datagrams(address, port) as one:
-        request = struct.pack("16si20x", name.encode(), 0)  # a `struct ifreq`
-        mtu = struct.unpack("16si20x", fcntl.ioctl(one, _SIOCGIFMTU, request))[1]
-        passes = next((size for size in (mtu, *MTUS) if size <= mtu and _passes(one, size)), None)
+    mtu = psutil.net_if_stats()[name].mtu
+    with _datagrams(address, port) as socket_:
+        passes = next((size for size in (mtu, *MTUS) if size <= mtu and _passes(socket_, size)), None)
     if passes is None:
         raise OSError("no UDP packet comes back")
     return {"interface": mtu, "passes": passes}
