@@ -38,12 +38,8 @@ class Listener:
     def __init__(self, port: int, take: Callable[..., None] | None = None) -> None:
         self._take = take
         self._sockets: list[socket.socket] = []
-        self.error = ""
-        "Why nothing listens at the rendezvous port; empty if something does."
-        try:
+        with contextlib.suppress(OSError):  # other nodes then find the port as it is
             self._listen(port)
-        except OSError as error:
-            self.error = error.strerror or str(error)
         rendezvous = [port, *self._listen_within(RENDEZVOUS_PORTS[0], RENDEZVOUS_PORTS[-1])]
         ephemeral = list(self._listen_within(*ephemeral_range()))
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
