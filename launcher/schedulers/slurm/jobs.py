@@ -50,6 +50,10 @@ BY_HAND = (
 )
 
 
+CANNOT_WRITE = 73
+"Exit code of the shell before sbatch if it cannot write; EX_CANTCREAT of sysexits.h."
+
+
 class NotSubmittedError(SchedulerError):
     """There is certainly no job. The message says why."""
 
@@ -175,6 +179,8 @@ def _submit_once(login: Login, script: str) -> str:
         raise NotYetError(_last(message), unclear=unclear)
     if slurm_is_missing(done.returncode, message):
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
+    if done.returncode == CANNOT_WRITE:
+        raise NotSubmittedError(message)
     raise NotSubmittedError(f"sbatch: {_words(message) or f'exit code {done.returncode}'}")
 
 
@@ -239,11 +245,9 @@ def folder_of_script(command: str) -> str | None:
     return folder[1] if folder is not None else None
 
 
-# The script is in the run's directory, in the folder of the plan in force (`plans/003`) or in the sweep's
-# folder. submitit submits a copy.
-_FOLDER_OF_SCRIPT = re.compile(
-    r"([^/]+)/(?:(?:(?:plans/\d+/)?scripts/job|array)\.sbatch|submitit/[^/]+\.sh)(?: |$)"
-)
+# The script is in the run's directory, in the folder of the plan in force (`plans/003`), or in the sweep's
+# folder.
+_FOLDER_OF_SCRIPT = re.compile(r"([^/]+)/(?:(?:plans/\d+/)?scripts/job|array)\.sbatch(?: |$)")
 
 
 def begun(run: RunDir) -> bool:

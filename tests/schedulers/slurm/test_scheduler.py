@@ -33,7 +33,7 @@ from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.submission import Submission
 from launcher.spec.events import Event
 from launcher.supervise.host import this_process
-from tests.schedulers.slurm.test_submitit import Queue
+from tests.schedulers.slurm.fake_queue import Queue
 
 
 def a_run(folder: Path, **state: Any) -> RunDir:
@@ -376,7 +376,6 @@ def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.write_text(f'#!/bin/sh\ncp "{tmp_path}/state/launcher/roots" "{tmp_path}/then"; echo 12\n')
     sbatch.chmod(0o755)
-    (tmp_path / "bin" / "srun").symlink_to(sbatch)  # submitit looks for it
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
@@ -415,7 +414,7 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
         elif at == "in sbatch":
             patch.setattr("launcher.schedulers.slurm.jobs._submit_once", interrupted)
         else:
-            patch.setattr(Submission, "_through_submitit", interrupted)
+            patch.setattr(Submission, "_submit", interrupted)
         if at == "killed before sbatch":
             patch.setattr(scheduler, "remove", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
