@@ -28,7 +28,7 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.registry import scheduler_class
 from launcher.schedulers.rundir import end_told, in_force, may_be_sent, status_of, was_sent, write_run
-from launcher.schedulers.store import Folder
+from launcher.schedulers.store import Store
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Resubmitted, Starting, Submitted
 from launcher.spec.long_work import working
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
-STORE = Folder()
+STORE = Store()
 SENDING = "the process that submits it is still sending the job's code"
 UNSENT = "it was not submitted, because `launcher` was ended before that; delete it and submit it again"
 START_SECONDS = 20.0

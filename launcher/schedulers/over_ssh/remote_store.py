@@ -18,7 +18,7 @@ from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, Ref
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import asking_to_stop
-from launcher.schedulers.store import NotSentError, Place, write_requests_to_stop
+from launcher.schedulers.store import NotSentError, Place, Store, write_requests_to_stop
 from launcher.schedulers.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ SENT = ".sent"
 T = TypeVar("T")
 
 
-class RemoteStore(Mirrored):
-    """A `Store` of runs on another host, with local copies.
+class RemoteStore(Mirrored, Store):
+    """Runs on another host, with local copies.
 
     `remote_root` is the folder of the runs on the host. `codes` has the snapshots taken so far, and several
     hosts may share it. `wanted` is what each query fetches besides the records.

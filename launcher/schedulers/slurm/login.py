@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.schedulers.login import LocalLogin, Login
-from launcher.schedulers.store import Folder, Store
+from launcher.schedulers.store import Store
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.ssh import SshLogin
@@ -17,7 +17,7 @@ def store_of(cluster: Mapping[str, Any]) -> Store:
     """Return the store of a profile's run directories. Raises SchedulerError."""
     clusters = (cluster.get("slurm") or {}).get("clusters")
     if (host := cluster.get("login")) is None:
-        return Folder(LocalLogin(_select_cluster(clusters)))
+        return Store(LocalLogin(_select_cluster(clusters)))
     from launcher.schedulers.over_ssh.remote_store import RemoteStore, absolute_runs_folder
 
     remote_root = absolute_runs_folder((cluster.get("paths") or {}).get("runs"), f"login {host}")

@@ -41,7 +41,7 @@ from launcher.schedulers.slurm.run_state import lives, status_from_slurm
 from launcher.schedulers.slurm.site import Site, questions, site
 from launcher.schedulers.slurm.submission import Submission
 from launcher.schedulers.slurm.sweep import forget_text
-from launcher.schedulers.store import Folder, Store
+from launcher.schedulers.store import Store
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -70,7 +70,7 @@ class SlurmScheduler(Scheduler):
 
     def __init__(self, store: Store | None = None) -> None:
         """`store` is where Slurm's commands run and run directories are; by default this host."""
-        self.store: Store = store if store is not None else Folder()
+        self.store = store if store is not None else Store()
         self._last_query: LastQuery | None = None
 
     @classmethod
