@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,9 @@ from launcher.rundir.files import delete_folder
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
-from launcher.schedulers.login import LoginError, ask
+from launcher.schedulers.login import Login, LoginError, ask
 from launcher.schedulers.rundir import in_force, may_start
-from launcher.schedulers.slurm.cancel_all import (
-    asked_before,
-    cancel_job,
-    cancel_jobs,
-    withdraw_refused_requests,
-)
+from launcher.schedulers.slurm.cancel_all import cancel_jobs
 from launcher.schedulers.slurm.handle import handle_of, job_in
 from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import (
@@ -244,30 +239,8 @@ class SlurmScheduler(Scheduler):
 
     def cancel(self, run: RunDir) -> None:
         """Cancel a pending job. Ask a running one for a checkpoint; a second call ends it."""
-        if not (job := self._jobs_to_stop([run]).get(run)):
+        if self.cancel_all([run], run.id) == Cancelled():
             raise SchedulerError(f"{run.id} is not running: {self.status(run).state}")
-        again, foreign = run.cancel.exists(), self._why_foreign(run, job)
-        refused = self.store.ask_to_stop(
-            [run],
-            run.id,
-            lambda: foreign or cancel_job(self.store, job, again=again),
-            lambda: foreign or cancel_job(self.store.login, job, again=True),
-        )
-        self._last_query = None
-        if self.store.remote and not lives(run.read_state()):
-            raise SchedulerError(f"{run.id} is not running: {run.read_state().get('state')}")
-        if self.store.remote and handle_of(run).job != job:  # the run has moved to a linked job
-            return self.cancel(run)
-        if not refused and not begun(run):
-            self.statuses([run])  # this records what Slurm reports, because Slurm forgets jobs
-        elif refused and begun(run):
-            print(f"launcher: {refused}; {run.id} has begun, and stops anyway", file=sys.stderr)
-        elif refused:
-            run.cancel.unlink(missing_ok=True)  # otherwise the next request would count as the second
-            with suppress(SchedulerError):  # the next round trip about the run sends it anyway
-                self.store.fetch(run)
-            raise SchedulerError(f"{refused}; {run.id} has not begun and was not cancelled: cancel it again")
-        return None
 
     def cancel_all(self, runs: Sequence[RunDir], name: str) -> Cancelled:
         """Cancel every run that has not ended, with one call to scancel. Messages call the runs `name`.
@@ -276,25 +249,47 @@ class SlurmScheduler(Scheduler):
         """
         if not (jobs := self._jobs_to_stop(runs)):
             return Cancelled()
-        for run, job in jobs.items():
-            if foreign := self._why_foreign(run, job):
-                raise SchedulerError(f"{run.id} was not asked to stop: {foreign}")
-        again = asked_before(jobs)
+        again = {run for run in jobs if run.cancel.exists()}  # a second request ends the ranks at once
+        foreign = {run: why for run, job in jobs.items() if (why := self._why_foreign(run, job))}
+        own = {run: job for run, job in jobs.items() if run not in foreign}
+
+        def cancel(login: Login, again: Collection[RunDir]) -> str:
+            refused = cancel_jobs(login, own, [run for run in own if run in again])
+            return "; ".join(filter(None, [*foreign.values(), refused]))
+
         refused = self.store.ask_to_stop(
             list(jobs),
             name,
-            lambda: cancel_jobs(self.store, jobs, again),
-            lambda: cancel_jobs(self.store.login, jobs, list(jobs)),
+            lambda: cancel(self.store, again),
+            lambda: cancel(self.store.login, own),
         )
         self._last_query = None
-        if self.store.remote:
-            jobs = {run: job for run, job in jobs.items() if lives(run.read_state())}
-        waiting = [run for run in jobs if not begun(run)]
-        withdraw_refused_requests(waiting, refused)
-        if not self.store.remote:  # this records what Slurm reports, because Slurm forgets jobs
+        living = [run for run in jobs if lives(run.read_state())]
+        latest = {run: handle_of(run).job or jobs[run] for run in living}
+        if moved := {run: job for run, job in latest.items() if job != jobs[run]}:  # to a linked job
+            refused = refused or cancel_jobs(self.store, moved, again & moved.keys())
+        waiting = [run for run in living if not begun(run)]
+        one = len(jobs) == 1
+        if refused and not waiting:
+            anyway = f"{name} has begun, and stops anyway" if one else "all have begun, and stop anyway"
+            print(f"launcher: {refused}; {anyway}", file=sys.stderr)
+        elif refused:
+            self._withdraw_requests(waiting)
+            not_begun = f"{name} has not begun and was not cancelled: cancel it again"
+            several = f"{len(waiting)} runs have not begun and were not cancelled: cancel them again"
+            raise SchedulerError(f"{refused}; {not_begun if one else several}")
+        if one or not self.store.remote:  # this records what Slurm reports, because Slurm forgets jobs
             ended = zip(waiting, self.statuses(waiting), strict=True)
             waiting = [run for run, status in ended if status.ended]
-        return Cancelled.of(jobs, again, waiting)
+        return Cancelled.of(living, again, waiting)
+
+    def _withdraw_requests(self, runs: Sequence[RunDir]) -> None:
+        """Withdraw requests to stop, because the next one would count as the second."""
+        for run in runs:
+            run.cancel.unlink(missing_ok=True)
+        self.store.select_runs(runs)
+        with suppress(SchedulerError):  # the next round trip about the runs sends it anyway
+            self.store.sync()
 
     def _jobs_to_stop(self, runs: Sequence[RunDir]) -> dict[RunDir, str]:
         """Return the latest job of each run that has not ended. Raises SchedulerError if a job is not known.

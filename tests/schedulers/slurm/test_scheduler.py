@@ -23,6 +23,7 @@ from launcher.diagnosis.collector import Collector
 from launcher.report.why import why
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep, SchedulerError
 from launcher.schedulers.lookup import states_of
 from launcher.schedulers.registry import opened
@@ -33,7 +34,7 @@ from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.schedulers.slurm.submission import Submission
 from launcher.spec.events import Event
 from launcher.supervise.host import this_process
-from tests.schedulers.slurm.fake_queue import Queue
+from tests.schedulers.slurm.fake_queue import SQUEUE, Queue
 
 
 def a_run(folder: Path, **state: Any) -> RunDir:
@@ -315,6 +316,54 @@ def test_a_cancel_that_slurm_refuses_is_heeded_by_a_run_that_has_begun_and_else_
             scheduler.cancel(run)
         assert not run.cancel.exists()
     assert queue.sent.read_text().count("scancel --state=PENDING 7") == 2, "neither is the second request"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked"),
+    [
+        ([0, 1, 2, 3], [["scancel", "--state=PENDING", "12"], ["scancel", "12_[0,1,2,3]"]]),
+        ([0, 1], [["scancel", "12_[1]"], ["scancel", "12_[0,1]"]]),
+        ([0], [["scancel", "12_[0]"]]),
+        ([3], [["scancel", "12_[3]"], ["scancel", "12_[3]"]]),
+    ],
+)
+def test_of_a_sweep_only_the_chosen_runs_are_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[int], asked: list[list[str]]
+) -> None:
+    """Task 0 has begun, the others wait. The first request takes these out of the queue."""
+    queue, runs = Queue(tmp_path), []
+    for task in range(4):
+        run = RunDir(a_run(tmp_path, state="submitted").path.rename(tmp_path / f"run-{task}"))
+        run.event("submitted" if task else "job", handle=f"slurm:c:12_{task}")
+        runs.append(run)
+    rows = [SQUEUE.format(id=f"12_{task}", state="PENDING", run=f"run-{task}") for task in range(4)]
+    pending = 'case "$*" in *--states=PENDING*) printf "12_%s\\n" 1 2 3;; *) cat "$0.rows";; esac'
+    (queue.bin / "squeue.rows").write_text("\n".join(rows))
+    (queue.bin / "squeue").write_text(f"#!/bin/sh\n{pending}\n")
+    (queue.bin / "scancel").write_text(f'#!/bin/sh\necho scancel "$@" >>{queue.sent}\n')
+    (queue.bin / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    scheduler = SlurmScheduler()
+    for _ in range(2):
+        scheduler.cancel_all([runs[task] for task in chosen], "these runs")
+    calls = queue.sent.read_text().splitlines() if queue.sent.exists() else []
+    assert [call.split() for call in calls] == asked
+
+
+def test_a_run_that_moves_to_a_linked_job_while_it_is_cancelled_is_taken_out_of_the_queue_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, queue = a_run(tmp_path, state="running"), Queue(tmp_path)
+    run.event("job", handle="slurm:c:7")
+    queue.has(_7="RUNNING")
+    moved = json.dumps({"time": now(), "event": "requeued", "handle": "slurm:c:8", "reason": "time-limit"})
+    (queue.bin / "moved").write_text(f"{moved}\n")
+    moves = f'cat "{queue.bin}/moved" >>"{run.events}"; : >"{queue.bin}/moved"'
+    (queue.bin / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{queue.sent}\n{moves}\n')
+    (queue.bin / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    SlurmScheduler().cancel(run)
+    assert queue.sent.read_text() == "--state=PENDING 7\n--state=PENDING 8\n"
 
 
 def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:
