@@ -91,6 +91,15 @@ class PreparedSweep:
 
 
 @dataclass(frozen=True)
+class Findings:
+    """What the checks before a submission found."""
+
+    refusals: tuple[str, ...] = ()
+    "Why the job would be refused, or could never start or run."
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Status:
     """The status of a run.
 

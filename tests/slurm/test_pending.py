@@ -54,9 +54,14 @@ def test_the_limit_that_holds_a_job_back_is_named_with_its_value(job: str, said:
     assert said in why("22.05.8-limits", job, "22.05.8-limits")
 
 
-def test_a_limit_of_an_account_above_ones_own_is_found() -> None:
-    record = JobRecord(id="1", state="PENDING", reason="AssocGrpNodeLimit", account="root")
-    assert "(account lab: GrpTRES node=2)" in why_pending(record, site(answers("22.05.8-limits")))
+@pytest.mark.parametrize("parent", ["lab", "root"])
+def test_a_limit_of_an_account_above_ones_own_is_found(parent: str) -> None:
+    here = site(answers("22.05.8-limits"))
+    mine = {"User": "", "Account": "mine", "ParentName": parent}
+    here = replace(here, associations=(*(here.associations or ()), mine))
+    record = JobRecord(id="1", state="PENDING", reason="AssocGrpNodeLimit", account="mine")
+    is_named = "(account lab: GrpTRES node=2)" in why_pending(record, here)
+    assert is_named == (parent == "lab"), "an account beside ones own holds nothing back"
 
 
 _WHAT = ("CPU", "Cpu", "Mem", "Memory", "Node", "GRES", "License", "Energy", "BB", "Billing", "Unknown")

@@ -5,23 +5,27 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
+from launcher.schedulers.base import Findings
 from launcher.schedulers.login import Answer, LocalLogin, Login, ask
 from launcher.schedulers.slurm.accounting_cache import read_cache, stamp, write_cache
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
     BY_HAND,
+    CLEAN_ENVIRONMENT,
     TAKES_NONE,
     NotSubmittedError,
     NotYetError,
+    errors_of,
+    last_error,
     slurm_is_missing,
     unanswered,
     with_retries,
 )
-from launcher.schedulers.slurm.site import OF_ACCOUNTING, questions, site
+from launcher.schedulers.slurm.site import OF_ACCOUNTING, RUNTIMES, questions, site
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 
@@ -29,15 +33,6 @@ from launcher.spec.job import Job
 def _accounting_questions() -> dict[str, list[str]]:
     commands = questions()
     return {name: commands[name] for name in OF_ACCOUNTING}
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the checks found."""
-
-    refusals: tuple[str, ...] = ()
-    "Why Slurm would refuse the job, or it could never start or run."
-    warnings: tuple[str, ...] = ()
 
 
 def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, tasks: int = 1) -> Findings:
@@ -60,7 +55,7 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
         test = answers["test"]
         if test.code and unanswered(test.err):
             if answers["config"].code:
-                raise NotYetError(_last(test), unclear=False)
+                raise NotYetError(last_error(test.err), unclear=False)
         elif test.code and slurm_is_missing(test.code, test.err):
             raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
         if cached is not None and cached.stamp != stamp(answers):
@@ -81,22 +76,16 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
     test = answers["test"]
     refusals = [*feasibility.refusals(), *_path_refusals(paths, answers["paths"])]
     warnings = [*feasibility.warnings(), *_path_warnings(cluster, job, paths, answers)]
+    said = errors_of(test.err) or f"exit {test.code}"
     if test.code and unanswered(test.err):  # a busy controller still answers cheaper queries
-        warnings.append(f"not checked by sbatch --test-only: {_words(test)}")
+        warnings.append(f"not checked by sbatch --test-only: {said}")
     elif test.code != 0 and not refusals:
         lines = warnings if _TEMPORARY.search(test.err) else refusals
-        lines.append(f"sbatch --test-only: {_words(test)}")
+        lines.append(f"sbatch --test-only: {said}")
     return Findings(tuple(refusals), tuple(warnings))
 
 
-# Slurm's variables in our environment would change the answer. SLURM_CONF stays because it names the Slurm
-# to use, SBATCH_ACCOUNT because the account is often set nowhere else.
-_TEST = """
-for v in $(env | grep -oE '^(SLURM|SBATCH|SRUN)_[A-Za-z0-9_]+'); do
-  case $v in SLURM_CONF|SBATCH_ACCOUNT) ;; *) unset "$v" ;; esac
-done
-printf '%s\\n' "$1" | sbatch --test-only
-"""
+_TEST = CLEAN_ENVIRONMENT + "printf '%s\\n' \"$1\" | sbatch --test-only\n"
 # Per path: d (directory), w (writable), f (file), - (does not exist; -w if its nearest parent is writable).
 _LOOK = """
 for p; do
@@ -120,28 +109,9 @@ def _questions(cluster: Cluster, script: str, paths: list[str]) -> dict[str, lis
         "test": ["sh", "-c", _TEST, "sh", script],
         "paths": ["sh", "-c", _LOOK, "sh", *paths],
     }
-    if cluster.container.runtime in _RUNTIMES:
-        commands["runtime"] = ["sh", "-c", _RUNTIMES[cluster.container.runtime]]
+    if cluster.container.runtime in RUNTIMES:
+        commands["runtime"] = RUNTIMES[cluster.container.runtime]
     return commands
-
-
-_RUNTIMES = {
-    "pyxis": "srun --help | grep -q -- --container-image",
-    "apptainer": "command -v apptainer",
-}
-
-
-def _last(answer: Answer) -> str:
-    return _words(answer).rpartition("; ")[2]
-
-
-def _words(answer: Answer) -> str:
-    """sbatch's error message, without its prefix on each line and its advice."""
-    lines = (
-        re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line) for line in answer.err.splitlines()
-    )
-    message = "; ".join(line for line in lines if line.strip() and not line.startswith('Try "sbatch --help"'))
-    return message or f"exit {answer.code}"
 
 
 def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:

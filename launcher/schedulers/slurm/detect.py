@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from launcher.planning.hardware import GpuType, memory_of
 from launcher.schedulers.login import NOT_FOUND, Answer, Login, LoginError, ask
 from launcher.schedulers.slurm.gpu_types import likely_types
-from launcher.schedulers.slurm.site import MIB, Nodes, Partition, Site, default_memory, questions, site
+from launcher.schedulers.slurm.site import (
+    MIB,
+    RUNTIMES,
+    Nodes,
+    Partition,
+    Site,
+    default_memory,
+    questions,
+    site,
+)
 from launcher.spec.base import GIB, format_bytes, format_duration
 
 
@@ -86,8 +95,7 @@ def _questions() -> dict[str, list[str]]:
     return {
         "nvidia-smi": ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
         "places": ["sh", "-c", 'printf "%s\\n" "$HOME" "${SCRATCH:-}" "$(command -v python3)"'],
-        "pyxis": ["sh", "-c", "srun --help | grep -q -- --container-image"],
-        "apptainer": ["sh", "-c", "command -v apptainer"],
+        **RUNTIMES,
     }
 
 

@@ -115,7 +115,7 @@ class Feasibility:
             permitted = [name for name in self.site.accounts() if not partition.refuses("Accounts", name)]
             yield self._refusal("account", account, partition, partition.allowed("Accounts"), permitted)
         if qos is not None and partition.refuses("Qos", qos):
-            rows = associations(self.site, partition, account)
+            rows = associations(self.site, partition.name, account)
             usable = {name for row in rows for name in row.get("QOS", "").split(",")} - {""}
             permitted = sorted(name for name in usable if not partition.refuses("Qos", name))
             yield self._refusal("qos", qos, partition, partition.allowed("Qos"), permitted)
@@ -156,7 +156,7 @@ class Feasibility:
         names = {
             default_qos(row)
             for partition in self.partitions
-            for row in associations(self.site, partition, self._account_used)
+            for row in associations(self.site, partition.name, self._account_used)
         }
         return names.pop() if len(names) == 1 else None
 

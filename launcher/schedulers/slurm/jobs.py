@@ -21,7 +21,7 @@ FIRST_PAUSE_SECONDS = 0.5
 # A submission from inside a job must not inherit that job's Slurm variables. sbatch's own variables take
 # precedence over the script and would change what was shown. SBATCH_ACCOUNT stays: it is often set nowhere
 # else.
-_CLEAN = """\
+CLEAN_ENVIRONMENT = """\
 for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do
   case $name in
     SLURM_CONF|SBATCH_ACCOUNT) ;;
@@ -86,16 +86,14 @@ def submission_of(run: RunDir) -> int:
     return sum(event.get("event") == "submitting" for event in run.read_events())
 
 
-def sbatch_text(command: tuple[str, ...], first: str = "", then: str = "") -> str:
+def _sbatch_text(command: tuple[str, ...], first: str, then: str) -> str:
     """Return POSIX shell that runs `first` and submits in a clean environment.
 
     If Slurm accepts the job, the shell runs `then` with the job id in `$job`.
     """
-    if not then:
-        return f"{first}{_CLEAN}export LC_ALL=C\nexec {shlex.join(command)}"
     pick = "sed -n 's/^\\([0-9][0-9]*\\)\\(;.*\\)*$/\\1/p' | tail -n 1"
     return (
-        f"{first}{_CLEAN}export LC_ALL=C\nsaid=$({shlex.join(command)}) || exit\n"
+        f"{first}{CLEAN_ENVIRONMENT}export LC_ALL=C\nsaid=$({shlex.join(command)}) || exit\n"
         f"printf '%s\\n' \"$said\"\njob=$(printf '%s\\n' \"$said\" | {pick})\n{then}"
     )
 
@@ -113,7 +111,7 @@ def submit(
     """Submit a job and return its id. The job has the comment `comment`, as do the `earlier` jobs of its run.
 
     Retry while there is certainly no job. If an answer was lost, look for the job. For `first` and `then` see
-    `sbatch_text`. Raises NotSubmittedError, UnclearError.
+    `_sbatch_text`. Raises NotSubmittedError, UnclearError.
     """
     unclear = False
 
@@ -123,7 +121,7 @@ def submit(
             return job
         was_unclear, unclear = unclear, True  # until Slurm answers
         try:
-            return _submit_once(login, sbatch_text(command, first, then))
+            return _submit_once(login, _sbatch_text(command, first, then))
         except NotYetError as error:
             unclear = was_unclear or error.unclear
             raise
@@ -176,12 +174,12 @@ def _submit_once(login: Login, script: str) -> str:
     if unanswered(message):
         # With two controllers, the first may have accepted the job before the second could not be reached.
         unclear = any(_UNCLEAR.search(line) and not _NOT_TAKEN.search(line) for line in message.splitlines())
-        raise NotYetError(_last(message), unclear=unclear)
+        raise NotYetError(last_error(message), unclear=unclear)
     if slurm_is_missing(done.returncode, message):
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     if done.returncode == CANNOT_WRITE:
         raise NotSubmittedError(message)
-    raise NotSubmittedError(f"sbatch: {_words(message) or f'exit code {done.returncode}'}")
+    raise NotSubmittedError(f"sbatch: {errors_of(message) or f'exit code {done.returncode}'}")
 
 
 def unanswered(message: str) -> bool:
@@ -215,7 +213,7 @@ def find_job(login: Login, comment: str, earlier: Collection[str]) -> str | None
     except LoginError as error:
         raise NotYetError(str(error), unclear=True) from None
     if answer.code:
-        raise NotYetError(_last(answer.err), unclear=True)
+        raise NotYetError(last_error(answer.err), unclear=True)
     return newest_jobs(answer, earlier).get(comment)
 
 
@@ -264,11 +262,11 @@ def jobs_of(run: RunDir) -> set[str]:
     return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
 
 
-def _last(message: str) -> str:
-    return message.splitlines()[-1] if message else "no answer"
+def last_error(message: str) -> str:
+    return errors_of(message).rpartition("; ")[2] or "no answer"
 
 
-def _words(message: str) -> str:
-    """Return sbatch's error message without its prefix on each line."""
-    lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in message.splitlines())
-    return "; ".join(line for line in lines if line)
+def errors_of(message: str) -> str:
+    """Return sbatch's error messages, without its prefix on each line and its advice."""
+    lines = (re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line) for line in message.splitlines())
+    return "; ".join(line for line in lines if line.strip() and not line.startswith('Try "sbatch --help"'))

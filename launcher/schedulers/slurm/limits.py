@@ -75,16 +75,16 @@ def exceeded(
         list(
             _exceeded(
                 requested,
-                _qos_rows(site, partition, association, qos),
-                _association_and_parents(site, association),
+                qos_rows(site, partition.qos, qos or default_qos(association)),
+                association_and_parents(site, association),
             )
         )
-        for association in associations(site, partition, account)
+        for association in associations(site, partition.name, account)
     ]
     return by_association[0] if by_association and all(by_association) else []
 
 
-def associations(site: Site, partition: Partition, account: str | None) -> list[Row]:
+def associations(site: Site, partition: str, account: str | None) -> list[Row]:
     """Return the user's associations that the job may use, one per account.
 
     There may be several, because accounting does not report which one is the default.
@@ -92,11 +92,7 @@ def associations(site: Site, partition: Partition, account: str | None) -> list[
     chosen: dict[str, Row] = {}
     for row in site.associations or ():
         limited_to = row.get("Partition", "")
-        if (
-            not row.get("User")
-            or account not in (None, row["Account"])
-            or limited_to not in ("", partition.name)
-        ):
+        if not row.get("User") or account not in (None, row["Account"]) or limited_to not in ("", partition):
             continue
         if limited_to or row["Account"] not in chosen:
             chosen[row["Account"]] = row
@@ -111,7 +107,7 @@ def default_qos(association: Row) -> str:
 
 def flags(site: Site, partition: Partition, account: str | None, qos: str | None) -> frozenset[str]:
     """Return the flags of every QOS that the job may get."""
-    names = [qos] if qos else [default_qos(row) for row in associations(site, partition, account)]
+    names = [qos] if qos else [default_qos(row) for row in associations(site, partition.name, account)]
     rows = [(site.qos or {}).get(name, {}) for name in names]
     return frozenset(flag for row in rows for flag in row.get("Flags", "").split(","))
 
@@ -119,29 +115,20 @@ def flags(site: Site, partition: Partition, account: str | None, qos: str | None
 Owned = tuple[str, Row]
 
 
-def _qos_rows(site: Site, partition: Partition, association: Row, qos: str | None) -> list[Owned]:
+def qos_rows(site: Site, of_partition: str, of_job: str) -> list[Owned]:
     """Return the rows of the partition's and the job's QOS. The first one that sets a limit decides."""
-    qos_rows, name = site.qos or {}, qos or default_qos(association)
-    names = [partition.qos, name]
-    if "OverPartQOS" in qos_rows.get(name, {}).get("Flags", "").split(","):
+    rows, names = site.qos or {}, [of_partition, of_job]
+    if "OverPartQOS" in rows.get(of_job, {}).get("Flags", "").split(","):
         names.reverse()
-    return [
-        (f"QOS {known_name}", qos_rows[known_name])
-        for known_name in dict.fromkeys(names)
-        if known_name in qos_rows
-    ]
+    return [(f"QOS {name}", rows[name]) for name in dict.fromkeys(names) if name in rows]
 
 
-def _association_and_parents(site: Site, association: Row) -> list[Owned]:
+def association_and_parents(site: Site, association: Row) -> list[Owned]:
     """Return the user's association, then its account and the accounts above it, as far as they are known."""
     accounts = {row["Account"]: row for row in site.associations or () if not row.get("User")}
     name = association["Account"]
-    rows = [(f"account {name}", association)]
-    while name in accounts:
-        row = accounts.pop(name)
-        rows.append((f"account {name}", row))
-        name = row.get("ParentName") or row.get("Par Name") or "root"
-    return rows
+    above = [(f"account {one}", accounts[one]) for one in site.above(name) if one in accounts]
+    return [(f"account {name}", association), *above]
 
 
 def _exceeded(

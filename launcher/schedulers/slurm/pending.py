@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-from launcher.schedulers.slurm.limits import exceeds_alone
+from launcher.schedulers.slurm.limits import (
+    association_and_parents,
+    associations,
+    exceeds_alone,
+    qos_rows,
+)
 from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, UNKNOWN
 from launcher.schedulers.slurm.records import JobRecord
-from launcher.schedulers.slurm.site import Row, Site
+from launcher.schedulers.slurm.site import Site
 from launcher.spec.base import format_duration
 
 _LIMIT = re.compile(
@@ -171,24 +176,13 @@ def _column(kind: str, what: str, minutes: str, per: str, *, qos: bool) -> tuple
 
 
 def _value(where: str, column: str, tres: str, record: JobRecord, site: Site) -> tuple[str, str]:
-    """Return (owner, value) of the limit, ("", "") if unknown. A partition's QOS precedes the job's."""
-    rows: list[tuple[str, Row]] = []
+    """Return (owner, value) of the limit, ("", "") if unknown."""
     if where == "Assoc":
-        rows_of_account = [row for row in site.associations or () if row.get("Account") == record.account]
-        rows = [
-            (f"account {record.account}", row)
-            for row in sorted(rows_of_account, key=lambda row: not row.get("User"))
-        ]
-        if column.startswith("Grp"):  # any account above may hold the limit
-            others = [
-                row for row in site.associations or () if not row.get("User") and row not in rows_of_account
-            ]
-            rows += [(f"account {row.get('Account', '')}", row) for row in others]
+        own = associations(site, record.partition, record.account)
+        rows = association_and_parents(site, own[0] if own else {"Account": record.account})
     else:
         partition = site.partitions.get(record.partition)
-        for name in (partition.qos if partition else "", record.qos):
-            if site.qos and name in site.qos:
-                rows.append((f"QOS {name}", site.qos[name]))
+        rows = qos_rows(site, partition.qos if partition else "", record.qos)
     for owner, row in rows:
         items = [item for item in row.get(column, "").split(",") if item and item.startswith(tres)]
         if items:

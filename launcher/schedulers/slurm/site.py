@@ -162,6 +162,12 @@ _ENFORCED = (
 )
 
 
+RUNTIMES = {
+    "pyxis": ["sh", "-c", "srun --help | grep -q -- --container-image"],
+    "apptainer": ["sh", "-c", "command -v apptainer"],
+}
+"Queries that succeed if a container runtime is there."
+
 # The columns that sacctmgr shows by default, and the parent account.
 _OF_ACCOUNTS = (
     "cluster,account,user,partition,parentname,grpjobs,grptres,grpsubmit,grpwall,grptresmins,grptresrunmins,"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import __version__
+from launcher.schedulers.base import Findings
 from launcher.supervise.gpus import InstalledGpu, short_of
 
 _INSTALL = "in launcher's checkout there: {python} -m pip install '.[train]'"
@@ -22,14 +23,6 @@ class Need:
     gpus: int
     waits: bool = False
     "Whether the run waits on its host until GPUs are free."
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the checks of a host found."""
-
-    refusals: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import Findings, SchedulerError
 from launcher.schedulers.ssh.checks import (
     BUSY,
-    Findings,
     Need,
     problems,
     rendezvous_address,
