@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from launcher.rundir.files import open_regular, replace_json, replace_text
 from launcher.rundir.find import remember_root
@@ -35,10 +32,10 @@ from launcher.spec.long_work import working
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
+from launcher.supervise.start import NotStartedError, start_supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
@@ -117,8 +114,6 @@ class LocalScheduler(OneByOne):
             run.append(Submitted(handle=self.handle(run), command=list(prepared.command)))
             with working("starting the supervisor"):
                 self._start(run, prepared.command)
-        except _InterruptedStartError:
-            raise KeyboardInterrupt from None
         except OSError as error:  # there is no supervisor
             shutil.rmtree(run.path, ignore_errors=True)
             raise SchedulerError(f"cannot write {prepared.run_dir}: {error.strerror}") from None
@@ -143,13 +138,10 @@ class LocalScheduler(OneByOne):
             )
         self._end_orphans(run)
         python = cluster.get("paths", {}).get("python") or sys.executable
-        try:
-            with in_force(run, again):
-                run.cancel.unlink(missing_ok=True)
-                run.append(Resubmitted(handle=self.handle(run)))
-                self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
-        except _InterruptedStartError:
-            raise KeyboardInterrupt from None
+        with in_force(run, again):
+            run.cancel.unlink(missing_ok=True)
+            run.append(Resubmitted(handle=self.handle(run)))
+            self._start(run, (python, "-m", "launcher.supervise", str(run.path)))
 
     def status(self, run: RunDir) -> Status:
         """Return the state that the supervisor wrote last, or `lost` if it died without recording its end."""
@@ -203,80 +195,16 @@ class LocalScheduler(OneByOne):
 
     def _start(self, run: RunDir, command: tuple[str, ...]) -> None:
         run.append(Starting(command=list(command)))
-        earlier_state, process = run.read_state(), None
-        with open(run.supervisor_log, "ab", opener=_open_private) as log:
-            start = log.tell()
-            replace_json(run.state, {"state": "submitted", "time": now()})
-            if run.supervisor_lock.exists():
-                os.truncate(run.supervisor_lock, 0)  # drop the last supervisor's record, keep the lock itself
-            try:
-                with _interrupt_later():
-                    process = _start_detached(command, run.path, log)
-                self._wait_for_start(run, process, start)
-            except SchedulerError as error:
-                raise _not_started(run, earlier_state, str(error)) from None
-            except KeyboardInterrupt:
-                if process is not None:
-                    process.kill()
-                reason = "interrupted by Ctrl-C as it started"
-                raise _InterruptedStartError(_not_started(run, earlier_state, reason)) from None
-
-    def _wait_for_start(self, run: RunDir, process: subprocess.Popen[bytes], start: int) -> None:
-        """Wait until the supervisor, whose output begins at byte `start`, has its lock. Raises
-        SchedulerError."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and process.poll() is None:
-            if supervisor_alive(run):
-                return
-            time.sleep(0.02)
-        if process.poll() is not None and run.read_state().get("state") != "submitted":
-            return  # the whole run ended before we looked
-        process.kill()  # if it came up later, it would keep running after we reported failure
-        output = self.logs(run, start).decode(errors="replace").strip()
-        raise SchedulerError(
-            f"the supervisor did not start: {output or f'no answer in {START_SECONDS:.0f} s'}"
-        )
-
-
-class _InterruptedStartError(SchedulerError):
-    """The user pressed Ctrl-C while a supervisor started. The supervisor was ended."""
-
-
-@contextlib.contextmanager
-def _interrupt_later() -> Iterator[None]:
-    """Let Ctrl-C take effect at the end of the block. Only the main thread is interrupted by it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    previous_handler = signal.signal(signal.SIGINT, lambda signum, _: received.append(signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous_handler)
-    for signum in received[:1]:
-        signal.raise_signal(signum)
-
-
-def _start_detached(command: Sequence[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process that does not end with the terminal. Raises SchedulerError."""
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=_environment(),
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file for this user only: the output of the interpreter and the dynamic linker is not masked."""
-    return os.open(path, flags, 0o600)
+        earlier_state = run.read_state()
+        replace_json(run.state, {"state": "submitted", "time": now()})
+        try:
+            start_supervisor(command, run.path, 0, _environment(), START_SECONDS)
+        except NotStartedError as error:
+            _record_failure(run, earlier_state, str(error))
+            raise SchedulerError(str(error)) from None
+        except KeyboardInterrupt:
+            _record_failure(run, earlier_state, "interrupted by Ctrl-C as it started")
+            raise
 
 
 def _why_lost(run: RunDir) -> str:
@@ -292,11 +220,10 @@ def _is_unsent(run: RunDir) -> bool:
     return elsewhere and run.read_state().state == "submitted" and not was_sent(run)
 
 
-def _not_started(run: RunDir, earlier_state: Mapping[str, Any], reason: str) -> SchedulerError:
+def _record_failure(run: RunDir, earlier_state: Mapping[str, Any], reason: str) -> None:
     """Restore the run's earlier state, or `failed` for a new run, and add the reason."""
     state = "failed" if earlier_state.get("state") == "submitted" else earlier_state.get("state")
     replace_json(run.state, {**earlier_state, "state": state, "reason": reason})
-    return SchedulerError(reason)
 
 
 def _environment() -> dict[str, str]:

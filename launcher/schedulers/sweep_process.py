@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,20 +14,14 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.schedulers.base import SchedulerError
+from launcher.supervise.start import held, open_log
 
 LOCK, LOG = "queue.lock", "queue.log"
 
 
 def has_sweep_process(folder: Path) -> bool:
     """Return whether the process of the sweep in this folder is alive."""
-    try:
-        with open(folder / LOCK, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # taken
-        return True
-    return False
+    return held(folder / LOCK)
 
 
 def start_sweep_process(folder: Path, module: str, *arguments: str) -> None:
@@ -68,7 +61,7 @@ def _locked(folder: Path) -> Iterator[TextIO | None]:
 def _start(lock: TextIO, folder: Path, module: str, arguments: Sequence[str] = ()) -> None:
     """Start the process, which inherits the lock, and write its id. Raises SchedulerError."""
     command = [sys.executable, "-m", module, str(folder), *arguments]
-    with open(folder / LOG, "ab", opener=_open_private) as log:
+    with open_log(folder / LOG) as log:
         try:
             process = subprocess.Popen(
                 command,
@@ -82,7 +75,3 @@ def _start(lock: TextIO, folder: Path, module: str, arguments: Sequence[str] = (
             raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
     lock.truncate(0)
     lock.write(f"{process.pid}\n")
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

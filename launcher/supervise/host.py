@@ -19,6 +19,7 @@ from typing import IO, Any
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.host_memory import cgroups
 from launcher.rundir.layout import RunDir
+from launcher.supervise.start import lock_path
 
 
 def oom_kills(root: Path = Path("/")) -> int:
@@ -67,7 +68,7 @@ class SupervisorLock:
     """Held for a supervisor's whole life. The kernel releases it even if the process is killed (kill -9)."""
 
     def __init__(self, run: RunDir, node: int = 0) -> None:
-        self.path = lock_path(run, node)
+        self.path = lock_path(run.path, node)
         self._file: IO[str] | None = None
         self._ended = threading.Event()
 
@@ -97,10 +98,6 @@ class SupervisorLock:
         self._ended.set()
         if self._file is not None:
             self._file.close()
-
-
-def lock_path(run: RunDir, node: int) -> Path:
-    return run.supervisor_lock if node == 0 else run.supervisor_lock.with_suffix(f".{node:02d}.lock")
 
 
 def supervisor_alive(run: RunDir) -> bool | None:

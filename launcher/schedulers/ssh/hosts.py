@@ -17,6 +17,7 @@ _PACKAGE = Path(__file__).parents[2]
 _MODULES = (
     "supervise.secrets",
     "supervise.gpus",
+    "supervise.start",
     "schedulers.ssh.reachability",
     "schedulers.ssh.on_host",
 )

@@ -7,7 +7,6 @@ reads one JSON request from stdin (which may contain secrets) and prints one JSO
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from launcher.schedulers.ssh.reachability import meet
 from launcher.supervise.gpus import GpusError, claim, installed, survey, user
 from launcher.supervise.secrets import SecretError, read_secret_file
+from launcher.supervise.start import NotStartedError, held, lock_path, start_supervisor, state_of
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
 FIRST_PORT, LAST_PORT = 61000, 65535
@@ -147,8 +147,7 @@ def start(request: Request) -> dict[str, Any]:
     """Start the supervisor, detached. It holds the locks of its GPUs until it ends, even if it is killed."""
     run, rank = Path(request["run_dir"]), request["rank"]
     _wait_for(run / "run.json")
-    lock = _lock_path(run, rank)
-    if _held(lock) and rank == 0:
+    if held(lock_path(run, rank)) and rank == 0:
         raise RefusedError("a supervisor of this run is still running")
     _end(run, rank)  # processes that a lost run has left behind
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
@@ -159,49 +158,21 @@ def start(request: Request) -> dict[str, Any]:
         # CUDA orders GPUs by speed; nvidia-smi orders them by bus.
         chosen = ",".join(map(str, gpus))
         environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}
-    if lock.exists():
-        os.truncate(lock, 0)  # drop the last supervisor's record, keep the lock itself
     if event := request.get("event"):
         moment = time.time_ns() // 1000
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment // 10**6))
         taken = {"gpus": {**request["others_gpus"], request["host"]: gpus}} if gpus else {}
         _append(run, {"time": f"{stamp}.{moment % 10**6:06d}Z", **event, **taken})
-    process = _supervisor(request, environ, locks)
-    return {"pid": process.pid, "gpus": gpus}
-
-
-def _supervisor(
-    request: Request, environ: Mapping[str, str], locks: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    run, rank = Path(request["run_dir"]), request["rank"]
-    command = [sys.executable, "-m", "launcher.supervise", run, "--secrets-on-stdin", *request["place"]]
-    log = _lock_path(run, rank).with_suffix(".log")
-    # Readable by the user only: the output of the supervisor's interpreter and dynamic linker is not masked.
-    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
-        before = output.tell()
-        process = subprocess.Popen(
-            command,
-            cwd=run,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=environ,
-            start_new_session=True,
-            pass_fds=locks,
-        )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(f"{json.dumps(request['secrets'])}\n{request['token']}\n".encode())
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        if _held(_lock_path(run, rank)):
-            return process
-        time.sleep(0.05)
-    if process.poll() is not None and rank == 0 and _state(run) not in (None, "submitted"):
-        return process  # the whole run ended before the lock was checked
-    process.kill()  # a late start would keep running after we reported failure
-    printed = log.read_bytes()[before:].decode(errors="replace").strip()
-    raise RefusedError(f"the supervisor did not start: {printed or f'no answer in {START_SECONDS:.0f} s'}")
+    start_supervisor(
+        [sys.executable, "-m", "launcher.supervise", str(run), "--secrets-on-stdin", *request["place"]],
+        run,
+        rank,
+        environ,
+        START_SECONDS,
+        stdin=f"{json.dumps(request['secrets'])}\n{request['token']}\n".encode(),
+        pass_fds=locks,
+    )
+    return {"gpus": gpus}
 
 
 def stop(request: Request) -> dict[str, Any]:
@@ -212,8 +183,8 @@ def stop(request: Request) -> dict[str, Any]:
 
 def interrupt(request: Request) -> dict[str, Any]:
     """Ask a run to stop by a signal, because its folder cannot be written to. Report whether it was sent."""
-    lock = _lock_path(Path(request["run_dir"]), 0)
-    if not _held(lock) or (pid := _pid(lock)) is None:
+    lock = lock_path(Path(request["run_dir"]), 0)
+    if not held(lock) or (pid := _pid(lock)) is None:
         return {"interrupted": False}
     os.kill(pid, signal.SIGINT)
     return {"interrupted": True}
@@ -222,17 +193,17 @@ def interrupt(request: Request) -> dict[str, Any]:
 def withdraw(request: Request) -> dict[str, Any]:
     """If a run waits for its turn, end its supervisor and remove the run. Report whether this was done."""
     run = Path(request["run_dir"])
-    lock = _lock_path(run, 0)
-    if not _held(lock) or (pid := _pid(lock)) is None:
+    lock = lock_path(run, 0)
+    if not held(lock) or (pid := _pid(lock)) is None:
         return {"withdrawn": False}
     os.kill(pid, signal.SIGSTOP)  # it must not begin during the check
     while _process_state(pid) not in ("T", ""):
         time.sleep(0.01)
-    if _state(run) != "submitted" or (run / "attempts").exists() or (run / "cancel").exists():
+    if state_of(run) != "submitted" or (run / "attempts").exists() or (run / "cancel").exists():
         os.kill(pid, signal.SIGCONT)
         return {"withdrawn": False}
     os.kill(pid, signal.SIGKILL)
-    while _held(lock):
+    while held(lock):
         time.sleep(0.01)
     shutil.rmtree(run)
     return {"withdrawn": True}
@@ -247,14 +218,14 @@ def _process_state(pid: int) -> str:
 
 def _end(run: Path, rank: int) -> None:
     """End a leftover supervisor and its ranks. The kernel kills the ranks shortly after the supervisor."""
-    lock = _lock_path(run, rank)
+    lock = lock_path(run, rank)
     deadline, killed = time.monotonic() + END_SECONDS, False
-    while _held(lock) or _pids(run, rank):
-        if not killed and _held(lock) and (pid := _pid(lock)) is not None:
+    while held(lock) or _pids(run, rank):
+        if not killed and held(lock) and (pid := _pid(lock)) is not None:
             killed = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline and _held(lock) and not killed:
+        if time.monotonic() > deadline and held(lock) and not killed:
             raise RefusedError(
                 f"a supervisor of this run is still running, and {lock} does not name its process: end it by "
                 f"hand (`launcher.supervise {run}` in the list of processes)"
@@ -293,28 +264,6 @@ def _wait_for(file: Path) -> None:
             os.listdir(file.parent.parent)
 
 
-def _lock_path(run: Path, rank: int) -> Path:
-    """Return the path of the lock file, named as in supervise.host."""
-    return run / ("supervisor.lock" if rank == 0 else f"supervisor.{rank:02d}.lock")
-
-
-def _held(lock: Path) -> bool:
-    try:
-        with open(lock, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        pass
-    return False
-
-
-def _state(run: Path) -> Any:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((run / "state.json").read_bytes()).get("state")
-    return None
-
-
 def _append(run: Path, event: Mapping[str, Any]) -> None:
     file = os.open(run / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -338,7 +287,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     try:
         answer = ACTIONS[request["do"]](request)
-    except (RefusedError, GpusError) as error:
+    except (RefusedError, GpusError, NotStartedError) as error:
         answer = {"refused": str(error)}
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.rundir.layout import RunDir
 from launcher.supervise.gpus import InstalledGpu, choose, short_of
+from launcher.supervise.start import lock_path
 from tests.lab import events, wait_for
 from tests.schedulers.ssh.hosts import ROOT, Host, Laptop
 
@@ -179,9 +180,5 @@ def test_a_job_that_chooses_gpus_itself_is_refused(laptop: Laptop) -> None:
     assert "job env CUDA_VISIBLE_DEVICES" in said and "resources.gpus_per_node" in said
 
 
-def test_the_lock_names_are_the_supervisors(tmp_path: Path) -> None:
-    from launcher.schedulers.ssh import on_host
-    from launcher.supervise.host import lock_path
-
-    for rank in (0, 1, 12):
-        assert on_host._lock_path(tmp_path, rank) == lock_path(RunDir(tmp_path), rank)
+def test_the_name_of_the_lock_that_a_host_knows_is_that_of_the_run_directory(tmp_path: Path) -> None:
+    assert lock_path(tmp_path, 0) == RunDir(tmp_path).supervisor_lock
