@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from launcher.rundir.files import delete_folder
+from launcher.rundir.files import delete_folder, open_regular
 from launcher.spec.errors import RefusedError
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
@@ -75,6 +76,11 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     offered: Offered | None = None
     "The first offer that would be rented, if the provider was asked."
+
+    def in_sweep(self, sweep_id: str, task: int, values: Sequence[str], **more: Any) -> Prepared:
+        """Return the run as a task of a sweep. `values` are the `--set` texts that distinguish it."""
+        sweep = {"id": sweep_id, "task": task, "values": list(values), **more}
+        return dataclasses.replace(self, about={**self.about, "sweep": sweep})
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,8 @@ class Scheduler(abc.ABC):
 
     multi_node: ClassVar[bool] = False
     "Whether a run may use several nodes. If not, such a plan is refused before anything is sent."
+    own_logs: ClassVar[str] = "supervisor*.log"
+    "Pattern of the files in a run directory that `logs` reads."
     uses_this_python: ClassVar[bool] = False
     "Whether a job runs in launcher's own interpreter unless the profile names another."
 
@@ -331,7 +339,11 @@ class Scheduler(abc.ABC):
 
         The logs of the ranks are in the run directory.
         """
-        return b""
+        parts = []
+        for path in sorted(run.path.glob(self.own_logs)):
+            with contextlib.suppress(OSError), open_regular(path) as file:
+                parts.append(file.read())
+        return b"".join(parts)[since:]
 
     @abc.abstractmethod
     def cancel(self, run: RunDir) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.rundir.files import open_regular, replace_json, replace_text
+from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import remove_shared
@@ -163,15 +163,6 @@ class LocalScheduler(OneByOne):
             scheduler = scheduler_class(run.read_about().get("cluster", {}).get("scheduler", "local"))
             reason = f"written by `launcher render`, not started; {scheduler.by_hand(run.scripts)}"
         return status_of(run, self.handle(run), state | {"state": name, "reason": reason, "failure": failure})
-
-    def logs(self, run: RunDir, since: int) -> bytes:
-        """Return the supervisor's own output from byte `since` on."""
-        try:
-            with open_regular(run.supervisor_log) as file:
-                file.seek(since)
-                return file.read()
-        except (FileNotFoundError, PermissionError):
-            return b""
 
     def cancel(self, run: RunDir) -> None:
         """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""

@@ -127,12 +127,12 @@ class Store:
         """Return the run directory for people: `host:path` if it is on another host."""
         return str(run.path)
 
-    def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
-        """Run the shell text `first`, then delete the runs on the other host if there is one.
+    def remove(self, runs: Sequence[RunDir], then: str = "") -> None:
+        """Delete the runs on the other host if there is one, and run the shell text `then`.
 
         `run.path` itself stays. Raises SchedulerError.
         """
-        if first and (done := self.run(first)).returncode:
+        if then and (done := self.run(then)).returncode:
             raise SchedulerError(done.stderr.decode(errors="replace").strip())
 
 

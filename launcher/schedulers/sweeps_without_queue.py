@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,19 +29,7 @@ class OneByOne(Scheduler):
         """Record in each run its place in the sweep."""
         folder = Path(runs[0][0].run_dir).parent / "sweeps" / sweep_id
         ready = [
-            replace(
-                prepared,
-                about={
-                    **prepared.about,
-                    "sweep": {
-                        "id": sweep_id,
-                        "task": task,
-                        "runs": len(runs),
-                        "values": list(values),
-                        "at_once": at_once,
-                    },
-                },
-            )
+            prepared.in_sweep(sweep_id, task, values, runs=len(runs), at_once=at_once)
             for task, (prepared, values) in enumerate(runs)
         ]
         return PreparedSweep(sweep_id, folder, tuple(ready))

@@ -98,11 +98,9 @@ class RemoteStore(Mirrored, Store):
     def where(self, run: RunDir) -> str:
         return f"{self.name}:{self.remote_root}/{run.id}"
 
-    def remove(self, runs: Sequence[RunDir], first: str = "") -> None:
-        """Delete the runs on the host, after the shell text `first`. Raises SchedulerError."""
-        done = self.ssh.run(
-            f"{first}rm -rf " + " ".join(quote(f"{self.remote_root}/{run.id}") for run in runs), timeout=600
-        )
+    def remove(self, runs: Sequence[RunDir], then: str = "") -> None:
+        folders = " ".join(quote(f"{self.remote_root}/{run.id}") for run in runs)
+        done = self.ssh.run(f"rm -rf {folders} || exit\n{then}", timeout=600)
         if done.returncode:
             raise SchedulerError(f"{self.name}: {done.stderr.decode(errors='replace').strip()}")
 

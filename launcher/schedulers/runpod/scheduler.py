@@ -55,6 +55,7 @@ class RunPodScheduler(OneByOne):
     """
 
     multi_node = True
+    own_logs = "pod-node-*.log"
 
     def __init__(self) -> None:
         self._volumes: dict[tuple[str, str | None], Volume] = {}
@@ -296,11 +297,6 @@ class RunPodScheduler(OneByOne):
     def statuses(self, runs: Sequence[RunDir]) -> list[Status]:
         """Poll many runs, without renting anything for them."""
         return [self._poller.status(run) for run in runs]
-
-    def logs(self, run: RunDir, since: int) -> bytes:
-        """Return what the pods' start scripts and the supervisors printed, from byte `since` on."""
-        parts = [file.read_bytes() for file in sorted(run.path.glob("pod-node-*.log"))]
-        return b"".join(parts)[since:]
 
     def stream(self, run: RunDir) -> Iterator[bytes]:
         """Yield the log of the run's first pod, including the image pull, until the run ends."""

@@ -62,6 +62,7 @@ class SlurmScheduler(Scheduler):
     """Runs jobs through Slurm. The run directory must be on a file system that the nodes share."""
 
     multi_node = True
+    own_logs = "slurm-*.out"
 
     def __init__(self, store: Store | None = None) -> None:
         """`store` is where Slurm's commands run and run directories are; by default this host."""
@@ -231,11 +232,6 @@ class SlurmScheduler(Scheduler):
         self.store.remove(runs, forget_text(runs, self.store))
         for run in runs:
             delete_folder(run.path)
-
-    def logs(self, run: RunDir, since: int) -> bytes:
-        """Return the output of the batch scripts and supervisors of all jobs, from byte `since` on."""
-        parts = [file.read_bytes() for file in run.path.glob("slurm-*.out")]
-        return b"".join(parts)[since:]
 
     def cancel(self, run: RunDir) -> None:
         """Cancel a pending job. Ask a running one for a checkpoint; a second call ends it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -41,13 +40,7 @@ def prepare(
                 f"{', '.join(different)} differ: submit these separately"
             )
     array = array_script(first.target, sweep_id, str(folder), len(runs), at_once)
-    tasks = [
-        replace(
-            prepared,
-            about={**prepared.about, "sweep": {"id": sweep_id, "task": task, "values": list(values)}},
-        )
-        for task, (prepared, values) in enumerate(runs)
-    ]
+    tasks = [prepared.in_sweep(sweep_id, task, values) for task, (prepared, values) in enumerate(runs)]
     command = sbatch_command(folder / array.path)
     return PreparedSweep(sweep_id, folder, tuple(tasks), array, command)
 

@@ -11,6 +11,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed
 from launcher.schedulers.over_ssh.rsh import quote, unpack
+from launcher.schedulers.ssh.choose import hosts_of
 from launcher.schedulers.ssh.hosts import HostError
 from launcher.schedulers.store import NotSentError
 
@@ -95,6 +96,7 @@ def check_resume(run: RunDir, hosts: Sequence[str], about: About, chosen: Chosen
         )
 
 
-def hosts_with_directory(about: About, hosts: Sequence[str]) -> Sequence[str]:
+def hosts_with_directory(about: About) -> Sequence[str]:
     """Return the hosts that hold a directory of the run."""
+    hosts = hosts_of(about)
     return hosts if about.get("apart") else hosts[:1]

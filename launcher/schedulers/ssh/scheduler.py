@@ -327,38 +327,36 @@ class SshHosts(OneByOne):
         return self._store_of(run).where(run)
 
     def remove(self, runs: Sequence[RunDir]) -> None:
-        stored: dict[str, list[RunDir]] = {}
-        ran: dict[str, list[str]] = {}
+        by_host: dict[str, list[RunDir]] = {}
         for run in runs:
-            hosts = hosts_of(about := run.read_about())
-            for host in hosts_with_directory(about, hosts):
-                stored.setdefault(host, []).append(run)
-            for host in hosts:
-                ran.setdefault(host, []).append(quote(run.id))
-        for host, stored_runs in stored.items():
-            self._store_on(host).remove(stored_runs)
-            self._forget_sweeps(host, stored_runs)
-        for host, names in ran.items():
-            # Remove shared memory that the ranks of a killed supervisor have left on the host.
-            cleanup = f"cd /dev/shm/launcher-$(id -u) && for r in {' '.join(names)}; do rm -rf $r-*; done"
-            with suppress(LoginError):
-                self._store_on(host).ssh.run(cleanup)
+            for host in hosts_of(run.read_about()):
+                by_host.setdefault(host, []).append(run)
+        for host, ran in by_host.items():
+            store = self._store_on(host)
+            stored = [run for run in ran if host in hosts_with_directory(run.read_about())]
+            leftovers = self._forget_text(ran)
+            if stored:
+                store.remove(stored, leftovers)
+            else:
+                with suppress(LoginError):
+                    store.ssh.run(leftovers)
         for run in runs:
             remove_here(run)
 
-    def _forget_sweeps(self, host: str, removed: Sequence[RunDir]) -> None:
-        """Remove the folders of sweeps that have no runs left on the host."""
+    def _forget_text(self, removed: Sequence[RunDir]) -> str:
+        """Return shell that removes shared memory that the ranks of a killed supervisor have left, and the
+        folders of sweeps that have no runs left."""
+        names = " ".join(quote(run.id) for run in removed)
         sweeps = {sweep.id for run in removed if (sweep := run.read_about().sweep) is not None}
-        for name in map(quote, sorted(sweeps)):
-            unless_used = f"{{ ls -d {name}-* >/dev/null 2>&1 || rm -rf sweeps/{name}; }}"
-            cleanup = f"cd {quote(self.remote_root)} && {unless_used}"
-            with suppress(LoginError):
-                self._store_on(host).ssh.run(cleanup)
-
-    def logs(self, run: RunDir, since: int) -> bytes:
-        """Return the output of all hosts' supervisors, from byte `since` on."""
-        parts = [file.read_bytes() for file in sorted(run.path.glob("supervisor*.log"))]
-        return b"".join(parts)[since:]
+        unused = (f"ls -d {name}-* >/dev/null 2>&1 || rm -rf sweeps/{name}" for name in map(quote, sweeps))
+        return "\n".join(
+            (
+                f"(cd /dev/shm/launcher-$(id -u) && for r in {names}; do rm -rf $r-*; done) 2>/dev/null",
+                f"cd {quote(self.remote_root)} 2>/dev/null || exit 0",
+                *unused,
+                ":",
+            )
+        )
 
     def _store_on(self, host: str, here: Path | None = None) -> RemoteStore:
         """Return the store on a host.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from launcher.rundir.layout import RunDir
+from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.rundir import end_told
@@ -68,6 +68,5 @@ def _seconds_since_submission(run: RunDir) -> float:
     """Return the seconds since the latest submission."""
     for event in reversed(run.read_events()):
         if event.get("event") == "submitting":
-            submitted = datetime.fromisoformat(str(event["time"]).replace("Z", "+00:00"))
-            return time.time() - submitted.astimezone(timezone.utc).timestamp()
+            return time.time() - (seconds_of(str(event["time"])) or 0.0)
     return 0.0
