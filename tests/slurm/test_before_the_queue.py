@@ -71,11 +71,11 @@ def test_places_are_looked_at_in_the_same_round_trip(here: LocalLogin, tmp_path:
 
 
 def test_a_round_trip_tells_of_a_job_from_start_to_end(here: LocalLogin, slurm_lab: SlurmLab) -> None:
-    job = slurm_lab.sbatch("exit 12", "--nodes=1", "--comment=a|b", "--job-name=x Restarts=9")
+    job = slurm_lab.sbatch("exit 12", "--nodes=1", "--comment=a|b", "--job-name=x ExitCode=9:0")
     slurm_lab.accounted(job)
     record = look_up(partial(ask, here), [job]).get(job)
     assert record is not None
-    assert (record.state, record.exit_code, record.restarts, record.comment) == ("FAILED", 12, 0, "a|b")
+    assert (record.state, record.exit_code, record.comment) == ("FAILED", 12, "a|b")
 
 
 def test_the_detected_profile_is_the_clusters(slurm_lab: SlurmLab) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
-from launcher.schedulers.login import NOT_FOUND, Answer, Login, LoginError, ask
+from launcher.schedulers.login import NOT_FOUND, Login, LoginError, ask
 
 PATIENCE_SECONDS = 20.0
 "How long to retry while the controller is down or busy. Restarting one takes less."
@@ -117,7 +117,7 @@ def submit(
 
     def try_once() -> str:
         nonlocal unclear
-        if unclear and (job := find_job(login, comment, earlier)):
+        if unclear and (job := newest_jobs(login, earlier).get(comment)):
             return job
         was_unclear, unclear = unclear, True  # until Slurm answers
         try:
@@ -203,31 +203,18 @@ def job_id(out: str) -> str:
     raise UnclearError(f"sbatch's answer has no job id: {out!r}")
 
 
-def find_job(login: Login, comment: str, earlier: Collection[str]) -> str | None:
-    """Return the newest job with this comment that the controller knows, except `earlier` ones, or None.
+def newest_jobs(login: Login, earlier: Collection[str] = ()) -> dict[str, str]:
+    """Map each comment, and the name of each script's folder, to its newest job, except `earlier` ones.
 
-    Raises NotYetError if Slurm does not answer.
+    Both are the id of a run or sweep. If `slurm.comment` is false, only the folder's name is. Raises
+    NotYetError if Slurm does not answer.
     """
     try:
-        answer = ask(login, {"squeue": QUEUE})["squeue"]
+        answer = ask(login, {"squeue": _QUEUE})["squeue"]
     except LoginError as error:
         raise NotYetError(str(error), unclear=True) from None
     if answer.code:
         raise NotYetError(last_error(answer.err), unclear=True)
-    return newest_jobs(answer, earlier).get(comment)
-
-
-QUEUE = [
-    *("sh", "-c"),
-    'exec squeue --noheader --states=all --user="$(id -un)" --format="%F|%k|%o"',
-]
-
-
-def newest_jobs(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]:
-    """Map each comment, and the name of each script's folder, to its newest job, except `earlier` ones.
-
-    Both are the id of a run or sweep. If `slurm.comment` is false, only the folder's name is.
-    """
     newest: dict[str, str] = {}
     rows = [line.partition("|")[::2] for line in answer.out.splitlines()]
     for job, rest in sorted(rows, key=lambda row: int(row[0])):
@@ -235,6 +222,9 @@ def newest_jobs(answer: Answer, earlier: Collection[str] = ()) -> dict[str, str]
         if job not in earlier:
             newest |= {name: job for name in (comment or rest, folder_of_script(command)) if name}
     return newest
+
+
+_QUEUE = ("sh", "-c", 'exec squeue --noheader --states=all --user="$(id -un)" --format="%F|%k|%o"')
 
 
 def folder_of_script(command: str) -> str | None:

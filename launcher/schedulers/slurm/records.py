@@ -25,7 +25,6 @@ class JobRecord:
     "Slurm's word for why the job is pending; empty once it has started."
     exit_code: int | None = None
     signal: int | None = None
-    restarts: int | None = None
     partition: str = ""
     nodes: str = ""
     "Slurm's notation for a list of hosts: `n[1-3,7]`."
@@ -35,8 +34,6 @@ class JobRecord:
     end: datetime | None = None
     time_limit: float | None = None
     "Seconds; infinity for UNLIMITED."
-    elapsed: float | None = None
-    "Seconds since its latest start."
     comment: str = ""
     command: str | None = None
     "The script and its arguments as sbatch got them; empty without a file, None from accounting."
@@ -53,7 +50,6 @@ class JobRecord:
     gres: str = ""
     "GRES asked for on each node: `gres/gpu:a100:4`."
     dependency: str = ""
-    priority: int | None = None
 
 
 NOT_ASKED = Answer(0, "", "")
@@ -98,16 +94,16 @@ class Records:
 
 
 _SQUEUE = (
-    *("id", "state", "partition", "nodes", "submitted", "start", "end", "time_limit", "elapsed", "account"),
-    *("qos", "node_count", "cpus", "memory", "gres", "dependency", "priority", "reason", "comment"),
+    *("id", "state", "partition", "nodes", "submitted", "start", "end", "time_limit", "account"),
+    *("qos", "node_count", "cpus", "memory", "gres", "dependency", "reason", "comment"),
 )
-_SQUEUE_FORMAT = "%i|%T|%P|%N|%V|%S|%e|%l|%M|%a|%q|%D|%C|%m|%b|%E|%Q|%r|%k|%o"
+_SQUEUE_FORMAT = "%i|%T|%P|%N|%V|%S|%e|%l|%a|%q|%D|%C|%m|%b|%E|%r|%k|%o"
 _SACCT = (
-    *("id", "state", "exit", "partition", "nodes", "submitted", "start", "end", "time_limit", "elapsed"),
+    *("id", "state", "exit", "partition", "nodes", "submitted", "start", "end", "time_limit"),
     *("account", "qos", "node_count", "cpus", "comment"),
 )
 _SACCT_FORMAT = (
-    "JobID,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,Elapsed,"
+    "JobID,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,"
     "Account,QOS,NNodes,NCPUS,Comment,JobName"
 )
 # A comment may contain the bar that separates the fields, so it comes last, with only one field after it.
@@ -219,11 +215,9 @@ def records(answers: Mapping[str, Answer]) -> Records:
             jobs[id_] = past[id_]
     for name, answer in answers.items():
         if name.startswith("scontrol ") and answer.code == 0:
-            for id_, code, signal, restarts in _parse_scontrol(answer.out):
-                if id_ in live and live[id_].state in _BEFORE_END:
-                    jobs[id_] = replace(jobs[id_], restarts=restarts)
-                elif id_ in live:
-                    jobs[id_] = replace(jobs[id_], exit_code=code, signal=signal, restarts=restarts)
+            for id_, code, signal in _parse_scontrol(answer.out):
+                if id_ in live and live[id_].state not in _BEFORE_END:
+                    jobs[id_] = replace(jobs[id_], exit_code=code, signal=signal)
     return Records(jobs, controller, accounting)
 
 
@@ -299,7 +293,6 @@ def _parse_squeue(line: str) -> JobRecord | None:
         memory=_value_or_empty(values["memory"]),
         gres=_value_or_empty(values["gres"]),
         dependency=_value_or_empty(values["dependency"]),
-        priority=_int_or_none(values["priority"]),
     )
 
 
@@ -327,7 +320,6 @@ def _common(values: Mapping[str, str]) -> JobRecord:
         start=moment(values["start"]),
         end=moment(values["end"]),
         time_limit=duration(values["time_limit"]),
-        elapsed=duration(values["elapsed"]),
         comment=_value_or_empty(values["comment"]),
         account=_value_or_empty(values["account"]),
         qos=_value_or_empty(values["qos"]),
@@ -336,24 +328,18 @@ def _common(values: Mapping[str, str]) -> JobRecord:
     )
 
 
-def _parse_scontrol(text: str) -> list[tuple[str, int | None, int | None, int | None]]:
-    """Return (id, exit code, signal, restarts) of each record of `scontrol show job`.
+def _parse_scontrol(text: str) -> Iterator[tuple[str, int | None, int | None]]:
+    """Yield (id, exit code, signal) of each record of `scontrol show job`.
 
     Records are separated by an empty line. The first line of a record contains the job's name, which may look
     like any other field, so only its ids are parsed.
     """
-    parsed = []
     for record in text.split("\n\n"):
         first, _, rest = record.strip().partition("\n")
         head = re.match(r"JobId=(\d+)(?: ArrayJobId=(\d+) ArrayTaskId=(\d+)\b)?", first)
-        restarts = re.search(r"^ .*\bRestarts=(\d+)", rest, re.MULTILINE)
         exit_code = re.search(r"^ .*\bExitCode=(\d+:\d+)", rest, re.MULTILINE)
-        if head is None or exit_code is None:
-            continue
-        id_ = f"{head[2]}_{head[3]}" if head[2] else head[1]
-        code, signal = _exit(exit_code[1])
-        parsed.append((id_, code, signal, int(restarts[1]) if restarts else None))
-    return parsed
+        if head is not None and exit_code is not None:
+            yield (f"{head[2]}_{head[3]}" if head[2] else head[1], *_exit(exit_code[1]))
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:

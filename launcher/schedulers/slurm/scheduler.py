@@ -21,7 +21,7 @@ from launcher.schedulers.slurm.cancel_all import cancel_jobs
 from launcher.schedulers.slurm.handle import handle_of, job_in
 from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import (
-    QUEUE,
+    NotYetError,
     begun,
     jobs_of,
     newest_jobs,
@@ -213,13 +213,10 @@ class SlurmScheduler(Scheduler):
     def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[Path, str | None], str]:
         """Find the jobs of runs for which sbatch's answer was lost. Also return why Slurm did not answer."""
         try:
-            answer = ask(self.store, {"queue": QUEUE})["queue"]
-        except LoginError as error:
-            return {}, str(error)
-        if answer.code:
-            return {}, f"Slurm does not answer: {answer.err.strip()}"
+            named = newest_jobs(self.store, set[str]().union(*map(jobs_of, runs)))
+        except NotYetError as error:
+            return {}, f"Slurm does not answer: {error}"
         # A job may have begun, and recorded itself, while Slurm was queried.
-        named = newest_jobs(answer, set[str]().union(*map(jobs_of, runs)))
         return {run.path: handle_of(run).job or _named_job(run, named) for run in runs}, ""
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:

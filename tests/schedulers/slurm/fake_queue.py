@@ -7,8 +7,8 @@ from pathlib import Path
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 
-TIMES = "2026-11-21T23:00:00|N/A|N/A|1:00|0:05"
-SQUEUE = f"{{id}}|{{state}}|main|n1|{TIMES}|(null)|(null)|1|1|100M|N/A|(null)|1|None|{{run}}"
+TIMES = "2026-11-21T23:00:00|N/A|N/A|1:00"
+SQUEUE = f"{{id}}|{{state}}|main|n1|{TIMES}|(null)|(null)|1|1|100M|N/A|(null)|None|{{run}}"
 
 
 class Queue:
