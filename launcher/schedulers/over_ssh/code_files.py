@@ -115,9 +115,11 @@ def _matches(pattern: RegexPattern, path: str) -> bool:
     """
     if pattern.regex is None:
         return False
+    if _SLASH not in pattern.regex.groupindex:  # such as `sub/**`, which means what is below the folder
+        return pattern.regex.search(path.removesuffix("/")) is not None
     # The second search is for patterns such as `*/`, because pathspec lets their slash match anywhere.
     for match in (pattern.regex.search(path), pattern.regex.search(path, len(path) - 1)):
-        if match and (match.groupdict().get(_SLASH) is None or match.end(_SLASH) == len(path)):
+        if match and match.end(_SLASH) in (-1, len(path)):  # -1: the pattern needed no slash
             return True
     return False
 

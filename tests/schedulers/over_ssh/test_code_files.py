@@ -30,6 +30,7 @@ LINES = st.sampled_from(
         *("*.bin", "!b.bin", "sub/", "!sub/", "sub", "/a.py", "a.py", "!a.py", "deep", "sub/deep/", "y"),
         *("data/*", "!data/sub", "!data/sub/", "/sub/*", "!/sub/deep", "data/**", "*", "!*.py", "!*/", "**"),
         *("", "x ", "# comment", r"\# z", "?.py", "[ab].bin", "sub/**/a.py", "**/deep/*.py", "a.py\r"),
+        *("sub/**", "!sub/**", "!data/**"),
     ]
 )
 IGNORE = st.dictionaries(st.sampled_from(["", "sub/", "sub/deep/", "data/"]), st.lists(LINES, max_size=5))
@@ -59,6 +60,15 @@ def test_without_git_the_same_files_are_code_as_with_it(ignore: dict[str, list[s
         known = Path(shutil.copytree(plain, Path(name) / "known"))
         _git(known, "init", "-q")
         assert code_files(plain) == code_files(known)
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".launcherignore"])
+def test_a_pattern_of_what_is_in_an_ignored_folder_does_not_send_the_folder(
+    tmp_path: Path, name: str
+) -> None:
+    """As for git, `!data/**` takes nothing back of a folder that is ignored itself."""
+    (_write(tmp_path, "a.py", "data/x", "data/sub/y") / name).write_text("data/\n!data/**\n")
+    assert code_files(tmp_path)[0] == [name, "a.py"]
 
 
 @pytest.mark.slow
