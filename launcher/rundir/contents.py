@@ -88,6 +88,7 @@ FILES = (
     RunFile("checkpoints/", "rank", "once", "name"),
     RunFile("tensorboard/", "rank", "grows", "never"),
     RunFile("wandb/", "rank", "grows", "never"),
+    RunFile("submitit/", "submission", "once", "never"),
 )
 
 

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class NotSentError(SchedulerError):
-    """Nothing was started, because the code or the run directory could not be written on the host."""
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a run and its code will be, as paths of the cluster."""

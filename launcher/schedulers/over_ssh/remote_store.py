@@ -18,7 +18,7 @@ from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, Ref
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import asking_to_stop
-from launcher.schedulers.store import NotSentError, Place, Store, write_requests_to_stop
+from launcher.schedulers.store import Place, Store, write_requests_to_stop
 from launcher.schedulers.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ SENT = ".sent"
 "File next to the copies that lists the sent snapshots, newest last."
 
 T = TypeVar("T")
+
+
+class NotSentError(SchedulerError):
+    """Nothing was started, because the code or the run directory could not be written on the host."""
 
 
 class RemoteStore(Mirrored, Store):

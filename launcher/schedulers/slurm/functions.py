@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from submitit.core import core, utils
-from submitit.slurm import slurm
 
 from launcher.logs.read import TEXT_START
 from launcher.planning.plan import make_plan
@@ -18,11 +16,10 @@ from launcher.render.shipped import clusters_dir
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError
-from launcher.schedulers.login import LocalLogin, LoginError, ask
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
+from launcher.schedulers.slurm.executor import RunJob
 from launcher.schedulers.slurm.handle import handle_of, job_in
-from launcher.schedulers.slurm.records import look_up
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
@@ -74,33 +71,9 @@ class FunctionPaths(utils.JobPaths):
         return [attempt.rank_log(node, self.task_id, stream) for attempt in attempts]
 
 
-class RecordWatcher(slurm.SlurmInfoWatcher):
-    """A submitit watcher that queries all jobs in one round trip and works without accounting."""
-
-    def __init__(self) -> None:
-        super().__init__(delay_s=30)
-
-    def update(self) -> None:
-        ids = sorted(self._registered - self._finished)
-        if not ids:
-            return
-        self._num_calls += 1
-        try:
-            records = look_up(partial(ask, LocalLogin()), ids)
-        except LoginError:
-            return
-        for job in ids:
-            if (record := records.get(job)) is not None:
-                self._info_dict[job] = {"JobID": job, "State": record.state, "NodeList": record.nodes}
-        self._last_status_check = time.time()
-        self._finished |= {job for job in ids if self.is_done(job, mode="cache")}
-
-
-class FunctionJob(slurm.SlurmJob[Any]):
+class FunctionJob(RunJob):
     """A call of a function, or one call per rank. `result` is what it returned."""
 
-    watcher = RecordWatcher()
-    _waited = False
     _run: RunDir | None = None
     _paths: FunctionPaths
 
@@ -124,21 +97,12 @@ class FunctionJob(slurm.SlurmJob[Any]):
         """Id of the run's latest job. If Slurm does not requeue, a run continues in a new job."""
         return (handle_of(self._run).job if self._run is not None else None) or str(self._job_id)
 
-    @property
-    def state(self) -> str:
-        """Slurm's state of the job. After `result()`, Slurm is queried instead of the cache."""
-        return self.watcher.get_state(self.job_id, mode="force" if self._waited else "standard")
-
-    def wait(self) -> None:
-        super().wait()
-        self._waited = True
-
     def done(self, force_check: bool = False) -> bool:
         """Return whether the run has ended. A run that continues in another attempt or job has not."""
         state = self.run.read_state()
         if state.get("state") not in LIVING and not state.get("requeue"):
             return True
-        return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+        return bool(self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"))
 
     def _get_logs_string(self, name: str) -> str | None:
         """Return the output of all attempts, without time stamps."""

@@ -50,10 +50,6 @@ BY_HAND = (
 )
 
 
-CANNOT_WRITE = 73
-"Exit code of the shell before sbatch if it cannot write; EX_CANTCREAT of sysexits.h."
-
-
 class NotSubmittedError(SchedulerError):
     """There is certainly no job. The message says why."""
 
@@ -177,8 +173,6 @@ def _submit_once(login: Login, script: str) -> str:
         raise NotYetError(last_error(message), unclear=unclear)
     if slurm_is_missing(done.returncode, message):
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
-    if done.returncode == CANNOT_WRITE:
-        raise NotSubmittedError(message)
     raise NotSubmittedError(f"sbatch: {errors_of(message) or f'exit code {done.returncode}'}")
 
 
@@ -233,9 +227,11 @@ def folder_of_script(command: str) -> str | None:
     return folder[1] if folder is not None else None
 
 
-# The script is in the run's directory, in the folder of the plan in force (`plans/003`), or in the sweep's
-# folder.
-_FOLDER_OF_SCRIPT = re.compile(r"([^/]+)/(?:(?:plans/\d+/)?scripts/job|array)\.sbatch(?: |$)")
+# The script is in the run's directory, in the folder of the plan in force (`plans/003`) or in the sweep's
+# folder. submitit submits a copy.
+_FOLDER_OF_SCRIPT = re.compile(
+    r"([^/]+)/(?:(?:(?:plans/\d+/)?scripts/job|array)\.sbatch|submitit/[^/]+\.sh)(?: |$)"
+)
 
 
 def begun(run: RunDir) -> bool:

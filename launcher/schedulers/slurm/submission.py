@@ -1,6 +1,7 @@
 """Submit runs as a job or an array, and record the job in their events.
 
-A submission is shell text. On another host, it travels with the run directories in one round trip.
+On this host a submission goes through submitit, whose folder programs may read. On another host it is text
+that travels with the run directories in one round trip.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
-from launcher.schedulers.over_ssh.secret_checks import secret_checks
 from launcher.schedulers.slurm.handle import Handle, handle_of
 from launcher.schedulers.slurm.jobs import (
     InterruptedSubmissionError,
@@ -26,7 +26,7 @@ from launcher.schedulers.slurm.jobs import (
     submit,
 )
 from launcher.schedulers.slurm.sweep import folder_text
-from launcher.schedulers.store import NotSentError, Store
+from launcher.schedulers.store import Store
 from launcher.spec.events import Refused, Submitting
 
 
@@ -46,7 +46,7 @@ class Submission:
         """
         before = [(run, run.read_state()) for run in self.runs]
         try:
-            job = self._submit(store)
+            job = self._as_text(store) if store.remote else self._through_submitit(store)
         except NotSubmittedError as error:
             for run, state in before:
                 if self._is_recorded(run):
@@ -61,8 +61,8 @@ class Submission:
         cluster = self.runs[0].read_about()["cluster"]["name"]
         for task, run in enumerate(self.runs):
             handle = str(Handle(cluster, job if self.sweep is None else f"{job}_{task}"))
-            if str(handle_of(run)) == handle:
-                continue  # the shell that submitted has recorded it
+            if store.remote and str(handle_of(run)) == handle:
+                continue  # the event came with the answer
             run.event(self.event, handle=handle, command=list(self.command))
             store.fetch(run)
 
@@ -77,11 +77,27 @@ class Submission:
                 replace_json(run.state, {"state": "submitted", "time": now()})
                 run.append(Submitting())
 
-    def _submit(self, store: Store) -> str:
-        """Submit and return the job's id.
+    def _through_submitit(self, store: Store) -> str:
+        from launcher.schedulers.slurm.executor import ArrayExecutor, RunExecutor, Supervise
 
-        To another host, new code is sent first, then run directories, job and events in one round trip.
-        """
+        started = [Supervise(str(run.path)) for run in self.runs]
+        if (sweep := self.sweep) is None:
+            self._record_request()
+            return str(RunExecutor(self.runs[0], store.login).submit(started[0]).job_id)
+        made = store.login.run(folder_text(sweep, self.runs))
+        if made.returncode:
+            message = made.stderr.decode(errors="replace").strip()
+            raise NotSubmittedError(f"cannot write {sweep.folder}: {message}")
+        assert sweep.script is not None
+        self._record_request()
+        executor = ArrayExecutor(sweep.folder, sweep.id, sweep.script.path, store.login)
+        return str(executor.submit_array(started)[0].job_id).partition("_")[0]
+
+    def _as_text(self, store: Store) -> str:
+        """Send new code, then run directories, job and events in one round trip."""
+        from launcher.schedulers.over_ssh.remote_store import NotSentError
+        from launcher.schedulers.over_ssh.secret_checks import secret_checks
+
         comment = self.runs[0].id if self.sweep is None else self.sweep.id
         first = "" if self.sweep is None else folder_text(self.sweep, self.runs)
         earlier = set[str]().union(*map(jobs_of, self.runs))

@@ -10,10 +10,10 @@ from launcher.rundir.contents import SUBMITTED
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import packed
+from launcher.schedulers.over_ssh.remote_store import NotSentError
 from launcher.schedulers.over_ssh.rsh import quote, unpack
 from launcher.schedulers.ssh.choose import hosts_of
 from launcher.schedulers.ssh.hosts import HostError
-from launcher.schedulers.store import NotSentError
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.remote_store import RemoteStore

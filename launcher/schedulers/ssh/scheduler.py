@@ -26,7 +26,7 @@ from launcher.schedulers.base import (
 )
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
-from launcher.schedulers.over_ssh.remote_store import RemoteStore, absolute_runs_folder
+from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute_runs_folder
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.snapshot import relay
 from launcher.schedulers.over_ssh.ssh import SshLogin
@@ -47,7 +47,6 @@ from launcher.schedulers.ssh.moves import LiveRun, next_move
 from launcher.schedulers.ssh.no_shared_folder import check_resume, hosts_with_directory, notes, send_to_all
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import corrected_state, locks_script, parse_locks
-from launcher.schedulers.store import NotSentError
 from launcher.schedulers.sweep_process import start_sweep_process
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Refused, Submitting

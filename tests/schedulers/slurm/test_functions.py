@@ -2,10 +2,10 @@
 
 From submitit/slurm/test_slurm.py: test_slurm_job_mocked, test_slurm_job_array_mocked (both ways),
 test_slurm_error_mocked, test_update_parameters_error, test_slurm_weird_dir, test_slurm_job_no_stderr,
-test_mocked_missing_state, test_watcher, test_requeuing_*; from submitit/core: test_fake_executor_batch (as it
-is, with our executor in the place of theirs), test_unpickling_watcher_registration, and test_async.py
-(test_result). Not used is what has no counterpart: submitit's script, its environment on a node, which is
-inherited, and the limit of a pickle's size. tests/slurm/test_functions.py does the rest on a real cluster.
+test_requeuing_*; from submitit/core: test_fake_executor_batch (as it is, with our executor in the place of
+theirs), test_unpickling_watcher_registration, and test_async.py (test_result). Not used is what has no
+counterpart: submitit's script, its environment on a node, which is inherited, and the limit of a pickle's
+size. tests/slurm/test_functions.py does the rest on a real cluster.
 
 Slurm's commands are small programs here, and a job is its call as launcher starts it on a node.
 """
@@ -28,6 +28,7 @@ from submitit.core import core, test_core, utils
 import launcher.slurm
 from launcher.rundir.files import replace_json
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.slurm.executor import RunJob
 from launcher.schedulers.slurm.functions import Executor, FunctionJob
 from launcher.spec.errors import SpecError
 from tests.schedulers.slurm.fake_queue import Queue, ended
@@ -42,8 +43,8 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     monkeypatch.chdir(tmp_path)
     profile = {"name": "lab", "scheduler": "slurm", "max_nodes": 4, "paths": {"runs": str(tmp_path / "runs")}}
     (tmp_path / "lab.yaml").write_text(json.dumps(profile))
-    FunctionJob.watcher.clear()
-    FunctionJob.watcher._registered.clear()
+    RunJob.watcher.clear()
+    RunJob.watcher._registered.clear()
     return made
 
 
@@ -146,24 +147,6 @@ def test_what_an_earlier_attempt_raised_is_not_the_result(tmp_path: Path, queue:
     assert not job.done(), "launcher may try again, and does so by its own policy"
     replace_json(job.run.state, {"state": "interrupted", "requeue": True})
     assert not job.done()
-
-
-def test_a_job_that_slurm_does_not_know_has_an_unknown_state(tmp_path: Path, queue: Queue) -> None:
-    assert FunctionJob(tmp_path, "12").state == "UNKNOWN"
-
-
-def test_the_watcher_asks_once_for_all_and_no_more_for_those_that_have_ended(
-    tmp_path: Path, queue: Queue
-) -> None:
-    watcher = FunctionJob.watcher
-    queue.has(_12="RUNNING")
-    calls = watcher.num_calls
-    assert watcher.get_state("11") == "UNKNOWN"
-    queue.has(_11="FAILED", _12="RUNNING")
-    assert watcher.get_state("12", mode="force") == "RUNNING"
-    assert watcher._registered == {"11", "12"}
-    assert watcher._finished == {"11"}
-    assert watcher.num_calls == calls + 2
 
 
 def test_submitits_own_test_of_batches(tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

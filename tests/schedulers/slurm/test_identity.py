@@ -37,6 +37,7 @@ def a_run(folder: Path, comment: bool = True, **more: Any) -> RunDir:
         ({"comment": "gpt-1", "command": "/tmp/slurm_copy 1"}, True),
         ({"command": "/r/gpt-1/scripts/job.sbatch 1"}, True),
         ({"command": "/r/gpt-1/plans/003/scripts/job.sbatch 2", "comment": "the site's own"}, True),
+        ({"command": "/r/gpt-1/submitit/0_submission.sh"}, True),
         ({"command": "/home/me/thesis.sh"}, False),
         ({"command": "/r/gpt-2/scripts/job.sbatch 1", "comment": "gpt-2"}, False),
         ({"comment": "gpt-2"}, False),

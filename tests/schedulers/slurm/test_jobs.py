@@ -10,7 +10,7 @@ import pytest
 from launcher.api.sweep_values import combinations, field_of, split
 from launcher.schedulers.base import UnclearError
 from launcher.schedulers.login import LocalLogin
-from launcher.schedulers.slurm.jobs import NotSubmittedError, job_id, sbatch_command, submit
+from launcher.schedulers.slurm.jobs import NotSubmittedError, sbatch_command, submit
 from launcher.spec.errors import UsageError
 
 LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
@@ -42,6 +42,7 @@ def test_a_lost_answer_makes_no_second_job(tmp_path: Path, monkeypatch: pytest.M
         "8|(null)|/runs/my-run/scripts/job.sbatch 2",
         "8|a site's | own words|/runs/my-run/plans/002/scripts/job.sbatch 2",
         "8||/runs/sweeps/my-run/array.sbatch 1",
+        "8||/runs/my-run/submitit/.submission_file_0f.sh 1",
     ],
 )
 def test_a_job_without_our_comment_is_found_by_its_script(
@@ -134,13 +135,3 @@ def test_a_sweep_is_the_product_of_its_values() -> None:
 def test_a_sweep_without_values_or_with_one_twice_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--sweep"):
         combinations([field_of(text)])
-
-
-@pytest.mark.parametrize("out", ["5610208\n", "5610208;cluster\n", "a site's greeting\n5610208\n"])
-def test_the_job_id_is_read_from_what_sbatch_prints(out: str) -> None:
-    assert job_id(out) == "5610208"
-
-
-def test_an_answer_without_a_job_id_may_mean_a_job(tmp_path: Path) -> None:
-    with pytest.raises(UnclearError):
-        job_id("blublu")

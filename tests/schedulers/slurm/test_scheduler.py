@@ -425,6 +425,7 @@ def test_a_run_is_known_from_any_folder_before_sbatch_is_asked(
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.write_text(f'#!/bin/sh\ncp "{tmp_path}/state/launcher/roots" "{tmp_path}/then"; echo 12\n')
     sbatch.chmod(0o755)
+    (tmp_path / "bin" / "srun").symlink_to(sbatch)  # submitit looks for it
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     job = {"name": "j", "command": ["true"], "batch": {"global": 1}, "resources": {"gpus_per_node": 0}}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
@@ -463,7 +464,7 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
         elif at == "in sbatch":
             patch.setattr("launcher.schedulers.slurm.jobs._submit_once", interrupted)
         else:
-            patch.setattr(Submission, "_submit", interrupted)
+            patch.setattr(Submission, "_through_submitit", interrupted)
         if at == "killed before sbatch":
             patch.setattr(scheduler, "remove", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
