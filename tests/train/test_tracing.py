@@ -431,6 +431,23 @@ def test_a_model_that_asks_for_values_says_where() -> None:
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
 
 
+class Waits(Blocks):
+    """A loop until a number that the model computes is small, which an assumed number never is."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        output = model(batch)
+        while output.abs().max() > 0.5:
+            output = output / 2
+        return output.sum(), len(batch)
+
+
+def test_a_loop_that_waits_for_a_number_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.train.tracing.fake_mode.MOST_READS", 50)
+    traced, ranks = Tracer(Waits(), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    with pytest.raises(UntraceableError, match="reads more than"):
+        traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
 class ReadsIntegers(Blocks):
     """Reads what its samples contain, also in ways that torch does for real tensors only."""
 

@@ -71,6 +71,9 @@ class Assumed(NamedTuple):
 ASSUMPTIONS = (Assumed(1.0, 1), Assumed(-0.5, 2))
 "A step is only traced if it allocates the same under each of them."
 
+MOST_READS = 2**12
+"Maximum number of assumed numbers that code may read. A loop that waits for another value would not end."
+
 _NO_SYMBOLS: Any = None
 "In place of torch's key, which only symbolic shapes read."
 
@@ -82,6 +85,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.knows_integers = knows_integers
         self.assumed = assumed
+        self._reads = 0
 
     _entries: dict[tuple[Any, ...], Any] = {}
     "(operator, arguments) -> torch's entry, for all instances. Only results that torch caches have one."
@@ -112,10 +116,16 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if result.constant is not None or result.fake_device.type != "cpu":
             return
         with _disable_current_modes():
-            number = result.numel() == 1
-            value = _number(func, result, assumed) if number else _indices(func, args, result)
+            single = result.numel() == 1
+            value = _number(func, result, assumed) if single else _indices(func, args, result)
         if value is not None:
             self._set_value(result, value)
+            result.is_guessed = single  # type: ignore[attr-defined]
+
+    def _count_read(self) -> None:
+        self._reads += 1
+        if self._reads > MOST_READS:
+            raise RuntimeError(f"the code reads more than {MOST_READS} numbers that the model computes")
 
     def _set_value(self, fake: FakeTensor, value: torch.Tensor) -> None:
         fake.constant = value
@@ -125,11 +135,18 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _cached_dispatch_impl(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        if self.assumed is None:
+            return self._result(func, types, args, kwargs)
+        # Known from guessed values, not from the sample or from assumed indices.
+        guessed = any(getattr(each, "is_guessed", False) for each in tree_leaves((args, kwargs)))
+        if guessed and func is _aten._local_scalar_dense.default:
+            self._count_read()
         result = self._result(func, types, args, kwargs)
-        if self.assumed is not None:
-            for each in tree_leaves(result):
-                if isinstance(each, FakeTensor):
-                    self._assume(func, args, each, self.assumed)
+        for each in tree_leaves(result):
+            if isinstance(each, FakeTensor):
+                self._assume(func, args, each, self.assumed)
+                if guessed and each.constant is not None:
+                    each.is_guessed = True  # type: ignore[attr-defined]
         return result
 
     def _view(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
