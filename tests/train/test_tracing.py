@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._functional_collectives import all_gather_tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from launcher.memory.profile import Profile
 from launcher.memory.shapes import ModelShapes
@@ -31,7 +32,7 @@ from launcher.spec.recipe import Recipe
 from launcher.train import Task
 from launcher.train.task import load_task
 from launcher.train.tracing.fake_mode import ASSUMPTIONS, TraceMode
-from launcher.train.tracing.fake_model import make_fake
+from launcher.train.tracing.fake_model import make_fake, only_chunks_that_are_read
 from launcher.train.tracing.tracer import Tracer, UntraceableError
 
 GPT = ("launcher.tasks.gpt:PydocGPT", {"layers": 9, "dim": 32, "heads": 2, "context": 16, "dropout": 0.1})
@@ -471,6 +472,18 @@ def test_code_may_read_the_integers_of_the_sample() -> None:
     assert 4 * rows_of_a_sample * 16 * 4 in outputs
     batch = [one.at(1) for one in trace.storages if one.category == BATCH]
     assert sorted(batch) == [4 * 6, 4 * 8, 4 * 6 * 16 * 4]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_the_chunks_of_fsdp_are_those_of_torch(rows: int, ranks: int) -> None:
+    x = torch.arange(3 * rows).view(rows, 3)
+    with only_chunks_that_are_read():
+        ours = _fsdp_param._chunk_with_empty(x, ranks, dim=0)
+    theirs = _fsdp_param._chunk_with_empty(x, ranks, dim=0)
+    assert len(ours) == len(theirs) and [*map(torch.Tensor.tolist, ours)] == [
+        *map(torch.Tensor.tolist, theirs)
+    ]
 
 
 def test_computed_indices_are_assumed_to_occur_equally_often() -> None:

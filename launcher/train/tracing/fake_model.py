@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from launcher.train.undo.state_finder import INTERNAL
 
@@ -70,3 +71,31 @@ def no_packed_mask() -> Iterator[None]:
 
 def _none_packed(*_: Any, **__: Any) -> None:
     return None
+
+
+class _Chunks(Sequence[torch.Tensor]):
+    """The chunks of a tensor as `torch.chunk` makes them, then empty ones, each made when it is read."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        size = self._tensor.shape[self._dim]
+        each = -(-size // self._count)
+        start = index * each
+        if start >= size > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(each, size - start))
+
+
+@contextmanager
+def only_chunks_that_are_read() -> Iterator[None]:
+    """Let FSDP make only two chunks of each parameter: the first one, and that of the rank. It would make one
+    for each rank, which takes minutes for thousands of parameters and hundreds of ranks."""
+    with patch.object(_fsdp_param, "_chunk_with_empty", _Chunks, create=True):  # a private name
+        yield

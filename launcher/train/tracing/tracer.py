@@ -44,7 +44,7 @@ from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.fake_mode import ASSUMPTIONS, TraceMode, numbers_as_of_tensors
-from launcher.train.tracing.fake_model import make_fake, no_packed_mask
+from launcher.train.tracing.fake_model import make_fake, no_packed_mask, only_chunks_that_are_read
 from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
@@ -240,6 +240,7 @@ class Tracer:
             make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)
             stack.enter_context(no_packed_mask())
+            stack.enter_context(only_chunks_that_are_read())
             stack.enter_context(numbers_as_of_tensors())
             stack.enter_context(as_cuda() if self.like == "cuda" else as_cpu())
             try:
