@@ -449,6 +449,49 @@ def test_a_loop_that_waits_for_a_number_ends(monkeypatch: pytest.MonkeyPatch) ->
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
 
 
+class Halts(Blocks):
+    """Asks for conditions: one decides how often a block runs, unless it is about finite numbers."""
+
+    def __init__(self, ask: Any) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        output = model(batch)
+        if self.ask(output):
+            output = model(output)
+        return output.sum(), len(batch)
+
+
+def raises_if_any(output: torch.Tensor) -> bool:
+    if (output > 9).any():
+        raise ArithmeticError(f"output {output.max().item()}")
+    return False
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.isnan().any(),
+        lambda x: not x.isfinite().all(),
+        lambda x: (x.isnan() | x.isinf())[:1].any(),
+        lambda x: (x != x).any(),
+        raises_if_any,
+    ],
+)
+def test_checks_of_computed_numbers_are_assumed_to_pass(ask: Any) -> None:
+    one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
+    once = Tracer(Halts(lambda x: False), JOB, "cpu").sample(one, ranks, 2)
+    assert Tracer(Halts(ask), JOB, "cpu").sample(one, ranks, 2).work.forward_flops == once.work.forward_flops
+
+
+@pytest.mark.parametrize("ask", [lambda x: (x < 0.9).any(), lambda x: not (x.isnan() | (x < 1)).all()])
+def test_a_step_whose_memory_depends_on_a_condition_is_not_traced(ask: Any) -> None:
+    traced, ranks = Tracer(Halts(ask), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
+    with pytest.raises(UntraceableError):
+        traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
 class ReadsIntegers(Blocks):
     """Reads what its samples contain, also in ways that torch does for real tensors only."""
 

@@ -11,6 +11,7 @@ read a loss or an accuracy, and loop over experts. This takes longer, so a trace
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -48,9 +49,13 @@ _CONDITIONS = {
     **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims), False),
     **dict.fromkeys((_aten.all.default, _aten.all.dim, _aten.all.dims), True),
 }
-"""Operators that reduce computed booleans -> the value that is assumed. Most code asks whether any number is
-not finite, or whether all numbers are."""
+"""Operators that reduce computed booleans -> the usual value. Most code asks whether any number is not
+finite, or whether all numbers are."""
 
+_NOT_FINITE = frozenset(
+    (_aten.isnan.default, _aten.isinf.default, _aten.isposinf.default, _aten.isneginf.default)
+)
+_COMPARISONS = frozenset((_aten.eq.Tensor, _aten.ne.Tensor, _aten.eq.Scalar, _aten.ne.Scalar))
 
 _CHOICES = {
     **dict.fromkeys((_aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), 1),
@@ -62,17 +67,24 @@ Each index is assumed to occur equally often: the tokens of a batch are divided 
 
 
 class Assumed(NamedTuple):
-    """The values of the single numbers that the model computes."""
+    """The values of the single numbers that the model computes. `usual`: also the conditions have their usual
+    values; otherwise only those about finite numbers do."""
 
     real: float
     integer: int
+    usual: bool = True
 
 
-ASSUMPTIONS = (Assumed(1.0, 1), Assumed(-0.5, 2))
+ASSUMPTIONS = (Assumed(1.0, 1), Assumed(1.0, 1, usual=False), Assumed(-0.5, 2))
 "A step is only traced if it allocates the same under each of them."
 
 MOST_READS = 2**12
 "Maximum number of assumed numbers that code may read. A loop that waits for another value would not end."
+
+
+class EndlessError(Exception):
+    """Code reads so many assumed numbers that it probably waits for another one."""
+
 
 _NO_SYMBOLS: Any = None
 "In place of torch's key, which only symbolic shapes read."
@@ -85,6 +97,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.knows_integers = knows_integers
         self.assumed = assumed
+        self.asked = False
+        "Whether code has asked for a condition that is not about finite numbers."
         self._reads = 0
 
     _entries: dict[tuple[Any, ...], Any] = {}
@@ -117,15 +131,30 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return
         with _disable_current_modes():
             single = result.numel() == 1
-            value = _number(func, result, assumed) if single else _indices(func, args, result)
+            value = self._number(func, args, result, assumed) if single else _indices(func, args, result)
         if value is not None:
             self._set_value(result, value)
             result.is_guessed = single  # type: ignore[attr-defined]
 
+    def _number(
+        self, func: Any, args: Sequence[Any], result: FakeTensor, assumed: Assumed
+    ) -> torch.Tensor | None:
+        dtype, value = result.dtype, assumed.real
+        if dtype == torch.bool:
+            if func not in _CONDITIONS:
+                return None
+            value = _CONDITIONS[func]
+            if not getattr(args[0], "is_about_finite", False):
+                self.asked = True
+                value = value == assumed.usual
+        elif not (dtype.is_floating_point or dtype.is_complex):
+            value = assumed.integer
+        return torch.full(result.shape, value, dtype=dtype)
+
     def _count_read(self) -> None:
         self._reads += 1
         if self._reads > MOST_READS:
-            raise RuntimeError(f"the code reads more than {MOST_READS} numbers that the model computes")
+            raise EndlessError(f"the code reads more than {MOST_READS} numbers that the model computes")
 
     def _set_value(self, fake: FakeTensor, value: torch.Tensor) -> None:
         fake.constant = value
@@ -142,8 +171,11 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if guessed and func is _aten._local_scalar_dense.default:
             self._count_read()
         result = self._result(func, types, args, kwargs)
+        about_finite = _is_about_finite(func, args)
         for each in tree_leaves(result):
             if isinstance(each, FakeTensor):
+                if about_finite:
+                    each.is_about_finite = True  # type: ignore[attr-defined]
                 self._assume(func, args, each, self.assumed)
                 if guessed and each.constant is not None:
                     each.is_guessed = True  # type: ignore[attr-defined]
@@ -211,15 +243,15 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return True
 
 
-def _number(func: Any, result: FakeTensor, assumed: Assumed) -> torch.Tensor | None:
-    dtype, value = result.dtype, assumed.real
-    if dtype == torch.bool:
-        if func not in _CONDITIONS:
-            return None
-        value = _CONDITIONS[func]
-    elif not (dtype.is_floating_point or dtype.is_complex):
-        value = assumed.integer
-    return torch.full(result.shape, value, dtype=dtype)
+def _is_about_finite(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether the operator asks which numbers are finite, as torch.isfinite does by comparisons, or
+    combines such answers."""
+    if func in _NOT_FINITE:
+        return True
+    if func in _COMPARISONS and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))):
+        return True
+    asked = [each for each in tree_leaves(args) if isinstance(each, FakeTensor)]
+    return bool(asked) and all(getattr(each, "is_about_finite", False) for each in asked)
 
 
 def _indices(func: Any, args: Sequence[Any], result: FakeTensor) -> torch.Tensor | None:

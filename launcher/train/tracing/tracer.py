@@ -43,7 +43,7 @@ from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
 from launcher.train.tracing.compiled import NotCapturedError, compiled, compiling
 from launcher.train.tracing.dtensors import dtensors_of_real_values
-from launcher.train.tracing.fake_mode import ASSUMPTIONS, TraceMode, numbers_as_of_tensors
+from launcher.train.tracing.fake_mode import ASSUMPTIONS, EndlessError, TraceMode, numbers_as_of_tensors
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask, only_chunks_that_are_read
 from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, fold, fold_stage
 from launcher.train.tracing.storage_recorder import StorageRecorder
@@ -206,9 +206,18 @@ class Tracer:
                 if not isinstance(error.error, _READS_VALUES):
                     raise
                 refused = error  # it says where a number is read
-        traces = []
+        traces, asked = [], False
         for assumed in ASSUMPTIONS:
-            recording = run(TraceMode(knows_integers=True, assumed=assumed))
+            if not (assumed.usual or asked):
+                continue
+            fake = TraceMode(knows_integers=True, assumed=assumed)
+            try:
+                recording = run(fake)
+            except UntraceableError as error:
+                if assumed.usual or isinstance(error.error, (*_READS_VALUES, EndlessError)):
+                    raise
+                continue  # the code raises unless the condition has its usual value
+            asked = fake.asked
             # At once: the next run frees what the task keeps of this one.
             traces.append(_trace_of(recording.events))
         if any(trace != traces[0] for trace in traces):
