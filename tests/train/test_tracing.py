@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -445,8 +446,12 @@ class Waits(Blocks):
 def test_a_loop_that_waits_for_a_number_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.train.tracing.fake_mode.MOST_READS", 50)
     traced, ranks = Tracer(Waits(), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
-    with pytest.raises(UntraceableError, match="reads more than"):
+    with (
+        pytest.raises(UntraceableError, match="reads more than"),
+        patch.object(traced, "_record", wraps=traced._record) as recorded,
+    ):
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+    recorded.assert_called_once()  # with fewer or more blocks it would not end either
 
 
 class Halts(Blocks):

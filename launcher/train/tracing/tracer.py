@@ -137,9 +137,14 @@ class Tracer:
                 if most <= self._too_few:
                     continue
                 # Some models cannot run with fewer blocks; run those with all.
-                with suppress(NotUniformError, UntraceableError):
+                try:
                     recorded = self.record(recipe, ranks, most, complete=complete)
                     return _trace_of(unroll(recorded))
+                except NotUniformError:
+                    pass
+                except UntraceableError as error:
+                    if isinstance(error.error, EndlessError):
+                        raise
                 if most < KEPT:
                     self._too_few = most
         return _trace_of(self.record(recipe, ranks, None, complete=complete))
