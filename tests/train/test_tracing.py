@@ -482,6 +482,7 @@ def raises_if_any(output: torch.Tensor) -> bool:
         lambda x: (x.isnan() | x.isinf())[:1].any(),
         lambda x: (x != x).any(),
         raises_if_any,
+        lambda x: torch.distributions.Normal(x, x.exp()).log_prob(x) is None,
     ],
 )
 def test_checks_of_computed_numbers_are_assumed_to_pass(ask: Any) -> None:

@@ -46,8 +46,8 @@ _FACTORIES = frozenset(
 "Operators that create a tensor from Python numbers alone."
 
 _CONDITIONS = {
-    **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims), False),
-    **dict.fromkeys((_aten.all.default, _aten.all.dim, _aten.all.dims), True),
+    **dict.fromkeys((_aten.any.default, _aten.any.dim, _aten.any.dims, _aten._is_any_true.default), False),
+    **dict.fromkeys((_aten.all.default, _aten.all.dim, _aten.all.dims, _aten._is_all_true.default), True),
 }
 """Operators that reduce computed booleans -> the usual value. Most code asks whether any number is not
 finite, or whether all numbers are."""
