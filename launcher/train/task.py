@@ -26,6 +26,9 @@ from launcher.train.pipeline_parts import Pipeline
 Split = Literal["train", "eval"]
 ParallelPlan = dict[str, ParallelStyle]
 
+_ALWAYS_CALLED = frozenset(("model", "data", "loss", "collate", "blocks", "state"))
+"Methods that launcher calls on every task."
+
 
 class TaskError(LauncherError):
     """The job's task cannot be used. The message is for the author of the task."""
@@ -227,7 +230,14 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
     if missing:
         raise TaskError(f"task {reference}: {class_name} does not define {', '.join(sorted(missing))}")
     _check_args(task_class, args)
-    return task_class(**args)
+    task = task_class(**args)
+    for name in _ALWAYS_CALLED & vars(task).keys():
+        if isinstance(vars(task)[name], nn.Module) or not callable(vars(task)[name]):
+            raise TaskError(
+                f"task {reference}: {class_name} sets self.{name}, which hides its method {name}(); give the "
+                "attribute another name"
+            )
+    return task
 
 
 def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from launcher.train.task import Task, TaskError, load_task
 
 SOURCE = """
+import torch
 from launcher.train import Task
 class Good(Task):
     def __init__(self, layers=4, dim=128): self.layers = layers
@@ -22,6 +23,10 @@ class Table(Good):
     def __init__(self, csv_path, target, rows=1): ...
 class Half(Task):
     def model(self): ...
+class Hides(Good):
+    def __init__(self, path=None): self.data = path
+class HidesByModule(Good):
+    def __init__(self): self.loss = torch.nn.MSELoss()
 class Other: ...
 """
 
@@ -66,9 +71,11 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
     ("reference", "args", "message"),
     [
         ("no_tasks:Good", {}, "no module named 'no_tasks' in .* or among the installed packages"),
-        ("my_tasks:Goood", {}, "my_tasks has no 'Goood'; its tasks are Good, Half"),
+        ("my_tasks:Goood", {}, "my_tasks has no 'Goood'; its tasks are Good, Half, "),
         ("my_tasks:Other", {}, "Other is not a subclass of launcher.train.Task"),
         ("my_tasks:Half", {}, "Half does not define data, loss"),
+        ("my_tasks:Hides", {}, r"Hides sets self.data, which hides its method data\(\); give the attribute"),
+        ("my_tasks:HidesByModule", {}, "HidesByModule sets self.loss, which hides"),
         (
             "my_tasks:Good",
             {"layrs": 2},
