@@ -491,7 +491,15 @@ def test_checks_of_computed_numbers_are_assumed_to_pass(ask: Any) -> None:
     assert Tracer(Halts(ask), JOB, "cpu").sample(one, ranks, 2).work.forward_flops == once.work.forward_flops
 
 
-@pytest.mark.parametrize("ask", [lambda x: (x < 0.9).any(), lambda x: not (x.isnan() | (x < 1)).all()])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: (x < 0.9).any(),
+        lambda x: not (x.isnan() | (x < 1)).all(),
+        lambda x: x.abs().max() > 30,
+        lambda x: x.count_nonzero() > 5,
+    ],
+)
 def test_a_step_whose_memory_depends_on_a_condition_is_not_traced(ask: Any) -> None:
     traced, ranks = Tracer(Halts(ask), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
     with pytest.raises(UntraceableError):

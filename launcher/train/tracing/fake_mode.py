@@ -75,7 +75,7 @@ class Assumed(NamedTuple):
     usual: bool = True
 
 
-ASSUMPTIONS = (Assumed(1.0, 1), Assumed(1.0, 1, usual=False), Assumed(-0.5, 2))
+ASSUMPTIONS = (Assumed(1.0, 1), Assumed(-0.5, 2), Assumed(100.0, 64, usual=False))
 "A step is only traced if it allocates the same under each of them."
 
 MOST_READS = 2**12
@@ -97,8 +97,6 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.knows_integers = knows_integers
         self.assumed = assumed
-        self.asked = False
-        "Whether code has asked for a condition that is not about finite numbers."
         self._reads = 0
 
     _entries: dict[tuple[Any, ...], Any] = {}
@@ -145,7 +143,6 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return None
             value = _CONDITIONS[func]
             if not getattr(args[0], "is_about_finite", False):
-                self.asked = True
                 value = value == assumed.usual
         elif not (dtype.is_floating_point or dtype.is_complex):
             value = assumed.integer

@@ -211,18 +211,14 @@ class Tracer:
                 if not isinstance(error.error, _READS_VALUES):
                     raise
                 refused = error  # it says where a number is read
-        traces, asked = [], False
+        traces = []
         for assumed in ASSUMPTIONS:
-            if not (assumed.usual or asked):
-                continue
-            fake = TraceMode(knows_integers=True, assumed=assumed)
             try:
-                recording = run(fake)
+                recording = run(TraceMode(knows_integers=True, assumed=assumed))
             except UntraceableError as error:
                 if assumed.usual or isinstance(error.error, (*_READS_VALUES, EndlessError)):
                     raise
-                continue  # the code raises unless the condition has its usual value
-            asked = fake.asked
+                continue  # the code raises unless numbers and conditions are as usual
             # At once: the next run frees what the task keeps of this one.
             traces.append(_trace_of(recording.events))
         if any(trace != traces[0] for trace in traces):
