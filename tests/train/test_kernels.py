@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.memory.states import Ranks
 from launcher.train import Task
@@ -123,3 +124,11 @@ def test_a_loss_over_pictures_keeps_what_a_real_step_keeps(loss: str) -> None:
         task = Pictures(loss, reduction)
         assert traced(task, 3) == pytest.approx(kept_by(task, 3), rel=0.02), reduction
     assert traced(task, 3, passes=2) == 16, "the sums of losses and weights"
+
+
+def test_attention_counts_the_heads_of_the_queries_and_takes_fewer_of_the_keys() -> None:
+    """torch 2.11 refuses fewer of them."""
+    query, key = torch.empty(2, 8, 16, 32, device="meta"), torch.empty(2, 2, 16, 32, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        torch.ops.aten._scaled_dot_product_flash_attention(query, key, key)
+    assert counter.get_total_flops() == 2 * 2 * (2 * 8 * 16 * 16 * 32)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
@@ -102,6 +103,24 @@ def _flops_of_groups(first: Sequence[int], second: Sequence[int], *_: Any, **__:
 
 if aten._grouped_mm not in flop_registry:
     register_flop_formula(aten._grouped_mm)(_flops_of_groups)
+
+
+def _for_all_heads(count: Callable[..., int]) -> Callable[..., int]:
+    """Return a formula for attention whose keys and values may have fewer heads than its queries."""
+
+    def counted(*shapes: Sequence[int]) -> int:
+        """`shapes`: of the query, key and value, in the backward pass after that of the output's gradient."""
+        heads = shapes[-3][1]
+        return count(*((shape[0], heads, *shape[2:]) for shape in shapes))
+
+    return counted
+
+
+try:
+    flop_counter.sdpa_flop_count((1, 2, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1))  # type: ignore[no-untyped-call]
+except AssertionError:  # torch 2.11 refuses fewer heads
+    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        setattr(flop_counter, name, _for_all_heads(getattr(flop_counter, name)))
 
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
