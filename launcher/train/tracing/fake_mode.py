@@ -67,16 +67,17 @@ Each index is assumed to occur equally often: the tokens of a batch are divided 
 
 
 class Assumed(NamedTuple):
-    """The values of the single numbers that the model computes. `usual`: also the conditions have their usual
-    values; otherwise only those about finite numbers do."""
+    """The values of single numbers that the model computes, and of conditions on many of them."""
 
     real: float
     integer: int
     usual: bool = True
+    "Whether any() is false and all() is true. Conditions that ask which numbers are finite always are so."
 
 
 ASSUMPTIONS = (Assumed(1.0, 1), Assumed(-0.5, 2), Assumed(100.0, 64, usual=False))
-"A step is only traced if it allocates the same under each of them."
+"""A step is only traced if it allocates the same under each of them. It may raise under the unusual one, as a
+check does."""
 
 MOST_READS = 2**12
 "Maximum number of assumed numbers that code may read. A loop that waits for another value would not end."
