@@ -36,7 +36,8 @@ def write_report(run: RunDir, page: Path, refresh: int | None = None) -> Written
     return Written(status, outdated)
 
 
-def watch_report(run: RunDir, page: Path, every: float) -> None:
-    """Write the page every `every` seconds until the run has ended."""
-    while not write_report(run, page, refresh=round(every)).status.ended:
+def watch_report(run: RunDir, page: Path, every: float) -> Written:
+    """Write the page every `every` seconds until the run has ended. Return what the last page shows."""
+    while not (written := write_report(run, page, refresh=round(every))).status.ended:
         time.sleep(every)
+    return written

@@ -45,6 +45,6 @@ def report(
     try:
         be_silent()
         print(f"{output or page}: rewritten every {every} s until the run ends; Ctrl-C stops")
-        watch_report(run_dir, page, every)
+        say(watch_report(run_dir, page, every).outdated)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -144,8 +144,8 @@ class CausalLM(Task):
         return None if self.weights is None else self.weights.fingerprint()
 
     def data(self, split: Split) -> Windows:
-        untold = self.text.tokenizer_path is None and not self.text.data_are_tokens
-        if split == "train" and self.weights is not None and untold:
+        reads_bytes = self.text.tokenizer_path is None and not self.text.data_are_tokens
+        if split == "train" and self.weights is not None and reads_bytes:
             print(
                 f"{self.weights} has no tokenizer, and the job names none: each byte of the data is a token",
                 flush=True,

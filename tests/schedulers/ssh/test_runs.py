@@ -125,12 +125,14 @@ def test_a_run_that_has_ended_is_read_while_its_host_is_down(reference: Referenc
     host = lab.hosts[0].sshd
     host.stop()
     try:
-        logs, report = lab.cli("logs", run.id), lab.cli("report", run.id)
+        logs, report, watched = (
+            lab.cli(*verb, run.id) for verb in (["logs"], ["report"], ["report", "--watch"])
+        )
     finally:
         host.start()
-    assert logs.returncode == report.returncode == 0, logs.stderr + report.stderr
+    assert logs.returncode == report.returncode == watched.returncode == 0, logs.stderr + report.stderr
     assert logs.stdout == fetched and fetched
-    for done in (logs, report):
+    for done in (logs, report, watched):
         assert "cannot log in to tensor01" in done.stderr and "the copy of" in done.stderr, done.stderr
 
 
