@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils._pytree import tree_leaves
 
 from launcher.memory.peaks import Like
@@ -45,8 +45,6 @@ EAGER = "compile: true: the estimate is that of the uncompiled step; a block can
 REFUSED = "; with tensor above 1 the run will refuse it: use compile: false"
 CONV1D = "Conv1D"
 "The linear layer of transformers' GPT-2."
-OF_PYTHON = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
-"Operators by which Python code reads a value."
 LARGEST = 2**20
 "Maximum bytes of a file named by an argument that counts as source; larger files are data."
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
@@ -175,11 +173,10 @@ def _is_linear(model: nn.Module) -> bool:
 
 def _reason(error: Exception) -> str:
     """Return why the step is not traced: an operator of torch itself, or the task's code."""
-    operator = getattr(error, "func", None)
-    if isinstance(operator, OpOverload) and operator.namespace == "aten" and operator not in OF_PYTHON:
+    if isinstance(error, DynamicOutputShapeException) and error.func.namespace == "aten":
         return (
-            f"{operator} is an operator of torch whose results have sizes that depend on values, and a trace "
-            "knows none but the integers of the sample; boolean masks call such operators"
+            f"{error.func} is an operator of torch whose results have sizes that depend on values, and a "
+            "trace knows none but the integers of the sample; boolean masks call such operators"
         )
     return TO_DO
 
