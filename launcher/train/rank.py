@@ -126,7 +126,7 @@ class Rank(Place):
 
         The other ranks learn it from the step's sums, so that not every rank reads the shared file system.
         """
-        return self.first and self.stop_file.exists()
+        return self.first and os.access(self.stop_file, os.F_OK)
 
     def once(self, *values: torch.Tensor | float) -> tuple[torch.Tensor | float, ...]:
         """Return the values on one of the ranks with the same samples, in the last stage, and zeros on the

@@ -287,6 +287,11 @@ CHANGES = {
     "a graph": lambda task, model: setattr(model, "mean", model.mean + model.layer.weight[0]),
     "too large": _grow,
 }
+SET_BY_THE_LOOP = {
+    "first step": lambda task: setattr(task, "current_step", 1),
+    "step": lambda task: setattr(task, "current_step", 1000),
+    "loss chunks": lambda task: setattr(task, "loss_chunks", 1000),
+}
 
 
 def _found(found: FoundState) -> Any:
@@ -327,6 +332,18 @@ def test_a_search_that_is_not_repeated_finds_what_a_new_one_finds(
         for number in range(2000):
             del task.seen[number]
         assert _found(finder()) == _found(StateFinder(model, others)()) == was
+
+
+def test_what_the_loop_sets_in_each_step_does_not_repeat_the_search() -> None:
+    task = Keeper()
+    model = task.model()
+    finder = StateFinder(model, [("task", task)])
+    before = finder()
+    for name, change in SET_BY_THE_LOOP.items():
+        change(task)
+        assert finder().search is before.search, name
+    task.calls = 1000
+    assert finder().search is not before.search
 
 
 def test_undo_uses_the_state_that_a_task_offers() -> None:

@@ -74,13 +74,17 @@ class Order:
     def step(self, step: int) -> list[int]:
         """Return the `batch` indices of `step`, counted from 1."""
         epoch, position = divmod(step - 1, self.steps_per_epoch)
-        start, seed = position * self.batch, derive_seed("order", self.seed, epoch)
+        start = position * self.batch
         if self.samples > MOST_LISTED:
-            return shuffled(range(start, start + self.batch), self.samples, seed)
+            return shuffled(range(start, start + self.batch), self.samples, self._seed_of(epoch))
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(self._seed_of(epoch))
             self._shuffled, self._epoch = torch.randperm(self.samples, generator=generator), epoch
-        return [int(index) for index in self._shuffled[start : start + self.batch].tolist()]
+        indices: list[int] = self._shuffled[start : start + self.batch].tolist()
+        return indices
+
+    def _seed_of(self, epoch: int) -> int:
+        return derive_seed("order", self.seed, epoch)
 
 
 ROUNDS = 6

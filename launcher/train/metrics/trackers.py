@@ -111,6 +111,8 @@ class Trackers:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Send the numbers in a line of metrics.jsonl to the trackers."""
+        if not self._open:
+            return
         values = {
             name: value
             for name, value in line.items()

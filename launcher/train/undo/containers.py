@@ -30,6 +30,23 @@ class _Values(Collection[Any]):
         return value in self._container.values()
 
 
+class Without(Collection[Any]):
+    """The keys and values of a dictionary, without some keys."""
+
+    def __init__(self, container: Mapping[Any, Any], keys: frozenset[Any]) -> None:
+        self._container, self._without = container, keys
+
+    def __len__(self) -> int:
+        return 2 * (len(self._container) - sum(key in self._container for key in self._without))
+
+    def __iter__(self) -> Iterator[Any]:
+        items = ((key, value) for key, value in self._container.items() if key not in self._without)
+        return chain.from_iterable(items)
+
+    def __contains__(self, value: object) -> bool:
+        return any(value is each for each in self)
+
+
 class Containers:
     """Containers, and the objects that they held when they were added.
 
@@ -44,7 +61,7 @@ class Containers:
         "Keeps the objects alive, so that a new object is never mistaken for one of them."
 
     def add(self, container: Any) -> None:
-        """Add a dictionary, a list, a set or a deque."""
+        """Add a dictionary, a list, a set, a deque or a view of one of them."""
         views: list[Any] = [container]
         if isinstance(container, Mapping):
             has_own_values = type(container).values not in _FOLLOWED

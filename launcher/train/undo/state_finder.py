@@ -41,7 +41,7 @@ from launcher.train.pipeline_parts import CHUNKS
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
 from launcher.train.task import Task
-from launcher.train.undo.containers import Containers
+from launcher.train.undo.containers import Containers, Without
 
 MOST_ITEMS = 1000
 "A longer list, dictionary or set counts as data; its elements are not searched."
@@ -391,7 +391,8 @@ class StateFinder:
             if sort in ("object", "dict", "items", "tuple"):
                 ignored = _set_by_the_loop(type(value))
                 for attributes in attributes_of(value):
-                    self._search(Entries(f"{name}.", attributes, ignored), found, waiting)
+                    read = Without(attributes, ignored) if ignored else attributes
+                    self._search(Entries(f"{name}.", attributes, ignored), found, waiting, read)
                 self._search_classes(classes_of(value), seen, found, waiting)
             if sort == "tensor":
                 if id(value) not in self._parameters:
@@ -444,8 +445,8 @@ class StateFinder:
     def _search(
         self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]], container: Any = None
     ) -> None:
-        """`container` is what to read later to see a change of `entries`, if reading `entries.container` is
-        slow."""
+        """`container` is what to read later to see a change of `entries`, if that is not
+        `entries.container`."""
         found.places.append(entries)
         found.search.reads(entries.container if container is None else container)
         if any(isinstance(value, Detached) for value in entries.kept.values()):
