@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from launcher.spec.errors import UsageError
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.section import fields_in
+from launcher.spec.similar import did_you_mean
 
 SECTIONS: dict[str, type[BaseModel]] = {"train": Training, "batch": Batch, "recipe": RecipeChoice}
 
@@ -99,9 +99,8 @@ def _full_name(name: str, args: Mapping[str, Any]) -> str:
     if places:
         raise UsageError(f"--sweep {name}: which one of {', '.join(places)}?")
     known = [*fields_in(Job), *args, *(field for model in SECTIONS.values() for field in fields_in(model))]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "; write the whole path, such as args.width"
-    raise UsageError(f"--sweep {name}: the job has no field {name!r}{hint}")
+    hint = did_you_mean(name, known) or "write the whole path, such as args.width"
+    raise UsageError(f"--sweep {name}: the job has no field {name!r}; {hint}")
 
 
 def _note_or_refuse(job: Job, field: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 from collections.abc import Iterator
 from datetime import datetime
@@ -15,6 +14,7 @@ from launcher.render.shipped import containers_dir
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.load import read, validate
+from launcher.spec.similar import did_you_mean
 from launcher.spec.yaml import Document
 
 FILE = "images.yaml"
@@ -160,6 +160,5 @@ def find_image(name: str, images: tuple[Image, ...], where: str = "") -> Image:
     by_name = {image.name: image for image in images}
     if name in by_name:
         return by_name[name]
-    near = difflib.get_close_matches(name, by_name, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(by_name)}"
+    hint = did_you_mean(name, by_name) or f"known: {', '.join(by_name)}"
     raise SpecError([Problem(where, name, f"no such image in the catalogue; {hint}")])

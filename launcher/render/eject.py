@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.render import shipped
 from launcher.render.quote import RenderError
 from launcher.render.render import RenderedFile
+from launcher.spec.similar import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -80,5 +81,5 @@ def _shipped(name: str) -> Path:
     names = shipped.template_names()
     if name in names:
         return shipped.templates_dir() / name
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    raise RenderError(f"there is no template {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    hint = did_you_mean(name, names) or "see `launcher templates list`"
+    raise RenderError(f"there is no template {name!r}; {hint}")

@@ -17,6 +17,7 @@ from launcher.render import quote, shipped
 from launcher.render.context import check_shell_template
 from launcher.render.quote import RenderError
 from launcher.spec.events import KINDS
+from launcher.spec.similar import did_you_mean
 from launcher.spec.verdict import EXIT_CODES, EXIT_SICK
 
 _QUOTERS: dict[str, Callable[[object], quote.Written]] = {
@@ -178,7 +179,5 @@ def _undefined_at(
 
 def _explain(message: str, values: Mapping[str, Any]) -> str:
     unknown = message.split("'")[1] if message.count("'") >= 2 else ""
-    import difflib
-
-    near = difflib.get_close_matches(unknown, list(values), n=1)
-    return message + (f"; did you mean {near[0]!r}?" if near else "")
+    hint = did_you_mean(unknown, values)
+    return message + (hint and f"; {hint}")

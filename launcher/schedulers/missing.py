@@ -6,7 +6,6 @@ This runs on this machine before anything is sent, and on a node as part of the 
 from __future__ import annotations
 
 import ast
-import difflib
 import glob
 import importlib.util
 import re
@@ -21,6 +20,7 @@ from launcher.schedulers.base import Request
 from launcher.schedulers.registry import scheduler_class
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
+from launcher.spec.similar import did_you_mean
 
 
 def check_workdir(request: Request) -> None:
@@ -154,7 +154,8 @@ def _no_program(first: str, script: str, workdir: Path) -> Iterator[tuple[str, s
     try:
         mode = (workdir / script).stat().st_mode
     except OSError:
-        yield "command", f"there is no {script} in {workdir}{_did_you_mean(script, workdir)}"
+        hint = did_you_mean(script, (path.name for path in workdir.glob("*.*")))
+        yield "command", f"there is no {script} in {workdir}" + (hint and f"; {hint}")
         return
     if first == script and not (stat.S_ISREG(mode) and mode & 0o111):
         yield (
@@ -171,11 +172,6 @@ def _not_on_path(first: str, workdir: Path) -> Iterator[tuple[str, str]]:
 
 def _run_by(script: str) -> str:
     return f"{'python' if script.endswith('.py') else 'bash'} {script}"
-
-
-def _did_you_mean(script: str, workdir: Path) -> str:
-    similar = difflib.get_close_matches(script, [path.name for path in workdir.glob("*.*")], n=1)
-    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _file_of(module: str, workdir: Path) -> Path | None:
@@ -250,8 +246,7 @@ def _arguments(task: ast.ClassDef, job: Job, file: Path) -> Iterator[tuple[str, 
     accepted = [*positional, *by_name]
     for name in job.args:
         if name not in accepted:
-            near = difflib.get_close_matches(name, accepted, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its arguments: {', '.join(accepted) or 'none'}"
+            hint = did_you_mean(name, accepted) or f"its arguments: {', '.join(accepted) or 'none'}"
             yield f"args.{name}", f"{task.name} in {file} has no such argument; {hint}"
     required = positional[: len(positional) - len(init.args.defaults)] if positional else []
     required += [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import platformdirs
 
 from launcher.spec.errors import Problem, SpecError
+from launcher.spec.similar import did_you_mean
 
 SUFFIX = ".yaml"
 
@@ -38,7 +38,6 @@ def find_cluster(name: str, folders: list[Path]) -> Path:
     profiles = find_clusters(folders)
     if name in profiles:
         return profiles[name]
-    near = difflib.get_close_matches(name, profiles, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(profiles))}"
+    hint = did_you_mean(name, profiles) or f"known: {', '.join(sorted(profiles))}"
     looked = ", ".join(str(folder) for folder in folders)
     raise SpecError([Problem("--cluster", name, f"no such cluster; {hint} (looked in {looked})")])

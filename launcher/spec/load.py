@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
 from launcher.spec.section import fields_in
+from launcher.spec.similar import did_you_mean
 from launcher.spec.typed import Raw, Typed, given_as
 from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes, short
 
@@ -156,15 +156,13 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
     models = typed.models.get(path[:-1], [])
     if details["type"] == "extra_forbidden":
         known = list(dict.fromkeys(name for model in models for name in fields_in(model)))
-        near = _probable(str(path[-1]), known)
-        hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
+        hint = did_you_mean(str(path[-1]), known) or f"known here: {', '.join(known)}"
         message = f"unknown field; {hint}"
     elif details["type"] == "missing":
         message = "is missing"
     elif details["type"] == "literal_error" and isinstance(details["input"], str):
         known = _literals(details)
-        near = _probable(details["input"], known)
-        hint = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
+        hint = did_you_mean(details["input"], known) or f"one of {', '.join(known)}"
         message = f"{details['input']!r} is not known; {hint}"
     elif details["type"] == "string_pattern_mismatch" and (
         description := _description(models, str(path[-1]))
@@ -175,19 +173,6 @@ def _problem(document: Document, typed: Typed, details: ErrorDetails) -> Problem
         wanted = _WANTED.get(details["type"], f"{must[0].lower()}{must[1:]}")
         message = f"{wanted}, not {short(repr(details['input']))}"
     return Problem(document.place(path), ".".join(map(str, path)), message)
-
-
-def _probable(given: str, known: Sequence[str]) -> str | None:
-    """Return the name that was probably meant.
-
-    This is the only name that starts with the given one (`fp16-mixed` for `fp16`) or that the given one
-    starts with (`tensor` for `tensor_parallel`), else the most similar name.
-    """
-    longer = [name for name in known if given and name.startswith(given)]
-    candidates = longer or [name for name in known if given.startswith(f"{name}_")]
-    if len(candidates) == 1:
-        return candidates[0]
-    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=0.7)), None)
 
 
 # What a user should write in YAML, by pydantic's error type.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import logging
@@ -20,6 +19,7 @@ from torch.utils.data import default_collate
 
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
+from launcher.spec.similar import similar
 from launcher.train import logged
 from launcher.train.pipeline_parts import Pipeline
 
@@ -304,9 +304,9 @@ def _check_args(task_class: type[Task], args: Mapping[str, Any]) -> None:
     meant: set[str] = set()
     for name in wrong:
         free = [parameter for parameter in parameters if parameter not in args and parameter not in meant]
-        near = difflib.get_close_matches(name, free, n=1)
-        meant.update(near)
-        problems.append(f"unknown argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        if (near := similar(name, free)) is not None:
+            meant.add(near)
+        problems.append(f"unknown argument {name!r}" + (f" (did you mean {near!r}?)" if near else ""))
     problems += [f"missing argument {name!r}" for name in missing if name not in meant]
     accepted = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
     raise TaskError(f"args of {task_class.__name__}: {'; '.join(problems)}; it accepts: {accepted}")

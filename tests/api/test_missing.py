@@ -65,7 +65,7 @@ def check(**fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"command": "python trian.py"}, "command: there is no trian.py in {here}; did you mean train.py?"),
+        ({"command": "python trian.py"}, "command: there is no trian.py in {here}; did you mean 'train.py'?"),
         ({"command": "./run.sh now"}, "the job: command: there is no ./run.sh in {here}"),
         ({"command": "./train.py"}, "train.py in {here} is not executable: `chmod +x ./train.py`, or"),
         ({"command": "train.py"}, "train.py is in {here}, which is not on the PATH: write `python train.py`"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from torch import nn
 from launcher.spec.adapter import Adapter
 from launcher.spec.listed import listed
 from launcher.spec.recipe import Recipe
+from launcher.spec.similar import did_you_mean
 from launcher.train.adapters.adapter_use import use_as_linear
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.initialise import draw_normal
@@ -135,11 +135,10 @@ def _check_target(target: str, modules: Mapping[str, nn.Module]) -> None:
             )
     if not matches:
         ends = {name.rpartition(".")[2] for name, module in modules.items() if type(module) is nn.Linear}
-        near = difflib.get_close_matches(target, ends, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(target, ends)
         raise TaskError(
-            f"adapter.targets: the model has no layer {target!r}{hint}; its linear layers are "
-            f"{', '.join(sorted(ends))}"
+            f"adapter.targets: the model has no layer {target!r}{hint and f' ({hint})'}; its linear layers "
+            f"are {', '.join(sorted(ends))}"
         )
 
 
