@@ -3,7 +3,8 @@
 A value is written as a quoted word. In some places these quotes mean nothing (double quotes, a comment, a
 here-document), and in others bash evaluates the word a second time (arithmetic, subscripts, `eval`). There a
 value could run a command, so such a template is refused. `| number` and `| name` write a whole number or a
-variable name, which are safe everywhere.
+variable name, which are safe everywhere. What a command does with a value is not followed: `n=$(cat {{ x }})`
+is accepted, whatever evaluates `n`.
 """
 
 from __future__ import annotations
@@ -358,11 +359,12 @@ class _Shell:
             r"(?:^|\s)\w*\[([^\]]*)" if self.top.array else r"(?:^|\s)\w+\[([^\]]*)", " ".join(self.top.words)
         ):
             self._evaluates(_IDENTIFIER.findall(subscript), "a subscript")
-        words = [] if self.top.array else self.top.words
+        words = self.top.words
         program = next((word for word in words if not _before_program(word)), "")
-        self._evaluates(re.findall(rf"[$]({_IDENTIFIER.pattern})", program), "a command without quotes")
+        if not self.top.array:
+            self._evaluates(re.findall(rf"[$]({_IDENTIFIER.pattern})", program), "a command without quotes")
         for word in words:
-            command = _evaluating(words, word)
+            command = self._evaluating(word)
             if command is not None:
                 names = _IDENTIFIER.findall(word) if command == "let" else _EXPANDED.findall(word)
                 self._evaluates(names, f"`{command}`")
@@ -420,6 +422,14 @@ class _Shell:
             around.append(frame.kind)
         return around
 
+    def _evaluating(self, word: str) -> str | None:
+        """The command or option that makes bash evaluate this word of the current command again, or the list
+        or output that it is part of: `eval a=(...)`, `eval "$(...)"`."""
+        top, outer = self.top, [frame for frame in self.stack[:-1] if frame.kind == "plain"]
+        own = None if top.array else _evaluating(top.words, word)
+        around = (_evaluating(frame.words, frame.word) for frame in outer)
+        return own or next((name for name in around if name is not None and name not in _DECLARE), None)
+
     def _value_in_command(self, command: _Frame) -> None:
         word = command.word.replace(_QUOTES, "")
         if re.search(r"\[[^\]]*$", word) or any(
@@ -436,7 +446,7 @@ class _Shell:
         for name in given:
             if _BARE["name"] not in name:
                 self.assigned.setdefault(name, self.line)
-        evaluating = None if command.array else _evaluating(command.words, word)
+        evaluating = self._evaluating(word)
         if evaluating is not None:
             raise _RefusedError(
                 f"a value of `{evaluating}`, which bash evaluates again; `| number` or `| name` can stand "

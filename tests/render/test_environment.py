@@ -107,6 +107,10 @@ def test_template_errors_name_the_line(tmp_path: Path, text: str, message: str) 
         ("unset {{ x }}\n", "a value of `unset`"),
         ("read -r {{ x }} <<<1\n", "a value of `read`"),
         ("e'va'l {{ x }}\n", "a value of `eval`"),
+        ("eval a=({{ x }})\n", "a value of `eval`"),
+        ('eval "$(echo {{ x }})"\n', "a value of `eval`"),
+        ("n={{ x }}\neval a=($n)\n", ":1: `eval` evaluates n"),
+        ('n={{ x }}\nbash -c "$(echo $n)"\n', ":1: `-c` evaluates n"),
         ("if ! \\eval {{ x }}; then :; fi\n", "a value of `eval`"),
         ("let {{ x }}\n", "a value of `let`"),
         ("trap {{ x }} EXIT\n", "a value of `trap`"),
@@ -273,6 +277,8 @@ PARTS = st.one_of(
 @example(before=['$"read" -r '], after=[])
 @example(before=["\\$'\\' '"], after=["'"])
 @example(before=["a=("], after=[")\n", "${a:n}"])
+@example(before=["eval ", "a=("], after=[")\n"])
+@example(before=["eval ", "$(", "echo "], after=[")"])
 def test_a_template_that_is_accepted_runs_no_value(before: list[str], after: list[str]) -> None:
     source = "".join([*before, "{{ x }}", *after])
     try:
