@@ -174,8 +174,8 @@ CPU = Setting(1, 1, 0, entrypoint=True)
 SETTINGS = [
     CPU,
     Setting(1, 1, 1, nvme_dir=True, entrypoint=True),
-    Setting(2, 1, 0, nvme_dir=True),
-    Setting(2, 1, 2, entrypoint=True, counts_allocations=True),
+    Setting(2, 1, 0, nvme_dir=True, every_gradient=False),
+    Setting(2, 1, 2, entrypoint=True, counts_allocations=True, shardable=False),
     Setting(2, 1, 2, entrypoint=True, adapter=True, clips=True),
     Setting(4, 2, 2, nvme_dir=True, batch_norm=True, entrypoint=True),
 ]
