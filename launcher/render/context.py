@@ -360,8 +360,8 @@ class _Shell:
         ):
             self._evaluates(_IDENTIFIER.findall(subscript), "a subscript")
         words = self.top.words
-        program = next((word for word in words if not _before_program(word)), "")
         if not self.top.array:
+            program = next((word for word in words if not _before_program(word)), "")
             self._evaluates(re.findall(rf"[$]({_IDENTIFIER.pattern})", program), "a command without quotes")
         for word in words:
             command = self._evaluating(word)

@@ -30,10 +30,10 @@ STEPS = 4
 CASES = (
     "rank=all,step=1,phase=forward,allocation=1",
     "rank=all,step=3,phase=backward,allocation=4",
-    "rank=all,step=3,phase=data,allocation=3",  # the first two are the batch; this one adds up the loss
+    "rank=all,step=3,phase=data,allocation=1",
     "rank=first,step=1,phase=backward,allocation=1",
     "rank=first,step=3,phase=forward,allocation=5",
-    "rank=last,step=1,phase=data,allocation=3",
+    "rank=last,step=1,phase=data,allocation=1",
     "rank=last,step=3,phase=backward,allocation=9",
 )
 
