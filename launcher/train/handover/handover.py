@@ -120,10 +120,11 @@ class Handover:
 
         A handover is used if every rank has one of the same step and layout, newer than every checkpoint.
         """
+        # On a GPU run, too, what is compared stays on the CPU. A thread of gloo may free it later.
         with self.progress.budget.host_side():
             previous = self._previous_state()
-        newest = self.checkpoints.newest()
-        offers = self.rank.all_values(None if previous is None else previous.offer)
+            newest = self.checkpoints.newest()
+            offers = self.rank.all_values(None if previous is None else previous.offer)
         dist.barrier()  # every rank has opened its files, so they can be unlinked
         if self.rank.local == 0:
             remove_handover(self.rank.run, self.rank.node)
