@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map_only
 
 from launcher.spec.recipe import SHARDED, Recipe
@@ -87,6 +88,19 @@ def cast_inputs_of_layers(layers: Iterable[nn.Module], recipe: Recipe) -> None:
         layer.register_forward_pre_hook(
             lambda _, args, kwargs: (to_compute(args), to_compute(kwargs)), with_kwargs=True
         )
+
+
+def parametrize_in_fp32(model: nn.Module, recipe: Recipe) -> None:
+    """Let parametrizations with buffers, such as spectral_norm, compute in fp32: FSDP casts the weights that
+    they change, but not their buffers."""
+    if recipe.precision not in COMPUTE:
+        return
+    for parametrizations in [m for m in model.modules() if isinstance(m, ParametrizationList)]:
+        for one in parametrizations:
+            has_buffers = any(buffer.is_floating_point() for buffer in one.buffers())
+            if has_buffers and not any(True for _ in one.parameters()):
+                one.register_forward_pre_hook(lambda _, args: _floats_to(torch.float32, args))
+                one.register_forward_hook(lambda _, __, out: _floats_to(COMPUTE[recipe.precision], out))
 
 
 def rounded_buffers(model: nn.Module) -> list[str]:

@@ -26,6 +26,19 @@ def test_no_sharding_rounds_what_a_model_computes_from_its_inputs(tmp_path: Path
     assert first["bf16-mixed", "fsdp"] == pytest.approx(exact, rel=0.01), first
 
 
+def test_weights_are_normalized_by_buffers_in_any_precision(tmp_path: Path) -> None:
+    ran = {}
+    for precision, sharding in (("fp32", "none"), ("bf16-mixed", "none"), ("bf16-mixed", "fsdp")):
+        run = prepare(tmp_path / f"{precision}-{sharding}", job(task="spectral:Spectral", args={}, steps=3))
+        ended = start(run, recipe(sharding, 8, precision=precision), ranks=1)
+        assert ended.codes == {0: 0}, ended.output
+        ran[precision, sharding] = [loss for _, loss in sorted(losses(run).items())]
+    exact = ran.pop(("fp32", "none"))
+    assert len(exact) == 3
+    for found in ran.values():
+        assert found == pytest.approx(exact, rel=0.02)
+
+
 def test_a_run_says_which_buffers_bf16_rounds(tmp_path: Path) -> None:
     run = prepare(tmp_path / "run", job(task="times:Times", args={}, steps=1))
     ended = start(run, recipe("none", 8, precision="bf16"), ranks=1)

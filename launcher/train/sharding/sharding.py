@@ -22,7 +22,7 @@ from launcher.train.ddp import DDP
 from launcher.train.mesh import Meshes
 from launcher.train.outer_units import owners_of
 from launcher.train.pipeline_parts import chunks_of
-from launcher.train.precision import cast_inputs_of_layers, mixed_precision
+from launcher.train.precision import cast_inputs_of_layers, mixed_precision, parametrize_in_fp32
 from launcher.train.rank import Rank, SetupError
 from launcher.train.sharding.cleanup import groups_of
 from launcher.train.sharding.fsdp_arguments import share_arguments
@@ -126,6 +126,7 @@ def fully_sharded(
         # used_parameters.
         if isinstance(root, FSDPModule) and hasattr(root, "set_reduce_scatter_unused_params"):
             root.set_reduce_scatter_unused_params(True)
+    parametrize_in_fp32(model, rank.recipe)
     for chunk in chunks_of(model):
         _gather_in_order(chunk)
     for name, module in model.named_modules():
@@ -310,9 +311,28 @@ def accumulate(model: nn.Module, recipe: Recipe, *, last: bool) -> AbstractConte
     if recipe.grad_sync == "last":
         for root in fsdp_roots(model):
             root.set_requires_gradient_sync(last)
+        if last:
+            _complete_sums(model)
         if isinstance(model, DDP) and not last:
             return model.no_sync()
     return nullcontext()
+
+
+def _complete_sums(model: nn.Module) -> None:
+    """Give parameters zeros as gradients if other gradients of their unit wait for the last micro-batch.
+
+    Waiting gradients are in the type of the reduction, in which FSDP reduces all gradients of a unit. One
+    that first comes in the last micro-batch, or that FSDP makes of zeros, would be in the type of the
+    computation.
+    """
+    for unit in model.modules():
+        for group in groups_of(unit._get_fsdp_state()) if isinstance(unit, FSDPModule) else ():
+            trained = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+            if any(p.unsharded_accumulated_grad is not None for p in trained):
+                for p in trained:
+                    if p.unsharded_accumulated_grad is None:
+                        zeros = torch.zeros_like(p._unsharded_param, dtype=p.reduce_dtype)
+                        p.unsharded_accumulated_grad = zeros
 
 
 @contextmanager
