@@ -33,7 +33,6 @@ NEVER_MODELLED = (
 
 
 def assess(
-    model: ModelShapes,
     profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
@@ -48,7 +47,7 @@ def assess(
     memory and nothing is added.
     """
     device = replace(ranks, on_gpu=True)
-    peaks = peaks_of(model, profile, recipe, device)
+    peaks = peaks_of(profile, recipe, device)
     if ranks.on_gpu:
         workspaces = _workspaces(surroundings)
         peaks = tuple(
@@ -58,19 +57,16 @@ def assess(
     if not ranks.on_gpu:
         reserved = highest
     elif replayed:
-        reserved, pools = _replayed(model, profile, recipe, device, surroundings, highest)
+        reserved, pools = _replayed(profile, recipe, device, surroundings, highest)
     else:
-        reserved = _sum_of_pools(model, profile, recipe, device, surroundings)
-    return _estimate(model, recipe, ranks, surroundings, reserved, peaks, pools)
+        reserved = _sum_of_pools(profile, recipe, device, surroundings)
+    return _estimate(profile.model, recipe, ranks, surroundings, reserved, peaks, pools)
 
 
-def assess_in_part(
-    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, surroundings: Surroundings
-) -> Estimate:
+def assess_in_part(profile: Profile, recipe: Recipe, ranks: Ranks, surroundings: Surroundings) -> Estimate:
     """Return a lower bound of `assess` for GPUs, without peaks. `profile`: a part of the recipe's profile."""
-    return _estimate(
-        model, recipe, ranks, surroundings, _sum_of_pools(model, profile, recipe, ranks, surroundings)
-    )
+    reserved = _sum_of_pools(profile, recipe, ranks, surroundings)
+    return _estimate(profile.model, recipe, ranks, surroundings, reserved)
 
 
 def assess_at_least(
@@ -115,11 +111,9 @@ def _estimate(
     )
 
 
-def _sum_of_pools(
-    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, surroundings: Surroundings
-) -> int:
+def _sum_of_pools(profile: Profile, recipe: Recipe, ranks: Ranks, surroundings: Surroundings) -> int:
     """Return the bytes that the streams' pools need together: each keeps what it held at its own peak."""
-    peaks = peaks_of(model, profile.on_compute_stream, recipe, ranks)
+    peaks = peaks_of(profile.on_compute_stream, recipe, ranks)
     micro = recipe.micro_batch_size
     others = {
         stream: max((moment.at(micro) for moment in moments), default=0)
@@ -131,7 +125,6 @@ def _sum_of_pools(
 
 
 def _replayed(
-    model: ModelShapes,
     profile: Profile,
     recipe: Recipe,
     ranks: Ranks,
@@ -140,7 +133,7 @@ def _replayed(
 ) -> tuple[int, dict[str, int]]:
     """Return the bytes that the allocator's model reserves, and each stream's share of them. `highest`: the
     most allocated bytes at any peak."""
-    line = timeline(model, profile.trace, recipe, ranks, _workspaces(surroundings))
+    line = timeline(profile.model, profile.trace, recipe, ranks, _workspaces(surroundings))
     allocator = replay(
         line.sizes,
         line.events,
@@ -157,15 +150,13 @@ def _workspaces(surroundings: Surroundings) -> dict[str, int]:
     return cublas_workspaces(surroundings.gpu.type if surroundings.gpu is not None else "")
 
 
-def failure_of(
-    model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks, gpu: Gpu
-) -> Failure | None:
+def failure_of(profile: Profile, recipe: Recipe, ranks: Ranks, gpu: Gpu) -> Failure | None:
     """Return where the recipe runs out of memory on this GPU; None if nowhere, or before the first tensor.
 
     `profile`: of a complete trace.
     """
     free = gpu.memory - sum(overheads(gpu, recipe, ranks).values())
-    line = timeline(model, profile.trace, recipe, ranks, cublas_workspaces(gpu.type))
+    line = timeline(profile.model, profile.trace, recipe, ranks, cublas_workspaces(gpu.type))
     return first_failure(line, free, expandable=recipe.expandable_segments) if free > 0 else None
 
 

@@ -87,7 +87,7 @@ def _pinned(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int) -> Iter
     for p, count in model.distinct:
         if recipe.offload == "cpu":
             padded = shard_of(p, shards, rank // recipe.tensor % shards).padded
-            yield padded * p.itemsize, count * (2 if p.requires_grad else 1)
+            yield padded * p.itemsize, count * (2 if p.updated else 1)
         elif recipe.offload != "none" and p.requires_grad:
             yield updated_by(p, recipe, ranks, rank // recipe.tensor).numel * p.itemsize, count
 
@@ -98,10 +98,10 @@ def _staged(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int) -> int:
     launcher.train.optimizers.host_gradients bounds the gradients that wait by STAGED, or to one larger
     gradient.
     """
-    trained = [(p, count) for p, count in model.distinct if p.requires_grad]
     sizes = [
         (updated_by(p, recipe, ranks, rank // recipe.tensor).numel * p.itemsize, count)
-        for p, count in trained
+        for p, count in model.distinct
+        if p.updated
     ]
     largest = max((size for size, _ in sizes), default=0)
     return 2 * min(sum(size * count for size, count in sizes), max(STAGED, largest))

@@ -10,9 +10,9 @@ from launcher.memory.estimate import Peak, When
 from launcher.memory.profile import Profile, leave_the_gpu
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import (
-    Held,
     Ranks,
     States,
+    buckets_of,
     computes_in,
     paged_bytes,
     state_bytes,
@@ -69,12 +69,13 @@ def completely_traced_as(recipe: Recipe) -> Recipe:
     )
 
 
-def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks) -> tuple[Peak, ...]:
+def peaks_of(profile: Profile, recipe: Recipe, ranks: Ranks) -> tuple[Peak, ...]:
     """Return the peaks of a recipe, with sizes as requested, without the allocator's rounding.
 
     Moments: forward, backward and update of the first step and of steady state; evaluation; resume; save.
-    `model`: in the recipe's precision. `profile`: of the recipe's trace.
+    `profile`: of the recipe's trace.
     """
+    model = profile.model
     states, micro = states_of(model, recipe, ranks), recipe.micro_batch_size
     left = int(profile.left.at(micro))
     peaks = []
@@ -88,7 +89,7 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             return
         # Optimizer states are created in the first update; on the host, before the first step.
         has_states = when != "first step" or recipe.optimizer_step == "backward"
-        parts = standing(states, recipe, with_optimizer=has_states)
+        parts = standing(model, states, recipe, with_optimizer=has_states)
         traced = {category: int(amount.at(micro)) for category, amount in profile.parts(moment.event).items()}
         # A run keeps what the model held before the step, so that it can restore that.
         before = {ACTIVATIONS: left if when == "steady state" else 0}
@@ -106,13 +107,13 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
             if f"{name} again" in profile.highest:
                 add(when, phase, profile, f"{name} again")
             else:
-                add(when, phase, profile.again, name, {GRADIENTS: _waiting(states, recipe)})
+                add(when, phase, profile.again, name, {GRADIENTS: _waiting(model, states, recipe)})
     if in_buckets(recipe) and recipe.grad_accum > 1 and not recipe.gradients_wait:
         # In its second forward pass DDP makes its buckets anew, while the gradients of the first micro-batch
         # are still in the old ones. An attempt that resumes has optimizer states by then.
         moments: tuple[tuple[When, bool], ...] = (("first step", False), ("resume", True))
         for when, resumed in moments:
-            parts = standing(states, recipe, with_optimizer=resumed)
+            parts = standing(model, states, recipe, with_optimizer=resumed)
             parts[GRADIENTS] = 2 * parts.get(GRADIENTS, 0)
             parts[BATCH] = int(profile.batch.at(micro))
             peaks.append(_peak(when, "forward", parts))
@@ -121,12 +122,12 @@ def peaks_of(model: ModelShapes, profile: Profile, recipe: Recipe, ranks: Ranks)
         copies = {BATCH: int(profile.batch.at(micro)), COMMUNICATION: min(model.buffers, COPIES_OF_BUFFERS)}
         whens: tuple[When, ...] = ("first step", "steady state", "evaluation")
         for when in whens:
-            held = standing(states, recipe, with_optimizer=when != "first step")
+            held = standing(model, states, recipe, with_optimizer=when != "first step")
             peaks.append(_peak(when, "forward", {**held, **copies}))
     add("evaluation", "forward", profile, "evaluation")
-    update = _update(model, states, recipe, ranks, profile)
+    update = _update(states, recipe, ranks, profile)
     peaks += [update, update.model_copy(update={"when": "steady state"})]
-    held = standing(states, recipe, with_optimizer=True)
+    held = standing(model, states, recipe, with_optimizer=True)
     peaks.append(_peak("resume", "load", held))
     if recipe.offload == "none" and recipe.optimizer_step == "after":
         peaks.append(_made_states(model, states, recipe, ranks))
@@ -149,33 +150,28 @@ def _peak(when: When, phase: str, parts: Mapping[str, int], module: str = "") ->
     return Peak(when=when, phase=phase, module=module, allocated=sum(nonzero.values()), parts=nonzero)
 
 
-def standing(states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[str, int]:
+def standing(model: ModelShapes, states: States, recipe: Recipe, *, with_optimizer: bool) -> dict[str, int]:
     """Return the bytes that stay on a rank's GPU through a whole step, by category."""
     gpu = states.gpu
     held = {"parameters": gpu.parameters, "buffers": gpu.buffers}
     if with_optimizer:
         held["optimizer states"] = gpu.optimizer
-    if in_buckets(recipe):
-        # DDP's buckets exist from the beginning; the gradients are views of them.
-        held[GRADIENTS] = _buckets(gpu, recipe)
+    held[GRADIENTS] = buckets_of(model, recipe)
     return {name: size for name, size in held.items() if size}
 
 
-def _waiting(states: States, recipe: Recipe) -> int:
+def _waiting(model: ModelShapes, states: States, recipe: Recipe) -> int:
     """Return the bytes of earlier micro-batches' gradients on the GPU, without DDP's buckets."""
-    return states.gpu.gradients - (_buckets(states.gpu, recipe) if in_buckets(recipe) else 0)
-
-
-def _buckets(gpu: Held, recipe: Recipe) -> int:
-    return gpu.gradients // 2 if recipe.gradients_wait else gpu.gradients
+    return states.gpu.gradients - buckets_of(model, recipe)
 
 
 def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks) -> Peak:
     """Return the peak while launcher.train.optimizers.state.make_states creates states to load.
 
-    It creates the states of one parameter after the other, matrices first, each with a gradient of zeros in
-    addition to DDP's buckets. States on the host exist already. The states of `optimizer_step: backward`
-    exist too: they are created without activations, and need less than a step.
+    It creates the states of one trained parameter after the other, also of those without a gradient, matrices
+    first, each with a gradient of zeros in addition to DDP's buckets. States on the host exist already. The
+    states of `optimizer_step: backward` exist too: they are created without activations, and need less than a
+    step.
     """
     made, highest = 0, ("", 0, 0, 0)
     for p, count in sorted(model.distinct, key=lambda pair: pair[0].vector):
@@ -186,7 +182,7 @@ def _made_states(model: ModelShapes, states: States, recipe: Recipe, ranks: Rank
         now = (p.name, made, shard.numel * p.itemsize, temporaries_of(recipe, p, shard))
         highest = max(highest, now, key=lambda row: sum(row[1:]))
     name, made, zeros, temporaries = highest
-    held = standing(states, recipe, with_optimizer=False)
+    held = standing(model, states, recipe, with_optimizer=False)
     gradients = held.get(GRADIENTS, 0) + zeros
     parts = {**held, "optimizer states": made, GRADIENTS: gradients, TEMPORARIES: temporaries}
     return _peak("resume", "load", parts, name)
@@ -205,9 +201,9 @@ def at_least(model: ModelShapes, recipe: Recipe, ranks: Ranks, kept: float) -> i
     `fsdp-keep` the whole model.
     """
     states = states_of(model, recipe, ranks)
-    held = sum(standing(states, recipe, with_optimizer=True).values())
+    held = sum(standing(model, states, recipe, with_optimizer=True).values())
     if recipe.grad_accum > 1:
-        held += _waiting(states, recipe)
+        held += _waiting(model, states, recipe)
     return held + gathered_for_the_pass(model, recipe, ranks) + int(kept)
 
 
@@ -218,8 +214,9 @@ def gathered_for_the_pass(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> i
     return sum(count * p.numel * min(p.itemsize, computes_in(recipe)) for p, count in model.distinct)
 
 
-def _update(model: ModelShapes, states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
-    parts = standing(states, recipe, with_optimizer=True)
+def _update(states: States, recipe: Recipe, ranks: Ranks, profile: Profile) -> Peak:
+    model = profile.model
+    parts = standing(model, states, recipe, with_optimizer=True)
     if not in_buckets(recipe):
         parts[GRADIENTS] = _reduced(model, recipe, ranks)
     parts[TEMPORARIES], largest = update_temporaries(model, recipe, ranks)

@@ -53,14 +53,14 @@ class Profile:
         """`trace`: changed for what the recipe does with gradients. `again`: the trace of a pass that runs
         while gradients of earlier micro-batches exist, if it differs. `whole`: the profile that this one is a
         part of, without the storages for which `excluded` returns True."""
-        self.trace, self._model, self._recipe = trace, model, recipe
+        self.trace, self.model, self._recipe = trace, model, recipe
         self._again = again if again is not None else trace
         self._whole, self._excluded = whole, excluded
         self.adds_to_buckets = adds_to_buckets(recipe)
         self._parts: dict[int, dict[str, Affine]] = {}
 
     def _without(self, excluded: Callable[[Storage], bool]) -> Profile:
-        return Profile(self.trace, self._model, self._recipe, self._again, self, excluded)
+        return Profile(self.trace, self.model, self._recipe, self._again, self, excluded)
 
     @cached_property
     def _counted(self) -> Sequence[Storage | None]:
@@ -84,7 +84,7 @@ class Profile:
         """This profile for a pass that runs while gradients of earlier micro-batches exist. It excludes
         them."""
         whole = self._whole.again if self._whole is not None else None
-        return Profile(self._again, self._model, self._recipe, None, whole, self._excluded)
+        return Profile(self._again, self.model, self._recipe, None, whole, self._excluded)
 
     @cached_property
     def gradients(self) -> int:
@@ -150,13 +150,13 @@ class Profile:
     @cached_property
     def of_blocks(self) -> Profile:
         """This profile without the activations and temporaries of embeddings, head and loss."""
-        in_block = self._model.in_block
+        in_block = self.model.in_block
         return self._without(lambda s: s.category in (ACTIVATIONS, TEMPORARIES) and not in_block(s.module))
 
     @cached_property
     def beside_blocks(self) -> Profile:
         """This profile without what the blocks keep for the backward pass."""
-        in_block = self._model.in_block
+        in_block = self.model.in_block
         return self._without(lambda s: s.category == ACTIVATIONS and in_block(s.module))
 
     def module(self, event: int) -> str:
@@ -165,7 +165,9 @@ class Profile:
 
 def profile_of(traces: Sequence[Trace], model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Profile:
     """Return the profile of a recipe. `traces`: of each stage that the rank has; without a pipeline, of the
-    model. `model`: in the recipe's precision."""
+    model. `model`: in the recipe's precision; the profile has it with the gradients of the traces."""
+    complete = frozenset[str]().union(*(trace.complete for trace in traces))
+    model = model.without_gradients({p.name for p in model.trained} - complete)
     moments = held_beside(recipe, ranks.stage)
     if adds_to_buckets(recipe) or leave_the_gpu(recipe):  # in each pass there are as many gradients
         moments = frozenset(moment._replace(again=again) for moment in moments for again in (False, True))

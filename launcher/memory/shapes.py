@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -19,6 +19,9 @@ class Parameter:
     itemsize: int
     "Bytes per element in the recipe's precision."
     requires_grad: bool = True
+    has_gradient: bool = True
+    "False if the parameter is trained, but the loss gives it no gradient."
+
     embedding: bool = False
     "Embedding weights, whose states 8-bit optimizers keep in 32 bit."
 
@@ -27,6 +30,11 @@ class Parameter:
 
     whole: int | None = None
     "Elements of the whole parameter if tensor parallelism splits it."
+
+    @property
+    def updated(self) -> bool:
+        """Whether the optimizer updates the parameter."""
+        return self.requires_grad and self.has_gradient
 
     @property
     def whole_numel(self) -> int:
@@ -84,7 +92,7 @@ class ModelShapes:
         """
         groups: dict[tuple[object, ...], tuple[Parameter, int]] = {}
         for p in self.parameters:
-            key = (p.shape, p.itemsize, p.requires_grad, p.embedding, p.packs, p.whole)
+            key = (p.shape, p.itemsize, p.requires_grad, p.has_gradient, p.embedding, p.packs, p.whole)
             first, count = groups.get(key, (p, 0))
             groups[key] = first, count + 1
         return tuple(groups.values())
@@ -97,7 +105,19 @@ class ModelShapes:
     @cached_property
     def gradients(self) -> int:
         """Bytes of all gradients, whole."""
+        return sum(p.nbytes * count for p, count in self.distinct if p.updated)
+
+    @cached_property
+    def buckets(self) -> int:
+        """Bytes of DDP's buckets, which have room for a gradient of each trained parameter."""
         return sum(p.nbytes * count for p, count in self.distinct if p.requires_grad)
+
+    def without_gradients(self, names: Collection[str]) -> ModelShapes:
+        """Return the shapes of the model if the loss gives these trained parameters no gradient."""
+        if not names:
+            return self
+        parameters = (replace(p, has_gradient=p.name not in names) for p in self.parameters)
+        return replace(self, parameters=tuple(parameters))
 
     @property
     def trained(self) -> tuple[Parameter, ...]:

@@ -2,7 +2,7 @@
 
 Covers parameters, buffers, gradients, optimizer states and their copies on the host, for every recipe.
 Excludes activations, temporaries, gathered parameters and the rounding of allocators: CUDA's rounds to 512
-bytes, the pinned one to powers of two. Assumes that every trained parameter has a gradient.
+bytes, the pinned one to powers of two.
 """
 
 from __future__ import annotations
@@ -116,20 +116,21 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     """
     shards, part = ranks.shards(recipe), rank // recipe.tensor
     parameters = reduced = 0
-    trained = []
     for p, count in model.distinct:
         size = count * shard_of(p, shards, part % shards).padded * p.itemsize
         parameters += size
-        if p.requires_grad:
+        if p.updated:
             reduced += size
-            trained.append((p, updated_by(p, recipe, ranks, part), count))
-    whole = model.gradients
-    paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in trained)
-    states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in trained) - paged
+    trained = [
+        (p, updated_by(p, recipe, ranks, part), count) for p, count in model.distinct if p.requires_grad
+    ]
+    with_states = [row for row in trained if has_states(row[0], recipe)]
+    paged = sum(count * paged_bytes(recipe, p, shard) for p, shard, count in with_states)
+    states = sum(count * state_bytes(recipe, p, shard) for p, shard, count in with_states) - paged
     counted = OPTIMIZERS[recipe.optimizer].steps
-    steps = STEP * sum(count for _, _, count in trained) if counted else 0
+    steps = STEP * sum(count for _, _, count in with_states) if counted else 0
 
-    gpu = Held(parameters=parameters, buffers=model.buffers, gradients=_gradients(recipe, whole, reduced))
+    gpu = Held(parameters=parameters, buffers=model.buffers, gradients=_gradients(model, recipe, reduced))
     if recipe.offload == "none" or (recipe.offload == "cpu" and not ranks.on_gpu):
         on_device = steps if counted == "device" else 0
         gpu = gpu.model_copy(update={"optimizer": states + on_device})
@@ -137,17 +138,19 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
     elif recipe.offload == "cpu":
         # Whole gradients stay on the GPU until the last micro-batch.
         result = States(
-            gpu=Held(buffers=model.buffers, gradients=whole if recipe.gradients_wait else 0),
+            gpu=Held(buffers=model.buffers, gradients=model.gradients if recipe.gradients_wait else 0),
             host=Held(parameters=parameters, gradients=reduced, optimizer=states + steps),
         )
     else:
         # launcher.train.optimizers.offload.HostOptimizer keeps copies of trained parameters. All gradients
         # come to the host in the backward pass, or one at a time in the update.
         copies = sum(count * shard.numel * p.itemsize for p, shard, count in trained)
-        largest = max((shard.numel * p.itemsize for p, shard, _ in trained), default=0)
+        sizes = [(shard.numel * p.itemsize, count) for p, shard, count in trained if p.updated]
+        every = sum(size * count for size, count in sizes)
+        largest = max((size for size, _ in sizes), default=0)
         on_disk = states if recipe.offload == "nvme-optimizer" else 0
         host = Held(
-            gradients=copies if recipe.gradients_leave else largest,
+            gradients=every if recipe.gradients_leave else largest,
             optimizer=states - on_disk + steps,
             copies=copies,
         )
@@ -157,6 +160,16 @@ def states_of(model: ModelShapes, recipe: Recipe, ranks: Ranks, rank: int = 0) -
         if ranks.on_gpu
         else result.model_copy(update={"gpu": Held(), "host": result.gpu + result.host})
     )
+
+
+def has_states(p: Parameter, recipe: Recipe) -> bool:
+    """Return whether a trained parameter has optimizer states.
+
+    The first update creates states for the parameters that have gradients. Optimizers on the host and
+    launcher.train.step_in_backward create all states at the start.
+    """
+    at_start = recipe.offload in ("cpu-optimizer", "nvme-optimizer") or recipe.optimizer_step == "backward"
+    return p.requires_grad and (p.has_gradient or at_start)
 
 
 def state_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
@@ -210,21 +223,26 @@ def paged_bytes(recipe: Recipe, p: Parameter, shard: Shard) -> int:
     return len(optimizer.states) * shard.numel * CODE
 
 
-def _gradients(recipe: Recipe, whole: int, reduced: int) -> int:
+def buckets_of(model: ModelShapes, recipe: Recipe) -> int:
+    """Return the bytes of DDP's buckets, which exist from the beginning; the gradients are views of them."""
+    return model.buckets if in_buckets(recipe) else 0
+
+
+def _gradients(model: ModelShapes, recipe: Recipe, reduced: int) -> int:
     """Return the peak bytes of gradients, as launcher.train.sharding.sharding.price_of_last counts them.
 
-    DDP (`ddp`, `zero1`): the buckets, with the gradients as views; `grad_sync: last` adds a second copy. On a
-    mesh there are no buckets.
+    DDP (`ddp`, `zero1`): the buckets; `grad_sync: last` adds a second copy. On a mesh there are no buckets.
     FSDP: this rank's shards; with `grad_sync: last` all gradients whole, in the type of the shards.
     `optimizer_step: backward` keeps none. With an optimizer on the host, only whole gradients stay.
     """
     if recipe.optimizer_step == "backward":
         return 0
     if recipe.gradients_leave:
-        return whole if recipe.gradients_wait and recipe.sharding in SHARDED else 0
-    if not recipe.gradients_wait or not grad_sync_applies(recipe):
-        return reduced
-    return 2 * whole if in_buckets(recipe) else whole
+        return model.gradients if recipe.gradients_wait and recipe.sharding in SHARDED else 0
+    waits = recipe.gradients_wait and grad_sync_applies(recipe)
+    if in_buckets(recipe):
+        return buckets_of(model, recipe) + (model.gradients if waits else 0)
+    return model.gradients if waits else reduced
 
 
 def ranks_on_node(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> list[tuple[int, int]]:

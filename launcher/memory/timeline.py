@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from launcher.memory.estimate import When
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.memory.states import Ranks, Shard, paged_bytes, shard_of, state_bytes, updated_by
+from launcher.memory.states import Ranks, Shard, has_states, paged_bytes, shard_of, state_bytes, updated_by
 from launcher.memory.trace import COMPUTE, PRODUCT, Trace
 from launcher.spec.mesh import in_buckets
 from launcher.spec.optimizers import OPTIMIZERS
@@ -142,8 +142,9 @@ def _states(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> Iterator[tuple[
     if recipe.offload != "none":
         return
     for p in sorted(model.trained, key=lambda p: p.vector):
-        for name, size in _tensors(recipe, p, updated_by(p, recipe, ranks)):
-            yield f"{name} of {p.name}", size
+        if has_states(p, recipe):
+            for name, size in _tensors(recipe, p, updated_by(p, recipe, ranks)):
+                yield f"{name} of {p.name}", size
 
 
 def _tensors(recipe: Recipe, p: Parameter, shard: Shard) -> Iterator[tuple[str, int]]:

@@ -113,6 +113,11 @@ class Trace:
         """Name of the step's last backward phase."""
         return [name for name, _ in self.phases if name.startswith("backward")][-1]
 
+    @property
+    def complete(self) -> frozenset[str]:
+        """Names of the parameters that get a gradient."""
+        return frozenset(storage.module for storage in self.storages if storage.category == COMPLETE)
+
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Yield (phase, first event, event after the last one)."""
         ends = [start for _, start in self.phases[1:]] + [len(self.events)]

@@ -14,10 +14,10 @@ def update_temporaries(model: ModelShapes, recipe: Recipe, ranks: Ranks) -> tupl
     An optimizer on the host has its temporaries there. With `zero1`, gathering follows the update of all
     parameters.
     """
-    trained = [p for p, _ in model.distinct if p.requires_grad]
-    sizes = [(gather_buffer(p, recipe, ranks), p.name) for p in trained]
+    updated = [p for p, _ in model.distinct if p.updated]
+    sizes = [(gather_buffer(p, recipe, ranks), p.name) for p in updated]
     if recipe.offload == "none":
-        sizes += [(temporaries_of(recipe, p, updated_by(p, recipe, ranks)), p.name) for p in trained]
+        sizes += [(temporaries_of(recipe, p, updated_by(p, recipe, ranks)), p.name) for p in updated]
     return max(sizes, default=(0, ""))
 
 

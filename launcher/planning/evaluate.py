@@ -47,7 +47,10 @@ class Evaluator:
         several: Sharding = "fsdp" if about.unshardable is None else "ddp"
         plain: Sharding = job.recipe.sharding or (several if self.ranks.world > 1 else "none")
         stages = range(job.recipe.pipeline or 1)
-        self.stages = tuple(Traces(source, replace(self.ranks, stage=stage), plain) for stage in stages)
+        every = not job.train.find_unused_parameters
+        self.stages = tuple(
+            Traces(source, replace(self.ranks, stage=stage), plain, every_gradient=every) for stage in stages
+        )
         self.traces = self.stages[0]
         self._one_policy = job.recipe.activations is not None
         self.hardware = hardware_of(cluster, self.ranks, job.env)
@@ -124,9 +127,8 @@ class Evaluator:
         replayed = profile is None
 
         def computed() -> Estimate:
-            model = stage.model(recipe, args)
             of_step = stage.complete(recipe, args) if profile is None else profile
-            return assess(model, of_step, recipe, stage.ranks, self.surroundings, replayed=replayed)
+            return assess(of_step, recipe, stage.ranks, self.surroundings, replayed=replayed)
 
         def make() -> dict[str, Any]:
             estimate = computed()
@@ -142,22 +144,19 @@ class Evaluator:
         gpu = self.surroundings.gpu
         if gpu is None or not self.ranks.on_gpu:
             return None
-        failures = (
-            failure_of(stage.model(recipe), stage.complete(recipe), recipe, stage.ranks, gpu)
-            for stage in self.stages
-        )
+        failures = (failure_of(stage.complete(recipe), recipe, stage.ranks, gpu) for stage in self.stages)
         return next((failure for failure in failures if failure is not None), None)
 
     def least(self, recipe: Recipe) -> tuple[int, int]:
         """Return (bytes on a GPU, bytes of a node's host memory) of the states alone."""
         # Recipes that differ only in these fields have the same states.
-        recipe = recipe.model_copy(update={"activations": "keep", "loss_chunks": 1})
-        if recipe not in self._least:
-            model = self.traces.model(recipe)
+        key = recipe.model_copy(update={"activations": "keep", "loss_chunks": 1})
+        if key not in self._least:
+            model = self.traces.model_with_gradients(recipe)
             on_host = host_of(model, recipe, self.ranks, self.surroundings)
             on_gpu = states_of(model, recipe, self.ranks).gpu.total
-            self._least[recipe] = on_gpu, sum(on_host.values())
-        return self._least[recipe]
+            self._least[key] = on_gpu, sum(on_host.values())
+        return self._least[key]
 
     def speed(self, recipe: Recipe) -> float:
         """Return an upper bound of samples per second for the recipe's micro-batch and smaller ones, whether
@@ -174,15 +173,14 @@ class Evaluator:
 
     def at_least(self, recipe: Recipe) -> Estimate:
         """Return a lower bound of the memory on GPUs from existing traces."""
-        model, least = self.traces.model(recipe), self.traces.least
+        least = self.traces.least
         if (profile := least(recipe)) is not None:
-            return self._corrected(
-                recipe, assess_in_part(model, profile, recipe, self.ranks, self.surroundings)
-            )
+            return self._corrected(recipe, assess_in_part(profile, recipe, self.ranks, self.surroundings))
         plain = least(recipe.model_copy(update={"sharding": self.traces.plain}))
         beside = 0.0
         if plain is not None and self._plain_is_lower_bound(recipe):
             beside = max(_in_any_sharding(moment, recipe) for moment in plain.highest["forward"])
+        model = self.traces.model_with_gradients(recipe)
         return self._corrected(recipe, assess_at_least(model, beside, recipe, self.ranks, self.surroundings))
 
     def traces_for(self, recipe: Recipe) -> bool:
@@ -213,7 +211,7 @@ class Evaluator:
             kept_bytes = everywhere if recipe.loss_chunks == 1 else in_blocks
             if kept_bytes is not None and self.traces.untraced is None:
                 kept = _in_any_sharding(kept_bytes, recipe)
-        model = self.traces.model(recipe)
+        model = self.traces.model_with_gradients(recipe)
         estimate = assess_at_least(model, kept, recipe, self.ranks, self.surroundings)
         return Candidate(recipe=recipe, estimate=self._corrected(recipe, estimate), time=self.time(recipe))
 
@@ -233,7 +231,7 @@ class Evaluator:
 
     def _time(self, recipe: Recipe, stage: Traces, work: Work, moved: float, args: Args | None) -> StepTime:
         assert self.hardware is not None
-        model = stage.model(recipe, args)
+        model = stage.model_with_gradients(recipe, args)
         return step_time(recipe, work, model, self.ranks, self.hardware, offloaded=moved)
 
     def _least_work(self, recipe: Recipe) -> Work:

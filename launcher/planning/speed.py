@@ -228,9 +228,9 @@ def _synchronise(
 ) -> _Links:
     """Return the time to reduce gradients once: reduce-scatter over shards, all-reduce over replicas."""
     # FSDP reduces in the type of the shards, DDP in that of the gradients. Both are the parameters' type.
-    whole = model.gradients
     if in_buckets(recipe):
-        return _Links(2 * _ring(whole, ranks.world, ranks, hardware))
+        return _Links(2 * _ring(model.buckets, ranks.world, ranks, hardware))
+    whole = model.gradients
     down = _to_host(recipe, states, ranks, hardware)
     if recipe.sharding not in SHARDED:
         return _Links(pcie=down)
@@ -296,7 +296,7 @@ def _optimizer(
 ) -> tuple[float, float]:
     """Return the seconds of the optimizer's update, and of the copies around it."""
     optimizer = OPTIMIZERS[recipe.optimizer]
-    cut = [(p, count * updated_by(p, recipe, ranks).numel) for p, count in model.distinct if p.requires_grad]
+    cut = [(p, count * updated_by(p, recipe, ranks).numel) for p, count in model.distinct if p.updated]
     numel = sum(own for _, own in cut)
     parameters = sum(own * p.itemsize for p, own in cut)
     kept = states.gpu.optimizer + states.host.optimizer + states.managed + states.nvme

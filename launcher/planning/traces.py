@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -11,12 +12,12 @@ from launcher.memory.peaks import completely_traced_as, peaks_of, traced_as
 from launcher.memory.profile import Kept, Profile, kept_of, profile_of, stages_alone, work_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
-from launcher.memory.trace import COMPLETE, NotAffineError, Trace, Work
+from launcher.memory.trace import NotAffineError, Trace, Work
 from launcher.planning.cached import from_store
 from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
-from launcher.spec.mesh import Part, model_parallel
+from launcher.spec.mesh import UNCUT, Part, in_buckets, model_parallel
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
 from launcher.spec.schedule import held_beside
 
@@ -34,14 +35,19 @@ class _Key(NamedTuple):
 class Traces:
     """Asks the source for each shape and trace at most once, when an answer needs it.
 
-    `plain`: the sharding to trace for figures that do not depend on sharding.
+    `plain`: the sharding to trace for figures that do not depend on sharding. `every_gradient`: DDP refuses a
+    trained parameter without a gradient.
     """
 
-    def __init__(self, source: Source, ranks: Ranks, plain: Sharding) -> None:
-        self.source, self.ranks, self.plain = source, ranks, plain
+    def __init__(
+        self, source: Source, ranks: Ranks, plain: Sharding, *, every_gradient: bool = False
+    ) -> None:
+        self.source, self.ranks, self.plain, self.every_gradient = source, ranks, plain, every_gradient
         self._models: dict[Hashable, ModelShapes] = {}
         self._traces: dict[_Key, tuple[Trace, ...]] = {}
         self._passes: dict[Hashable, tuple[Work, Kept]] = {}
+        self._without_gradient: dict[Hashable, tuple[str, ...]] = {}
+        "Whether FSDP shards the model, and the task's arguments -> names of parameters."
         self._not_affine: set[_Key] = set()
         self._profiles: dict[Hashable, Profile] = {}
         self.untraced: str | None = None
@@ -55,6 +61,33 @@ class Traces:
         if key not in self._models:
             self._models[key] = self.source.shapes(recipe.precision, args, part)
         return self._models[key]
+
+    def model_with_gradients(self, recipe: Recipe, args: Args | None = None) -> ModelShapes:
+        """Return the shapes, with the gradients that a traced step computes."""
+        if self.every_gradient and in_buckets(recipe):
+            return self.model(recipe, args)
+        return self.model(recipe, args).without_gradients(self.without_gradient(recipe, args))
+
+    def without_gradient(self, recipe: Recipe, args: Args | None = None) -> tuple[str, ...]:
+        """Return the names of the trained parameters that a traced step gives no gradient.
+
+        They are the same under each recipe, except that FSDP makes gradients of zeros
+        (set_reduce_scatter_unused_params). So two steps of the whole model answer for all recipes.
+        """
+        sharded = recipe.sharding in SHARDED
+        key = sharded, args_key(args)
+        if key not in self._without_gradient:
+            plain = self.plain if sharded == (self.plain in SHARDED) else recipe.sharding
+            update = {**UNCUT, "sharding": plain, "loss_chunks": 1, "compile": False}
+            whole, names = recipe.model_copy(update=update), tuple[str, ...]()
+            cut = model_parallel(recipe) > 1
+            traces = Traces(self.source, replace(self.ranks, stage=0), plain) if cut else self
+            with suppress(NotEstimatedError):
+                [trace] = traces._trace(whole, args)
+                trained = (p.name for p in traces.model(whole, args).trained)
+                names = tuple(name for name in trained if name not in trace.complete)
+            self._without_gradient[key] = names
+        return self._without_gradient[key]
 
     def profile(self, recipe: Recipe, args: Args | None = None) -> Profile:
         if recipe.loss_chunks > 1:
@@ -116,13 +149,6 @@ class Traces:
         flops = {"forward_flops": compiled.forward_flops, "backward_flops": compiled.backward_flops}
         return work._replace(**flops)
 
-    def without_gradient(self, recipe: Recipe) -> list[str]:
-        """Return the names of the trained parameters that the traced step gives no gradient."""
-        recipe = recipe.model_copy(update={"compile": False})
-        storages = (storage for trace in self._trace(recipe, None) for storage in trace.storages)
-        complete = {storage.module for storage in storages if storage.category == COMPLETE}
-        return [p.name for p in self.model(recipe).trained if p.name not in complete]
-
     def kept(self, recipe: Recipe, args: Args | None = None) -> Kept:
         """Return the bytes kept for the backward pass, on GPU and host, with the loss in one part."""
         return self._pass(recipe.model_copy(update={"loss_chunks": 1}), args)[1]
@@ -154,11 +180,11 @@ class Traces:
 
         The bound is everything outside of the blocks, which includes the logits.
         """
-        model, ranks = self.model(recipe, args), replace(self.ranks, on_gpu=True)
+        ranks = replace(self.ranks, on_gpu=True)
 
         def make() -> float:
             of_all, of_blocks = (
-                max(peak.allocated for peak in peaks_of(model, profile, recipe, ranks))
+                max(peak.allocated for peak in peaks_of(profile, recipe, ranks))
                 for profile in (whole, whole.of_blocks)
             )
             return 1 - of_blocks / of_all

@@ -109,6 +109,15 @@ TASKS: dict[str, dict[str, Any]] = {
     "watched": {"task": "models:Watched", "args": {}, **BATCH_NORM},
     "odd frozen": {"task": "models:Odd", "args": {"dim": 768, "frozen": True}, **BATCH_NORM},
     **{
+        name: {
+            "task": "models:Unused",
+            "args": {"unit": unit},
+            "train": {"find_unused_parameters": True},
+            **BATCH_NORM,
+        }
+        for name, unit in (("unused", False), ("unused unit", True))
+    },
+    **{
         f"hf {name}": {
             "task": "launcher.tasks.huggingface:CausalLM",
             "args": {"path": f"{name}.json", "context": 128},
@@ -181,6 +190,7 @@ class Case:
                 "steps": 2,
                 "resources": {"gpus_per_node": 0, "ranks_per_node": self.ranks},
                 "train": {
+                    **task.get("train", {}),
                     "checkpoint_every": None,
                     "eval_every": 2,
                     **({"clip_norm": None} if self.recipe.optimizer_step == "backward" else {}),

@@ -68,16 +68,23 @@ def both(rank: Rank, task: dict[str, Any], recipe: Recipe, nvme: str) -> list[di
             "name": "held",
             "batch": {"global": recipe.micro_batch_size * recipe.grad_accum * rank.world},
             "steps": 2,
-            "train": {"nvme_dir": nvme, "checkpoint_every": None},
+            "train": {**task.get("train", {}), "nvme_dir": nvme, "checkpoint_every": None},
         }
     )
     trainer = Trainer(Rank(**{**vars(rank), "recipe": recipe, "job": job}), Where(), Unlimited())
-    measured: list[dict[str, int]] = []
-    trainer.optimizer.register_step_post_hook(lambda *_: measured.append(held(trainer)))
+    measured, without_gradients = list[dict[str, int]](), list[set[str]]()
+
+    def look(*_: object) -> None:
+        measured.append(held(trainer))
+        gradients = ((name, gradient_of(p, trainer.optimizer)) for name, p in trainer._parameters)
+        without_gradients.append({name for name, gradient in gradients if gradient is None})
+
+    trainer.optimizer.register_step_post_hook(look)
     for step in (1, 2):
         trainer.train_step(step)
     ranks = Ranks(rank.world, rank.per_node, on_gpu=False)
-    made = states_of(read_shapes(trainer.task, recipe), recipe, ranks, rank.number)
+    model = read_shapes(trainer.task, recipe).without_gradients(without_gradients[-1])
+    made = states_of(model, recipe, ranks, rank.number)
     computed = made.host.model_dump()
     computed["states"] = computed.pop("optimizer") + made.nvme
     return [measured[-1], computed]

@@ -108,6 +108,22 @@ class Watched(Padded):
         return loss * len(classes), len(classes)
 
 
+class Unused(Odd):
+    """Trains a layer that the loss never uses. `unit`: FSDP shards it alone, so it is never gathered."""
+
+    def __init__(self, unit: bool = False) -> None:
+        super().__init__(dim=256)
+        self.unit = unit
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.unused = nn.Linear(self.dim, 4 * self.dim)
+        return model
+
+    def blocks(self, model: nn.Module) -> Any:
+        return [model.unused] if self.unit else []
+
+
 class Network(nn.Module):
     def __init__(self, dim: int, frozen: bool, tied: bool) -> None:
         super().__init__()

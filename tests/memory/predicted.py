@@ -39,7 +39,7 @@ def predicted(
     model, around = source.shapes(recipe.precision, None, Part.of(recipe, stage)), Surroundings(gpu)
     place = replace(place, on_gpu=like == "cuda")
     profile = profile_of(traces, model, recipe, place)
-    return assess(model, profile, recipe, place, around, replayed=like == "cuda")
+    return assess(profile, recipe, place, around, replayed=like == "cuda")
 
 
 def peaks(*stages: Estimate) -> dict[str, dict[str, int]]:

@@ -72,7 +72,7 @@ def test_the_peak_is_that_of_a_trace_within_the_band(model: Any, chosen: Recipe,
     for of_shapes, of_step in zip(written.work[:2], traced.work[:2], strict=True):
         assert of_shapes.at(MICRO) == pytest.approx(of_step.at(MICRO), rel=FORMULA_BAND)
     ours, theirs = (
-        [(peak.when, peak.phase) for peak in peaks_of(shapes, Profile(trace, shapes, chosen), chosen, ranks)]
+        [(peak.when, peak.phase) for peak in peaks_of(Profile(trace, shapes, chosen), chosen, ranks)]
         for trace in (written, traced)
     )
     assert ours == theirs
@@ -137,7 +137,7 @@ def test_one_giant_matrix_outside_of_all_blocks_is_gathered_whole() -> None:
     written = formula_trace(model, chosen, ranks, None)
     whole = [s.fixed for s in written.storages if s.module == "encoder"]
     assert set(whole) == {2 * giant.numel, 4 * giant.numel, 4 * giant.numel // 8}
-    peak = max(peaks_of(model, Profile(written, model, chosen), chosen, ranks), key=lambda one: one.allocated)
+    peak = max(peaks_of(Profile(written, model, chosen), chosen, ranks), key=lambda one: one.allocated)
     assert (peak.phase, peak.module) == ("backward", "encoder")
     # It is in 16 bit with its gradient when the reduce-scatter's input in fp32 comes, and then its own part.
     block = sum(p.numel for p in llama_block(1).parameters)

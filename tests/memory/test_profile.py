@@ -130,7 +130,7 @@ def test_ddp_makes_its_buckets_anew_beside_the_gradients_of_the_first_micro_batc
     recipe = Recipe(precision="fp32", sharding=sharding, grad_sync=sync, **sizes)
     model, ranks = ModelShapes((Parameter("w", (64, 64), 4),), buffers=0), Ranks(2, 2, on_gpu=True)
     profile = profile_of([formula_trace(model, recipe, ranks, None)], model, recipe, ranks)
-    peaks = {(peak.when, peak.phase): peak.parts for peak in peaks_of(model, profile, recipe, ranks)}
+    peaks = {(peak.when, peak.phase): peak.parts for peak in peaks_of(profile, recipe, ranks)}
     resumed = peaks.get(("resume", "forward"))
     assert (resumed is not None) == twice
     if resumed is not None:
@@ -143,7 +143,7 @@ def test_ddp_copies_buffers_at_the_beginning_of_each_forward_pass_but_not_all_of
     for buffers, copied in ((100 * MIB, 100 * MIB), (2000 * MIB, 500 * MIB)):
         model = ModelShapes((Parameter("w", (64, 64), 4),), buffers)
         profile = profile_of([formula_trace(model, recipe, ranks, None)], model, recipe, ranks)
-        peaks = {(peak.when, peak.phase): peak for peak in peaks_of(model, profile, recipe, ranks)}
+        peaks = {(peak.when, peak.phase): peak for peak in peaks_of(profile, recipe, ranks)}
         for when in ("first step", "steady state", "evaluation"):
             assert peaks[when, "forward"].parts[COMMUNICATION] == copied
         held = peaks["checkpoint", "save"].allocated

@@ -23,6 +23,7 @@ TASKS: tuple[dict[str, Any], ...] = (
     },
     {"task": "models:Odd", "args": {"tied": True}, "model": {"batch_norm": True}},
     {"task": "models:Odd", "args": {"frozen": True}, "model": {"batch_norm": True}},
+    {"task": "models:Unused", "model": {"batch_norm": True}, "train": {"find_unused_parameters": True}},
 )
 OFFLOADS = ("none", "cpu", "cpu-optimizer", "nvme-optimizer")
 SHARDINGS = {1: ("none", "fsdp"), 2: ("fsdp", "ddp", "zero1", "fsdp-keep"), 4: ("hybrid", "zero1")}

@@ -48,6 +48,9 @@ ALONE: tuple[Case, ...] = (
     case("odd tied", micro=16, optimizer="adam-mini", optimizer_step="backward"),
     case("llama tied", accumulation=3, optimizer="adamw-8bit", **LATE, **PURE),
     case("brain tiny, 4 parts", micro=16, accumulation=3, offload="cpu-optimizer"),
+    case("unused", micro=8, optimizer="adamw-8bit"),
+    case("unused", micro=8, accumulation=2, offload="cpu-optimizer"),
+    case("unused", micro=8, optimizer="adam-mini", optimizer_step="backward"),
 )
 TOGETHER: tuple[Case, ...] = (
     case("video tiny", ranks=2, micro=4, activations="checkpoint", **MIXED),
@@ -75,6 +78,10 @@ TOGETHER: tuple[Case, ...] = (
     case("llama qlora", ranks=2, micro=2, **MIXED),
     case("hf qwen3 qlora", ranks=2, micro=2, optimizer="adamw-8bit"),
     case("llama tied", ranks=2, micro=2, optimizer="lion", optimizer_step="backward", **MIXED),
+    case("unused", ranks=2, micro=8, accumulation=2, sharding="ddp", grad_sync="last"),
+    case("unused", ranks=2, micro=8, sharding="zero1"),
+    case("unused", ranks=2, micro=8),
+    case("unused unit", ranks=2, micro=8),
 )
 PARALLEL: tuple[Case, ...] = (
     case("llama", ranks=2, micro=4, sharding="none", tensor=2),

@@ -51,6 +51,19 @@ class NamedBlocks(nn.Module):
         return result
 
 
+class HeavyUnused(Odd):
+    """Most of its parameters are in a block that the loss does not use."""
+
+    def model(self) -> nn.Module:
+        return FirstOnly(Block(WIDTH, WIDTH), Block(WIDTH, 16 * WIDTH))
+
+
+class FirstOnly(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self[0](x)
+        return result
+
+
 class HeavyHead(Odd):
     """Its head is numbered, is no block, and has most of the work."""
 

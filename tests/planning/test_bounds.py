@@ -39,6 +39,7 @@ def decider(
             "batch": {"global": 8 * gpus},
             "steps": 1,
             "recipe": recipe,
+            "train": {"find_unused_parameters": True} if "Unused" in task else {},
         }
     )
     gpu = {"type": gpu_type, "count": gpus, "memory": memory, "overhead": overhead}
@@ -52,6 +53,8 @@ ODD = (
     ("tests.planning.odd:Named", 2, {"sharding": "ddp", "optimizer": "adamw"}),
     pytest.param("tests.planning.odd:HeavyHead", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
     pytest.param("tests.planning.odd:Named", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+    ("tests.planning.odd:HeavyUnused", 1, {"optimizer": "adamw", "activations": "keep"}),
+    pytest.param("tests.planning.odd:HeavyUnused", 2, {"optimizer": "adamw"}, marks=pytest.mark.slow),
     pytest.param("tests.planning.odd:Frozen", 3, {"optimizer": "adamw"}, marks=pytest.mark.slow),
 )
 
