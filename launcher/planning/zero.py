@@ -9,7 +9,7 @@ from launcher.memory.states import Ranks, states_of
 from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decider
 from launcher.spec.base import Value
-from launcher.spec.recipe import Recipe, Sharding
+from launcher.spec.recipe import SHARDED, Recipe, Sharding
 from launcher.spec.rules import broken_rules
 
 STAGES: tuple[tuple[str, Sharding], ...] = (
@@ -32,8 +32,8 @@ class Stage(Value):
     "Whole parameters that FSDP2 keeps besides the shard from a unit's forward pass to its backward pass."
     gradients: int
     optimizer: int
-    candidate: Candidate
-    "The estimate with activations, communication, the allocator and CUDA."
+    candidate: Candidate | None
+    "The estimate with activations, communication, the allocator and CUDA. None if FSDP refuses the model."
     fits: bool | None
     "None if the memory of a GPU is unknown."
     why_not: str | None = None
@@ -69,17 +69,23 @@ class Stages(Value):
 
 
 def stages_of(decider: Decider, recipe: Recipe) -> Stages:
-    """Return the stages for a recipe of any sharding, each estimated from a complete trace."""
+    """Return the stages for a recipe of any sharding. Each is estimated from a complete trace, unless FSDP
+    refuses the model."""
     plain = recipe.model_copy(update={"offload": "none", "optimizer_step": "after", "grad_sync": "each"})
-    model = decider.evaluate.traces.model(plain)
+    traces = decider.evaluate.traces
     ranks = Ranks(decider.evaluate.ranks.world, decider.evaluate.ranks.per_node, on_gpu=True)
     setting = decider.layout.setting(decider.job)
     stages = []
     for name, sharding in STAGES:
         sharded = plain.model_copy(update={"sharding": sharding})
-        states, candidate = states_of(model, sharded, ranks), decider.evaluate.confirm(sharded)
-        broken = broken_rules(sharded, setting)
-        why_not = broken[0].rule.reason if broken else decider.capacity.misfit(candidate.estimate)
+        candidate = None
+        why_not = decider.about.unshardable if sharding in SHARDED else None
+        if why_not is None:
+            candidate = decider.evaluate.confirm(sharded)
+            broken = broken_rules(sharded, setting)
+            why_not = broken[0].rule.reason if broken else decider.capacity.misfit(candidate.estimate)
+        model = traces.model(sharded) if candidate is None else traces.model_with_gradients(sharded)
+        states = states_of(model, sharded, ranks)
         fits = None if why_not is None and decider.capacity.card is None else why_not is None
         stages.append(
             Stage(
@@ -96,6 +102,6 @@ def stages_of(decider: Decider, recipe: Recipe) -> Stages:
         )
     whole = stages[0]
     per_parameter = PerParameter(
-        *(size / model.numel for size in (whole.parameters, whole.gradients, whole.optimizer))
+        *(size / traces.model(plain).numel for size in (whole.parameters, whole.gradients, whole.optimizer))
     )
     return Stages(recipe=plain, stages=tuple(stages), per_parameter=per_parameter)

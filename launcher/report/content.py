@@ -16,6 +16,7 @@ from launcher.report.terminal import cost_lines, ladder_line, plan_rows, recipe_
 from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.listed import listed
 from launcher.spec.rules import changes_line
 
 LAUNCH_BOUND = 0.01
@@ -252,8 +253,9 @@ def _zero(zero: Stages) -> Section:
     unit, name = (GIB, "GiB") if largest >= GIB else (2**20, "MiB")
     rows: list[tuple[str, ...]] = []
     for stage in zero.stages:
-        sizes = (stage.parameters, stage.gathered, stage.gradients, stage.optimizer, stage.total)
-        cells = [f"{size / unit:.4g}" if size else "-" for size in (*sizes, stage.candidate.estimate.needed)]
+        needed = stage.candidate.estimate.needed if stage.candidate is not None else 0
+        sizes = (stage.parameters, stage.gathered, stage.gradients, stage.optimizer, stage.total, needed)
+        cells = [f"{size / unit:.4g}" if size else "-" for size in sizes]
         fits = "-" if stage.fits is None else "yes" if stage.fits else "no"
         rows.append((f"{stage.name}, {stage.sharding}", *cells, fits))
     columns = ("", "PARAMETERS", "GATHERED", "GRADIENTS", "STATES", "TOTAL", "NEEDED", "FITS")
@@ -264,7 +266,11 @@ def _zero_lines(zero: Stages) -> list[str]:
     """Return lines with the assumptions of the table of ZeRO stages."""
     recipe, each = zero.recipe, zero.per_parameter
     [keep] = [stage for stage in zero.stages if stage.sharding == "fsdp-keep"]
-    lines = []
+    refused: dict[str, list[str]] = {}
+    for stage in zero.stages:
+        if stage.candidate is None:
+            refused.setdefault(str(stage.why_not), []).append(stage.name)
+    lines = [f"{listed(names)} cannot be used: {why}" for why, names in refused.items()]
     if len({stage.total for stage in zero.stages}) == 1:
         lines.append("all stages hold the same: no other GPU has this part of the model, to divide it with")
     return [

@@ -76,7 +76,7 @@ def _stages(zero: Stages) -> dict[str, Any]:
             **stage.model_dump(mode="json", exclude={"candidate"}),
             "total": stage.total,
             "in_the_paper": stage.in_the_paper,
-            **_candidate(stage.candidate),
+            **(_candidate(stage.candidate) if stage.candidate is not None else {}),
         }
         for stage in zero.stages
     ]

@@ -11,6 +11,7 @@ from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.zero import Stages, stages_of
 from launcher.report.content import Page, sections
+from launcher.report.data import as_data
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.train.tracing.source import TaskSource
@@ -124,3 +125,19 @@ def test_a_rung_of_the_ladder_has_the_figures_of_the_stage_with_its_recipe() -> 
     for rung in rungs:
         found = stages_of(Decider(job, cluster, source), rung.recipe).stages
         assert rung.candidate in [stage.candidate for stage in found]
+
+
+def test_stages_that_fsdp_refuses_the_model_are_not_estimated_and_say_so() -> None:
+    job = Job.model_validate(
+        {"name": "scaled", "task": "tests.planning.odd:Scaled", "batch": {"global": 4}, "steps": 1}
+    )
+    gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 2, "memory": "79.1GiB"}
+    cluster = Cluster.model_validate({"name": "two", "scheduler": "local", "node": {"gpu": gpu}})
+    page = Page(job, cluster, None, zero=found_by(Decider(job, cluster, TaskSource(job, Path.cwd()))))
+    assert page.zero is not None
+    assert [stage.fits for stage in page.zero.stages] == [True, True, False, False]
+    [table, about] = sections(page, explain=False)
+    assert [row[-2:] == ("-", "no") for row in table.rows] == [False, False, True, True]
+    assert about.lines[0].startswith("ZeRO-2, ZeRO-3 cannot be used: scale is a parameter without dimensions")
+    estimated = ["estimate" in stage for stage in as_data(page)["zero"]["stages"]]
+    assert estimated == [True, True, False, False]
