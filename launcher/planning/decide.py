@@ -261,7 +261,10 @@ class Decider:
         confirm_rungs: bool,
     ) -> Decision:
         chosen, above, reason = self._started(best, choice.reason)
-        rungs, left_out = ladder_of(chosen, self.space(), self.evaluate, self.capacity, vary)
+        # All unconfirmed: the allocator's rounding of the chosen recipe alone would count as saved.
+        evaluate = self.evaluate.unconfirmed
+        top = evaluate(chosen.recipe)
+        rungs, left_out = ladder_of(top, self.space(), evaluate, self.capacity, vary)
         if confirm_rungs:
             rungs = confirmed(chosen, rungs, self.evaluate.confirm, self.space(), self.capacity)
         speeds = itertools.accumulate((1 - rung.slower for rung in rungs), operator.mul)

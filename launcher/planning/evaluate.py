@@ -63,10 +63,15 @@ class Evaluator:
             copies=self.ranks.on_gpu if in_background is None else in_background,
         )
         self._answers: dict[Hashable, Candidate] = {}
-        self._certain: set[Hashable] = set()
+        self._confirmed: dict[Hashable, Candidate] = {}
         self._least: dict[Recipe, tuple[int, int]] = {}
 
     def __call__(self, recipe: Recipe, args: Args | None = None) -> Candidate:
+        """Return the confirmed estimate, or the unconfirmed one."""
+        return self._confirmed.get((recipe, args_key(args))) or self.unconfirmed(recipe, args)
+
+    def unconfirmed(self, recipe: Recipe, args: Args | None = None) -> Candidate:
+        """Estimate a recipe from an affine trace, without the allocator's model."""
         key = (recipe, args_key(args))
         if key not in self._answers:
             estimates = (
@@ -103,7 +108,7 @@ class Evaluator:
         return (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
 
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
-        return (recipe, args_key(args)) in self._certain
+        return (recipe, args_key(args)) in self._confirmed
 
     def confirm(self, recipe: Recipe, args: Args | None = None) -> Candidate:
         """Estimate a recipe from a complete trace of its own micro-batch and the allocator's model.
@@ -112,8 +117,7 @@ class Evaluator:
         """
         estimate = self._worst(recipe, args, (self._assessed(stage, recipe, args) for stage in self.stages))
         candidate = Candidate(recipe=recipe, estimate=estimate, time=self.time(recipe, args))
-        self._answers[recipe, args_key(args)] = candidate
-        self._certain.add((recipe, args_key(args)))
+        self._confirmed[recipe, args_key(args)] = candidate
         return candidate
 
     def _assessed(

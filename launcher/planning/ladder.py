@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from launcher.memory.blocks import LARGE_SEGMENT
 from launcher.planning.batches import accumulating_instead, smaller_micro_batch
 from launcher.planning.choice import Candidate, Capacity, Evaluate
 from launcher.planning.lower import state_shards_of, words_of
@@ -166,9 +167,11 @@ def _rung(
 
 def _no_help(rung: Rung, capacity: Capacity) -> str | None:
     above = rung.candidate.estimate.needed + rung.saved
-    if rung.saved <= LEAST_SAVED * above:
+    # The allocator reserves pages of LARGE_SEGMENT: a smaller saving may free none.
+    least = max(round(LEAST_SAVED * above), LARGE_SEGMENT)
+    if rung.saved <= least:
         saved = format_bytes(max(0, rung.saved))
-        return f"saves {saved} of {format_bytes(above)}, not more than {LEAST_SAVED:.0%}"
+        return f"saves {saved} of {format_bytes(above)}, not more than {format_bytes(least)}"
     return Capacity(host=capacity.host).misfit(rung.candidate.estimate)
 
 

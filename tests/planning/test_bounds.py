@@ -39,7 +39,7 @@ def decider(
             "batch": {"global": 8 * gpus},
             "steps": 1,
             "recipe": recipe,
-            "train": {"find_unused_parameters": True} if "Unused" in task else {},
+            "train": {"find_unused_parameters": True} if "HeavyUnused" in task else {},
         }
     )
     gpu = {"type": gpu_type, "count": gpus, "memory": memory, "overhead": overhead}
@@ -155,8 +155,7 @@ def test_a_choice_always_fits_by_a_complete_trace() -> None:
             refused.append(recipe)
             estimate = found.estimate.model_copy(update={"reserved": 100 * GIB})
             found = found.model_copy(update={"estimate": estimate})
-        planner.evaluate._answers[recipe, args_key(args)] = found
-        planner.evaluate._certain.add((recipe, args_key(args)))
+        planner.evaluate._confirmed[recipe, args_key(args)] = found
         return found
 
     planner.evaluate.confirm = confirm  # type: ignore[method-assign]
@@ -215,3 +214,15 @@ def test_offloaded_activations_take_host_memory() -> None:
     )
     # In 16 bit, on two ranks: the hidden layers of two blocks, and what the first one gives the second.
     assert four - two == 2 * 2 * (2 * 64 * 8 * WIDTH * 2 + 64 * WIDTH * 2)
+
+
+def test_each_rung_of_a_small_model_saves_memory() -> None:
+    """Its savings are compared with a page of the allocator, and figures of one kind with each other."""
+    task = {"task": "launcher.tasks.images:DigitClassifier", "model": {"batch_norm": True}}
+    for size in (64, 512):
+        job = Job.model_validate({"name": "small", **task, "batch": {"global": size}, "steps": 1})
+        gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 1, "memory": "79GiB", "overhead": 1}
+        node = {"gpu": gpu, "cpus": 64, "memory": "500GiB"}
+        cluster = Cluster.model_validate({"name": "one", "scheduler": "local", "node": node})
+        rungs = Decider(job, cluster, TaskSource(job, Path.cwd())).decide(confirm_rungs=True).rungs
+        assert all(rung.saved > 0 for rung in rungs), [rung.words for rung in rungs]
