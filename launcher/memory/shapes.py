@@ -28,6 +28,9 @@ class Parameter:
     packs: int | None = None
     "Elements of the weight that this parameter stores in 4 bits."
 
+    splits: bool = True
+    "False if `zero1` cannot split its rows, which are not contiguous in memory."
+
     whole: int | None = None
     "Elements of the whole parameter if tensor parallelism splits it."
 
@@ -90,9 +93,9 @@ class ModelShapes:
 
         There are few pairs, because blocks repeat a few shapes.
         """
-        groups: dict[tuple[object, ...], tuple[Parameter, int]] = {}
+        groups: dict[Parameter, tuple[Parameter, int]] = {}
         for p in self.parameters:
-            key = (p.shape, p.itemsize, p.requires_grad, p.has_gradient, p.embedding, p.packs, p.whole)
+            key = replace(p, name="")
             first, count = groups.get(key, (p, 0))
             groups[key] = first, count + 1
         return tuple(groups.values())

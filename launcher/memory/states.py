@@ -102,9 +102,10 @@ def shard_of(p: Parameter, shards: int, number: int) -> Shard:
 def updated_by(p: Parameter, recipe: Recipe, ranks: Ranks, rank: int = 0) -> Shard:
     """Return the part of a parameter that a rank updates and has optimizer states of.
 
-    `zero1` does not split a parameter without dimensions: launcher.train.optimizers.sharded_states.
+    `zero1` does not split every parameter: launcher.train.optimizers.sharded_states.can_split.
     """
-    shards = ranks.state_shards(recipe) if p.shape else 1
+    whole = not p.shape or (recipe.sharding == "zero1" and not p.splits)
+    shards = 1 if whole else ranks.state_shards(recipe)
     return shard_of(p, shards, rank % shards)
 
 

@@ -35,6 +35,6 @@ def gather_buffer(p: Parameter, recipe: Recipe, ranks: Ranks) -> int:
     launcher.train.optimizers.sharded_states.ShardedStates gathers other parameters in place.
     """
     shards = ranks.state_shards(recipe)
-    if recipe.sharding != "zero1" or not p.shape or p.shape[0] % shards == 0:
+    if recipe.sharding != "zero1" or not p.shape or not p.splits or p.shape[0] % shards == 0:
         return 0
     return shards * shard_of(p, shards, 0).padded * p.itemsize

@@ -10,6 +10,7 @@ from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.mesh import meshes
 from launcher.train.model import keep_own_part, new_model
 from launcher.train.optimizers.build import embeddings
+from launcher.train.optimizers.sharded_states import can_split
 from launcher.train.outer_units import check_outer_units
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
@@ -44,6 +45,7 @@ def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelSh
                 requires_grad=parameter.requires_grad,
                 embedding=parameter in wide,
                 packs=packed.get(parameter),
+                splits=can_split(local(parameter.detach())),
                 whole=parameter.numel() if _split(parameter) else None,
             )
             for name, parameter in model.named_parameters()

@@ -108,11 +108,16 @@ def _is_split(p: torch.Tensor, proxy: torch.Tensor) -> bool:
     return not isinstance(p, DTensor) or proxy.device_mesh != p.device_mesh
 
 
+def can_split(whole: torch.Tensor) -> bool:
+    """Return whether the rows of a tensor follow each other in memory."""
+    rows_follow = whole.ndim > 0 and whole.stride(0) * whole.shape[0] == whole.numel()
+    return rows_follow and bool(torch.ops.aten.is_non_overlapping_and_dense(whole))
+
+
 def _rows(p: torch.Tensor, mesh: DeviceMesh) -> nn.Parameter:
     """Return this rank's rows of `p` as a DTensor in its memory, or all of `p` if it cannot be split."""
     whole = local(p.detach())
-    rows_follow = whole.ndim > 0 and whole.stride(0) * whole.shape[0] == whole.numel()
-    if not rows_follow or not torch.ops.aten.is_non_overlapping_and_dense(whole):
+    if not can_split(whole):
         return nn.Parameter(p.detach())
     part, placements = whole[_own_rows(whole, mesh)], tuple[Placement, ...]([Shard(0)])
     if isinstance(p, DTensor):
