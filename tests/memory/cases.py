@@ -108,6 +108,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "experts": {"task": "models:Experts", "args": {}},
     "watched": {"task": "models:Watched", "args": {}, **BATCH_NORM},
     "odd frozen": {"task": "models:Odd", "args": {"dim": 768, "frozen": True}, **BATCH_NORM},
+    "view": {"task": "models:LaidOut", "args": {}, **BATCH_NORM},
+    "transposed": {"task": "models:LaidOut", "args": {"transposed": True}, **BATCH_NORM},
     **{
         name: {
             "task": "models:Unused",

@@ -124,6 +124,20 @@ class Unused(Odd):
         return [model.unused] if self.unit else []
 
 
+class LaidOut(Odd):
+    """Has a weight that is a view of a larger tensor: half of its rows, or `transposed` all of it."""
+
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__(dim=256)
+        self.transposed = transposed
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        rows = torch.randn(256 if self.transposed else 512, 256) / 16
+        model.wide.weight = nn.Parameter(rows.t() if self.transposed else rows[:256])
+        return model
+
+
 class Network(nn.Module):
     def __init__(self, dim: int, frozen: bool, tied: bool) -> None:
         super().__init__()

@@ -78,6 +78,10 @@ def _filled(model: nn.Module, fill: Fill | None, rank: Rank) -> nn.Module:
 def _on(device: torch.device, model: nn.Module) -> nn.Module:
     if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
         return model.to(device)
+    # A copy on another device would leave out the rest of a tensor that a parameter is a view of.
+    for parameter in model.parameters():
+        if local(parameter.detach()).untyped_storage().nbytes() > local(parameter.detach()).nbytes:
+            parameter.data = parameter.data.clone()
     return model
 
 
