@@ -112,7 +112,7 @@ class MemoryBudget(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # DTensor computes output shapes on fake tensors of the global size, which hold no memory.
         # A split allocates nothing; a split of an uncounted tensor is gloo's, on its staging buffer.
         if func is not aten.split.Tensor and active_fake_mode() is None:
-            if type(out) is torch.Tensor:
+            if type(out) is torch.Tensor and out.layout is torch.strided:
                 self._see(out)
             else:
                 for tensor in _tensors(out):
@@ -246,12 +246,27 @@ Budget = Unlimited | MemoryBudget
 
 def plain_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that a tensor consists of on this rank: a shard, codes and scales, the result of a
-    collective. A wrapper also has a storage of that size, but no memory."""
+    collective, indices and values of a sparse tensor. A wrapper also has a storage of that size, but no
+    memory."""
     if is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(value, name))
     elif isinstance(value, torch.Tensor):
-        yield value
+        if value.layout is torch.strided or value.is_nested:
+            yield value
+        else:
+            yield from (getattr(value, part)() for part in _PARTS.get(value.layout, ()))
+
+
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _ROWS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+}
+"Methods of a sparse tensor that return its parts."
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

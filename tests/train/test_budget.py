@@ -164,3 +164,19 @@ def test_what_is_on_the_meta_device_takes_no_memory() -> None:
     with MemoryBudget(MIB) as budget:
         nn.Linear(4096, 4096, device="meta")
         assert budget.live == budget.peak == 0
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_a_sparse_tensor_takes_the_memory_of_its_indices_and_values(layout: torch.layout) -> None:
+    with MemoryBudget(MIB) as budget:
+        with budget.host_side():
+            dense = torch.eye(100)
+        sparse = dense.to_sparse(layout=layout)
+        # Rows and columns in one table, to which the others add where each row or column begins.
+        indices = 2 * 100 if layout == torch.sparse_coo else 2 * 100 + 101
+        assert budget.live == 100 * FLOAT + 8 * indices
+        with budget.host_side():
+            whole = (sparse @ dense).nbytes
+        assert whole == dense.nbytes
+        del sparse
+        assert budget.live == 0
