@@ -11,9 +11,11 @@ import torch
 from ruamel.yaml import YAML
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from launcher.diagnosis.cause import clues_of_text
 from launcher.planning.plan import Layout, Plan
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
+from launcher.spec import variables
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
@@ -68,6 +70,22 @@ def test_the_state_of_a_task_is_in_its_checkpoints(tmp_path: Path) -> None:
     assert start(run, recipe()).codes == {0: EXIT_STOPPED, 1: EXIT_STOPPED}
     ended = start(run, recipe())
     assert ended.codes == {0: 0, 1: 0}, ended.output
+    assert losses(run) == losses(undisturbed)
+
+
+def test_memory_that_runs_out_directly_after_an_update_does_not_repeat_the_update(tmp_path: Path) -> None:
+    """The copies for the handover are of the step before, and the parameters are not."""
+    alone = recipe("none", 8)
+    asked = {"train": {"probe": "never", "checkpoint_every": None}}
+    undisturbed = prepare(tmp_path / "undisturbed", job(**asked, task="stateful:Keeping"))
+    assert start(undisturbed, alone, 1).codes == {0: 0}
+    run = prepare(tmp_path / "run", job(**asked, task="stateful:Full"))
+    ended = start(run, alone, 1, {variables.SUPERVISED: "1"})
+    assert ended.codes == {0: EXIT_OOM}, ended.output
+    ended = start(run, alone, 1)
+    assert ended.codes == {0: 0}, ended.output
+    ours, theirs = (_tensors(one, 6, tmp_path / one.id) for one in (run, undisturbed))
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert losses(run) == losses(undisturbed)
 
 
@@ -241,6 +259,14 @@ def test_a_fire_drill_can_strike_a_save_and_one_that_never_struck_is_told(tmp_pa
     ended = start(run, recipe("none", micro=8), ranks=1, env=drills)
     assert ended.codes == {0: 0}
     assert "never took place: step=2,phase=evaluation,attempt=1" in ended.output
+
+
+def test_the_line_about_a_repeated_step_is_no_reason_for_a_later_end(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", job(steps=2, train={"probe": "never"}))
+    ended = start(run, recipe("none", 8), 1, {"TRAIN_MEMORY_FAIL": "step=2,phase=backward"})
+    assert ended.codes == {0: 0}, ended.output
+    assert "downgrade: micro-batch 8 -> 4" in ended.output
+    assert clues_of_text(ended.output.encode().splitlines()) == []
 
 
 @pytest.mark.slow

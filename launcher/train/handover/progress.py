@@ -27,7 +27,7 @@ class Progress:
         self.budget = budget
         self.step = 0
         self.torn = False
-        "An update failed half-way, so the state belongs to no step."
+        "An update, or the copies after it, did not end, so the state belongs to no step."
         self.unrecorded: dict[str, Any] | None = None
         "Result of `step`, until its evaluation is done and its metrics are written."
         self.unsaved: list[str] = []
@@ -59,11 +59,8 @@ class Progress:
         with self._lock:
             with self.budget.host_side():
                 self.undo.find_written()
-            try:
-                yield
-            except BaseException:
-                self.torn = True
-                raise
+            self.torn = True  # also while the copies of `undo` are older than the parameters
+            yield
             self._done += 1
             if self._done in (2, 3):  # the first step creates caches and the like, which then stay
                 with self.budget.host_side():
@@ -72,7 +69,7 @@ class Progress:
             self._take()
             self.undo.release()
             self.unrecorded = {"result": result, "seconds": time.perf_counter() - started}
-            self.step = step
+            self.step, self.torn = step, False
 
     def recorded(self, *, drew: bool) -> None:
         """Record that evaluation and metrics of the step are done. `drew`: they may have drawn random numbers

@@ -175,7 +175,9 @@ class CurrentRecipe:
         first = failures[0]
         seconds = round(time.perf_counter() - began, 3)
         where = {"step": step, "phase": first.phase, "rank": first.rank}
-        self._report(Downgrade, before, first.text, **where, seconds=seconds)
+        # The log must not have the words of an error that the run survives: they would explain a later end.
+        cause = f"memory ran out in {first.phase} of step {step} on rank {first.rank}"
+        self._report(Downgrade, before, cause, because=first.text, **where, seconds=seconds)
 
     def climb(self, step: int) -> None:
         """Retry a larger recipe before this step: the failure may have been temporary."""
@@ -201,12 +203,14 @@ class CurrentRecipe:
             self.recipe, self._fitted = recipe, False
             self.apply(recipe)
 
-    def _report(self, change: type[Downgrade | Climb], before: Recipe, text: str, **fields: Any) -> None:
-        """Report the change; `text` is its cause."""
-        words, text = words_of(self.recipe, before, self.setting), text.partition("\n")[0]
+    def _report(
+        self, change: type[Downgrade | Climb], before: Recipe, cause: str, because: str = "", **fields: Any
+    ) -> None:
+        """Report the change. `because`: the message of the error, if there was one."""
+        words, text = words_of(self.recipe, before, self.setting), (because or cause).partition("\n")[0]
         changes = self.recipe.changes_from(before)
         event = change(
             attempt=self.attempt, in_process=True, changes=changes, reason=words, because=text, **fields
         )
         self.recorder.event(event)
-        self.rank.say(f"{event.kind}: {words} ({text})")
+        self.rank.say(f"{event.kind}: {words} ({cause})")
