@@ -10,6 +10,7 @@ import operator
 import random
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -150,6 +151,9 @@ class Helper:
     def add(self, values: list[int]) -> None:
         self.count += len(values)
 
+    def add_hook(self, *_: Any) -> None:
+        self.count += 1
+
 
 COUNTS = {"calls": 0}
 
@@ -255,6 +259,125 @@ def test_a_frozen_parameter_that_changes_under_an_adapter_is_named_before_a_chec
     assert plain.rewritten() == [], "checkpoints hold it"
 
 
+class Critic(Keeper):
+    """A task that trains a second model itself, and a model whose parts it changes for a part of a pass."""
+
+    _draws, meter = 0, Helper()
+
+    def __init__(self) -> None:
+        self.critic, self.turn = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), {"a": 1, "b": 2}
+        self.optimizer = torch.optim.AdamW(self.critic.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.one = torch.ones(1)
+        self.many = self.one.expand(3)
+        self.mean = torch.zeros(2)
+        self.filter = torch.fft.fft(torch.ones(2)).conj()
+        with torch.inference_mode():
+            self.bank = torch.ones(2)
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        model[0].register_forward_hook(Helper().add_hook)
+        return model
+
+    def backward(self) -> None:
+        self.critic(torch.ones(2)).sum().backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.schedule.step()
+
+    def write(self) -> None:
+        with torch.inference_mode():
+            self.bank.add_(1)
+
+
+def _rotate(turn: dict[str, int]) -> None:
+    first = next(iter(turn))
+    turn[first] = turn.pop(first)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
+LEFT_BY_A_PASS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "order": (lambda task, model: _rotate(task.turn), lambda task, model: [*task.turn]),
+    "private number of a class": (
+        lambda task, model: _set(Critic, "_draws", Critic._draws + 1),
+        lambda task, model: Critic._draws,
+    ),
+    "object of a class": (
+        lambda task, model: Critic.meter.add([1]),
+        lambda task, model: Critic.meter.count,
+    ),
+    "mode of a second model": (
+        lambda task, model: task.critic.train(not task.critic.training),
+        lambda task, model: [one.training for one in task.critic.modules()],
+    ),
+    "a second model that is frozen": (
+        lambda task, model: task.critic.requires_grad_(not task.critic[0].weight.requires_grad),
+        lambda task, model: [p.requires_grad for p in task.critic.parameters()],
+    ),
+    "gradient": (
+        lambda task, model: task.backward(),
+        lambda task, model: [p.grad if p.grad is None else p.grad.tolist() for p in task.critic.parameters()],
+    ),
+    "optimizer": (
+        lambda task, model: (task.backward(), task.update()),
+        lambda task, model: (
+            [p.tolist() for p in task.critic.parameters()],
+            str(task.optimizer.state_dict()),
+            task.schedule.last_epoch,
+        ),
+    ),
+    "expanded tensor": (lambda task, model: task.one.add_(1), lambda task, model: task.many.tolist()),
+    "inference tensor": (lambda task, model: task.write(), lambda task, model: task.bank.tolist()),
+    "conjugate": (lambda task, model: task.filter.mul_(2), lambda task, model: task.filter.tolist()),
+    "written with a graph": (
+        lambda task, model: task.mean.detach_().add_(task.critic[0].weight[0]),
+        lambda task, model: task.mean.tolist(),
+    ),
+    "hook of a module": (
+        lambda task, model: model[1].register_forward_hook(print),
+        lambda task, model: [*model[1]._forward_hooks],
+    ),
+    "hook of a parameter": (
+        lambda task, model: model[0].weight.register_hook(print),
+        lambda task, model: [*(model[0].weight._backward_hooks or ())],
+    ),
+    "what a hook counts": (
+        lambda task, model: model[0](torch.ones(2)),
+        lambda task, model: [hook.__self__.count for hook in model[0]._forward_hooks.values()],
+    ),
+    "number of a torch module": (
+        lambda task, model: _set(model[1], "p", model[1].p / 2),
+        lambda task, model: model[1].p,
+    ),
+    "module": (
+        lambda task, model: _set(model, "0", nn.Linear(2, 2)),
+        lambda task, model: [*map(id, model)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_BY_A_PASS)
+def test_undo_puts_back_what_code_changes_for_a_part_of_a_pass(case: str) -> None:
+    change, read = LEFT_BY_A_PASS[case]
+    task = Critic()
+    model = task.model()
+    undo = Undo(model, torch.device("cpu"), task)
+    undo.secure()
+    for _ in range(3):
+        before = read(task, model)
+        change(task, model)
+        assert read(task, model) != before
+        undo.changed()
+        assert undo.restore().lost == () and read(task, model) == before
+        change(task, model)
+        undo.take()
+
+
 class Renamed(Helper):
     pass
 
@@ -305,7 +428,9 @@ def _found(found: FoundState) -> Any:
     tensors = [(name, id(tensor)) for name, tensor in found.tensors.values()]
     states = [str(generator._kept) for generator in found.generators]
     names = [place.name for place in found.places]
-    switches = found.training, found.requires_grad
+    switches = [
+        (one.name, [*map(id, one.owners)], [*map(_identity, one.values)]) for one in found.switches.values()
+    ]
     return names, entries, others, tensors, states, switches, found.of_model
 
 

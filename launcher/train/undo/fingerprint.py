@@ -15,8 +15,9 @@ CHUNK = 2**22
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a plain tensor, so that NaN equals NaN and 0 differs from -0."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    """Return the bytes of a plain tensor: NaN equals NaN, and 0 differs from -0. The result of `conj()` is
+    computed first, because it is a view of memory that holds other values."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 @torch.no_grad()
@@ -26,7 +27,7 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     It is SHA-256 on the CPU and `row_sums` on a GPU, which needs neither a copy nor the CPU. torch's version
     counter is not enough: it does not change if a model writes through `tensor.data`.
     """
-    data = tensor.detach().contiguous().view(-1)
+    data = bits(tensor)
     if data.device.type != "cpu":
         return row_sums(data)
     octets = (ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b""

@@ -54,6 +54,17 @@ MOST_DATA = 64 * 2**20
 
 INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
 "Attributes that every torch module has, or that launcher sets."
+CHANGED_FOR_A_PASS = (
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"Those of them that code may change for a part of a pass, which does not reach its end if memory runs out."
+HOOKS_OF_TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
+SEARCHED = ("grad", *HOOKS_OF_TENSOR)
+"Attributes of tensors that hold what a search visits."
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
 _NONE = object()
@@ -61,7 +72,7 @@ _NONE = object()
 
 class Detached:
     """A tensor with an autograd graph, or a container of such tensors, detached, because the graph would keep
-    the memory of its pass alive. Tensors too large to be state are left out."""
+    the memory of its pass alive. Small tensors are copied. Those too large to be state are left out."""
 
     def __init__(self, value: Any) -> None:
         self.value = tree_map_only(torch.Tensor, _detached, value)
@@ -70,6 +81,8 @@ class Detached:
 def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_leaf:
         return tensor
+    if tensor.nbytes <= SMALL:
+        return tensor.detach().clone()  # code may write it in place
     return tensor.detach() if tensor.nbytes <= MOST_DATA else None
 
 
@@ -94,11 +107,14 @@ class Entries:
     def changed(self, *, numbers: bool = False) -> list[str]:
         """Return the names of tensors, arrays and generators that have changed; with `numbers` also of
         numbers."""
-        return [f"{self.name}{key}" for key in self._changed() if _is_state(self.container.get(key), numbers)]
+        changed = (key for key in self._changed() if _is_state(self.container.get(key), numbers))
+        return [f"{self.name}{_text_of(key)}" for key in changed]
 
     def restore(self) -> None:
-        """Restore the content."""
-        if not self._changed():
+        """Restore the content and its order."""
+        now = [key for key in self.container if key not in self.ignored]
+        in_order = len(now) == len(self.kept) and all(map(operator.is_, now, self.kept))
+        if in_order and not self._changed():
             return
         for key in [key for key in self.container if key not in self.ignored and key not in self.kept]:
             del self.container[key]
@@ -118,6 +134,11 @@ class Entries:
             value = value.value if isinstance(value, Detached) else value
             if self.container.get(key, _NONE) is not value and _is_state(value):
                 self.container[key] = value
+
+
+def _text_of(key: Any) -> Any:
+    """Return the key, or a word in place of a tensor, whose text would be its content."""
+    return "parameter" if isinstance(key, torch.Tensor) else key
 
 
 class Slotted(MutableMapping[str, Any]):
@@ -266,24 +287,28 @@ class Search:
 
 @dataclass
 class Switches:
-    """An attribute of several objects that is either on or off."""
+    """One attribute of many modules or tensors, such as `training`."""
 
     name: str
     owners: list[Any] = field(default_factory=list)
-    on: list[bool] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
 
-    def add(self, owner: Any) -> None:
+    def add(self, owner: Any) -> Any:
+        """Keep the attribute's value, and return it."""
         self.owners.append(owner)
-        self.on.append(getattr(owner, self.name))
+        self.values.append(getattr(owner, self.name))
+        return self.values[-1]
 
     def refreshed(self) -> Switches:
         """Return the switches as they are now."""
         return Switches(self.name, self.owners, [*map(operator.attrgetter(self.name), self.owners)])
 
     def restore(self) -> None:
-        for owner, on in zip(self.owners, self.on, strict=True):
-            if getattr(owner, self.name) != on:
-                setattr(owner, self.name, on)
+        for owner, value in zip(self.owners, self.values, strict=True):
+            if getattr(owner, self.name) is not value:
+                if self.name == "requires_grad" and not owner.is_leaf:
+                    owner.detach_()  # the failed pass has written it, and its graph would stay
+                setattr(owner, self.name, value)
 
 
 @dataclass
@@ -303,14 +328,19 @@ class FoundState:
     "Ids of tensors that are buffers or parameters of the model."
     trained: set[int] = field(default_factory=set)
     "Ids of parameters that the optimizer changes."
-    training: Switches = field(default_factory=partial(Switches, "training"))
-    "Whether each module is in training mode."
-    requires_grad: Switches = field(default_factory=partial(Switches, "requires_grad"))
-    "Whether each parameter gets a gradient."
+    switches: dict[str, Switches] = field(
+        default_factory=lambda: {name: Switches(name) for name in ("training", "requires_grad", *SEARCHED)}
+    )
+    "Attributes of modules and tensors, keyed by name."
     of_model: set[int] = field(default_factory=set)
     "Ids of the tensors in `in_checkpoints` and in attributes of the model's modules."
     search: Search = field(default_factory=Search)
     "What the search read."
+
+    def add_switches(self, name: str, tensor: Any, attributes: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Keep these attributes of a tensor, and yield what is in them, with its name."""
+        for attribute in attributes:
+            yield f"{name}.{attribute}", self.switches[attribute].add(tensor)
 
     def refreshed(self) -> FoundState | None:
         """Return what a search would find now, at a fraction of its cost, or None if it may find something
@@ -318,12 +348,15 @@ class FoundState:
         tensors = (tensor for _, tensor in self.tensors.values())
         if not self.search.is_current() or not all(tensor.is_leaf for tensor in tensors):
             return None
+        switches = {name: switch.refreshed() for name, switch in self.switches.items()}
+        for name in SEARCHED:
+            if not all(map(operator.is_, self.switches[name].values, switches[name].values)):
+                return None
         return replace(
             self,
             places=[place.refreshed() if isinstance(place, State) else place for place in self.places],
             generators=[generator.refreshed() for generator in self.generators],
-            training=self.training.refreshed(),
-            requires_grad=self.requires_grad.refreshed(),
+            switches=switches,
         )
 
 
@@ -360,20 +393,17 @@ class StateFinder:
         seen: set[int] = set()
         for name, p in self._named:
             found.tensors[id(p)] = name, p
-            found.requires_grad.add(p)
+            waiting += found.add_switches(name, p, ("requires_grad", *HOOKS_OF_TENSOR))
         found.trained = self._trained
         for prefix, module, classes in self._modules:
             scripted = isinstance(module, torch.jit.ScriptModule)
             buffers = Slotted(module, module._buffers.keys) if scripted else module._buffers
             found.buffers[prefix] = Entries(prefix, buffers)
             found.search.reads(module._buffers)
-            found.training.add(module)
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     found.tensors[id(buffer)] = f"{prefix}{key}", buffer
-            if classes:
-                self._search(Entries(prefix, vars(module), INTERNAL), found, waiting)
-                self._search_classes(classes, seen, found, waiting)
+            self._search_module(prefix, module, classes, seen, found, waiting)
         found.in_checkpoints = set(found.tensors)
         self._visit(waiting, seen, found)
         found.of_model, found.places_of_model = set(found.tensors), len(found.places)
@@ -397,6 +427,8 @@ class StateFinder:
             if sort == "tensor":
                 if id(value) not in self._parameters:
                     found.tensors.setdefault(id(value), (name, value))
+                    if value.is_leaf and (value.is_floating_point() or value.is_complex()):
+                        waiting += found.add_switches(name, value, ("requires_grad", *SEARCHED))
             elif sort == "dict":
                 if len(value) > MOST_ITEMS:
                     found.search.skips(value)
@@ -414,15 +446,13 @@ class StateFinder:
                     waiting += [(f"{name}[{at}]", one) for at, one in enumerate(value)]
             elif sort == "module":
                 for inner, module in value.named_modules(prefix=name):
+                    seen.add(id(module))
                     waiting.append((inner, module._buffers))
-                    found.search.reads(module._modules)
                     found.search.reads(module._parameters)
                     waiting += [
                         (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
                     ]
-                    if classes := classes_of(module):
-                        self._search(Entries(f"{inner}.", vars(module), INTERNAL), found, waiting)
-                        self._search_classes(classes, seen, found, waiting)
+                    self._search_module(f"{inner}.", module, classes_of(module), seen, found, waiting)
             elif sort == "class":
                 if _is_users(value):
                     seen.remove(id(value))
@@ -431,6 +461,25 @@ class StateFinder:
                 waiting += [(name, inside) for inside in bound_to(value)]
             elif (state := state_of(name, value)) is not None:
                 (found.generators if sort == "generator" else found.places).append(state)
+
+    def _search_module(
+        self,
+        prefix: str,
+        module: nn.Module,
+        classes: tuple[Any, ...],
+        seen: set[int],
+        found: FoundState,
+        waiting: list[tuple[str, Any]],
+    ) -> None:
+        """Search all of a module but its parameters and buffers. Only numbers and text can change in torch's
+        own modules, such as Dropout."""
+        found.switches["training"].add(module)
+        attributes, ignored = vars(module), INTERNAL
+        waiting += [(f"{prefix}{key}", attributes[key]) for key in CHANGED_FOR_A_PASS if key in attributes]
+        if not classes:
+            ignored |= {key for key, value in attributes.items() if type(value) not in _NUMBERS}
+        self._search(Entries(prefix, attributes, ignored), found, waiting)
+        self._search_classes(classes, seen, found, waiting)
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
@@ -452,7 +501,7 @@ class StateFinder:
         if any(isinstance(value, Detached) for value in entries.kept.values()):
             found.search.meets_activation()
         waiting += [
-            (f"{entries.name}{key}", value)
+            (f"{entries.name}{_text_of(key)}", value)
             for key, value in entries.kept.items()
             if sort_of(value) != "plain" and not isinstance(value, Detached)
         ]
@@ -578,8 +627,13 @@ def values_of(cls: type) -> list[str]:
     return [
         name
         for name, one in vars(cls).items()
-        if not name.startswith("_") and (type(one) in _NUMBERS or sort_of(one) in _CONTENT)
+        if not name.startswith("__") and (type(one) in _NUMBERS or _is_kept_by_class(one))
     ]
+
+
+def _is_kept_by_class(value: Any) -> bool:
+    """Return whether a class attribute may hold state. A descriptor is code."""
+    return sort_of(value) in (*_CONTENT, "object", "module") and not hasattr(type(value), "__get__")
 
 
 _OF_VALUES = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
@@ -600,7 +654,10 @@ def count_as_own(cls: type) -> None:
 @cache
 def _is_users(cls: Any) -> bool:
     """Return whether a class is the user's: neither Python's nor an installed library's. Classes of
-    torch.utils.data also count, because they wrap the user's data sets."""
+    torch.utils.data also count, because they wrap the user's data sets, and so do optimizers and their
+    schedulers: those of the task are its state."""
+    if issubclass(cls, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
+        return True
     if cls.__module__.startswith(("torch.utils.data", "launcher.")):
         return not cls.__module__.startswith("launcher.train.")
     if cls.__module__.partition(".")[0] in _own_packages or cls in _OF_VALUES:
@@ -677,7 +734,7 @@ def content(tensor: torch.Tensor) -> torch.Tensor | None:
     if isinstance(tensor, DTensor):
         plain = tensor.detach()
         plain = plain.to_local()
-    if plain.is_meta or plain.layout is not torch.strided or plain.is_nested:
+    if plain.is_meta or plain.layout is not torch.strided or plain.is_nested or plain.is_quantized:
         return None
     if type(plain) not in _NOT_WRAPPED and is_traceable_wrapper_subclass(plain):
         return None

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -156,8 +157,8 @@ class Undo:
                     place.restore_state()
                 else:
                     place.restore()
-            self._taken.training.restore()
-            self._taken.requires_grad.restore()
+            for switches in self._taken.switches.values():
+                switches.restore()
             before = [slot.is_copied for slot in self._slots.values()]
             lost = tuple(slot.name for slot in self._slots.values() if not slot.restore())
             followed = before != [slot.is_copied for slot in self._slots.values()]
@@ -331,7 +332,8 @@ class Slot:
         self.is_copied = True
         now = self.tensor
         if now.shape == self.values.shape and now.dtype == self.values.dtype:
-            now.copy_(self.values)
+            with torch.inference_mode() if now.is_inference() else nullcontext():
+                _unexpanded(now, now).copy_(_unexpanded(self.values, now))
         else:  # the tensor was resized in place, or `.data` was replaced
             now.data = self.values.to(now.device, copy=True)
         return True
@@ -361,6 +363,15 @@ def _same(one: Mark, other: Mark) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
     return one is other or (isinstance(one, tuple) and one == other)
+
+
+def _unexpanded(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return one element of each dimension in which `like` is expanded: its elements share their memory, so
+    they cannot be written."""
+    for dimension, stride in enumerate(like.stride()):
+        if stride == 0 and like.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
