@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Any
 
 _FOLLOWED = {cls.values for cls in (dict, OrderedDict, MappingProxyType, Mapping)}
 "Methods that return a view, which follows the changes of its dictionary."
+_FALSE_IF_EMPTY = (dict, OrderedDict, list, set, deque)
 
 
 class _Values(Collection[Any]):
@@ -47,6 +48,22 @@ class Without(Collection[Any]):
         return any(value is each for each in self)
 
 
+class Only(Collection[Any]):
+    """The values of some keys of a dictionary; None for one that it lacks."""
+
+    def __init__(self, container: Mapping[Any, Any], keys: Collection[Any]) -> None:
+        self._container, self._keys = container, keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._container.get, self._keys)
+
+    def __contains__(self, value: object) -> bool:
+        return any(value is each for each in self)
+
+
 class Containers:
     """Containers, and the objects that they held when they were added.
 
@@ -54,6 +71,8 @@ class Containers:
     """
 
     def __init__(self) -> None:
+        self._empty: list[Collection[Any]] = []
+        "Containers that were empty: modules have many, and this is the quickest check."
         self._views: list[Collection[Any]] = []
         "The containers, and for a dictionary also a view of its values."
         self._sizes: list[int] = []
@@ -62,6 +81,9 @@ class Containers:
 
     def add(self, container: Any) -> None:
         """Add a dictionary, a list, a set, a deque or a view of one of them."""
+        if type(container) in _FALSE_IF_EMPTY and not container:
+            self._empty.append(container)
+            return
         views: list[Any] = [container]
         if isinstance(container, Mapping):
             has_own_values = type(container).values not in _FOLLOWED
@@ -74,11 +96,15 @@ class Containers:
 
     def clear(self) -> None:
         """Forget the containers and the objects."""
-        for kept in (self._views, self._sizes, self._held):
+        for kept in (self._empty, self._views, self._sizes, self._held):
             kept.clear()
 
     def hold_the_same(self) -> bool:
         """Return whether each container still holds the same objects in the same order. A number that was
         replaced by an equal one may count as another object."""
         now: Iterator[Any] = chain.from_iterable(self._views)
-        return [*map(len, self._views)] == self._sizes and all(map(operator.is_, now, self._held))
+        return (
+            not any(self._empty)
+            and [*map(len, self._views)] == self._sizes
+            and all(map(operator.is_, now, self._held))
+        )

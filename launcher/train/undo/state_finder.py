@@ -41,7 +41,7 @@ from launcher.train.pipeline_parts import CHUNKS
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
 from launcher.train.task import Task
-from launcher.train.undo.containers import Containers, Without
+from launcher.train.undo.containers import Containers, Only, Without
 
 MOST_ITEMS = 1000
 "A longer list, dictionary or set counts as data; its elements are not searched."
@@ -474,12 +474,16 @@ class StateFinder:
         """Search all of a module but its parameters and buffers. Only numbers and text can change in torch's
         own modules, such as Dropout."""
         found.switches["training"].add(module)
-        attributes, ignored = vars(module), INTERNAL
+        attributes = vars(module)
         waiting += [(f"{prefix}{key}", attributes[key]) for key in CHANGED_FOR_A_PASS if key in attributes]
-        if not classes:
-            ignored |= {key for key, value in attributes.items() if type(value) not in _NUMBERS}
-        self._search(Entries(prefix, attributes, ignored), found, waiting)
-        self._search_classes(classes, seen, found, waiting)
+        if classes:
+            self._search(Entries(prefix, attributes, INTERNAL), found, waiting)
+            self._search_classes(classes, seen, found, waiting)
+            return
+        numbers = [key for key, one in attributes.items() if type(one) in _NUMBERS and key not in INTERNAL]
+        if numbers:
+            entries = Entries(prefix, attributes, frozenset(attributes).difference(numbers))
+            self._search(entries, found, waiting, Only(attributes, numbers))
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
