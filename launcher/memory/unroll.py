@@ -254,7 +254,10 @@ class _Unrolling:
         middle = self.trace.runs[birth.run or 0].repeated
         if (birth.block - middle) * (death.block - middle) >= 0:
             return False
-        alike = self.births[self.by_key[birth.phase, birth.backward, birth.run or 0, middle]]
+        repeated = self.by_key.get((birth.phase, birth.backward, birth.run or 0, middle))
+        if repeated is None:
+            raise NotUniformError(f"block {birth.block} of the trace runs, and block {middle} does not")
+        alike = self.births[repeated]
         if place >= len(alike) or alike[place] not in self.death:
             return True
         other = self.trace.segments[self.death[alike[place]]]

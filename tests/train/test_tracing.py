@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from unittest.mock import patch
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -504,6 +506,53 @@ def test_a_step_whose_memory_depends_on_a_condition_is_not_traced(ask: Any) -> N
     traced, ranks = Tracer(Halts(ask), JOB, "cpu"), Ranks(1, 1, on_gpu=True)
     with pytest.raises(UntraceableError):
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
+class Drops(Blocks):
+    """Chooses at random which of its layers run."""
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        assert isinstance(model, Stack)
+        batch.requires_grad_(True)
+        for layer in self.layers(model.layers):
+            batch = layer(batch)
+        return batch.sum(), len(batch)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda layers: [layer for layer in layers if random.random() < 0.2],
+        lambda layers: [layer for layer in layers if not random.random() < 0.2],
+        lambda layers: [layer for layer in layers if numpy.random.rand() > 0.2],
+        lambda layers: layers[: random.randrange(9)],
+    ],
+)
+def test_layers_that_are_dropped_at_random_are_traced_as_if_none_were(layers: Any) -> None:
+    one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
+    state = random.getstate()
+    dropped = Tracer(Drops(layers), JOB, "cpu").sample(one, ranks, 2)
+    assert random.getstate() == state
+    assert dropped == Tracer(Drops(lambda layers: layers), JOB, "cpu").sample(one, ranks, 2)
+
+
+def test_a_step_that_trains_one_of_two_layers_at_random_is_not_traced() -> None:
+    traced, ranks = (
+        Tracer(Drops(lambda layers: [random.choice(layers)]), JOB, "cpu"),
+        Ranks(1, 1, on_gpu=True),
+    )
+    with pytest.raises(UntraceableError, match="other parameters"):
+        traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
+
+
+def test_a_model_that_leaves_out_its_last_blocks_is_traced_whole() -> None:
+    one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
+    traced = Tracer(Drops(lambda layers: layers[:2]), JOB, "cpu").sample(one, ranks, 2)
+    assert sorted(traced.complete) == [f"layers.{at}.{name}" for at in (0, 1) for name in ("bias", "weight")]
 
 
 class ReadsIntegers(Blocks):

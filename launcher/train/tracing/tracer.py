@@ -46,6 +46,7 @@ from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.fake_mode import ASSUMPTIONS, EndlessError, TraceMode, numbers_as_of_tensors
 from launcher.train.tracing.fake_model import make_fake, no_packed_mask, only_chunks_that_are_read
 from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, fold, fold_stage
+from launcher.train.tracing.random_numbers import under_draws
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
 
@@ -197,14 +198,18 @@ class Tracer:
         self, recipe: Recipe, ranks: Ranks, form: Form | None, most: int | None, *, complete: bool
     ) -> _Recording:
         """`form`: of the previous stage's output; None in the first stage."""
-        run = partial(self._run, recipe, ranks, form, most, complete=complete)
+
+        def run(mode: Callable[[], TraceMode]) -> _Recording:
+            recordings = under_draws(lambda: self._run(recipe, ranks, form, most, mode(), complete=complete))
+            return _largest(recordings)
+
         if self._values == "none":
             with suppress(UntraceableError):
-                return run(TraceMode())
+                return run(TraceMode)
         refused = UntraceableError("loss()", ValueError("allocates by numbers that the model computes"))
         if self._values != "computed":
             try:
-                recording = run(TraceMode(knows_integers=True))
+                recording = run(partial(TraceMode, knows_integers=True))
                 self._values = "integers"  # otherwise the code failed for another reason
                 return recording
             except UntraceableError as error:
@@ -214,7 +219,7 @@ class Tracer:
         traces = []
         for assumed in ASSUMPTIONS:
             try:
-                recording = run(TraceMode(knows_integers=True, assumed=assumed))
+                recording = run(partial(TraceMode, knows_integers=True, assumed=assumed))
             except UntraceableError as error:
                 if assumed.usual or isinstance(error.error, (*_READS_VALUES, EndlessError)):
                     raise
@@ -416,6 +421,20 @@ def _arriving(batch: Any, fake: TraceMode, recorder: StorageRecorder) -> Any:
     made = tree_map_only(torch.Tensor, fake.new, batch)
     recorder.arrive(made)
     return made
+
+
+def _largest(recordings: Sequence[_Recording]) -> _Recording:
+    """Return the recording that allocates most, of those under different random numbers.
+
+    Raises UntraceableError if another one gives a gradient to further parameters: all of them get one in some
+    step.
+    """
+    largest = max(recordings, key=lambda one: sum(storage.fixed for storage in one.events.storages))
+    complete = _trace_of(largest.events).complete
+    if not all(_trace_of(one.events).complete <= complete for one in recordings):
+        error = ValueError("uses other parameters under other random numbers that it draws")
+        raise UntraceableError("loss()", error)
+    return largest
 
 
 def _trace_of(recorded: Recorded) -> Trace:
