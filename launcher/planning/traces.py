@@ -79,13 +79,19 @@ class Traces:
         if key not in self._without_gradient:
             plain = self.plain if sharded == (self.plain in SHARDED) else recipe.sharding
             update = {**UNCUT, "sharding": plain, "loss_chunks": 1, "compile": False}
-            whole, names = recipe.model_copy(update=update), tuple[str, ...]()
+            whole = recipe.model_copy(update=update)
             cut = model_parallel(recipe) > 1
             traces = Traces(self.source, replace(self.ranks, stage=0), plain) if cut else self
-            with suppress(NotEstimatedError):
-                [trace] = traces._trace(whole, args)
-                trained = (p.name for p in traces.model(whole, args).trained)
-                names = tuple(name for name in trained if name not in trace.complete)
+
+            def make() -> list[str]:
+                with suppress(NotEstimatedError):
+                    [trace] = traces._trace(whole, args)
+                    trained = (p.name for p in traces.model(whole, args).trained)
+                    return [name for name in trained if name not in trace.complete]
+                return []
+
+            name = ["without gradient", whole.model_dump(), args, asdict(traces.ranks)]
+            names = tuple(from_store(self.source, name, make, list))
             self._without_gradient[key] = names
         return self._without_gradient[key]
 

@@ -549,6 +549,21 @@ def test_a_step_that_trains_one_of_two_layers_at_random_is_not_traced() -> None:
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
 
 
+def test_numbers_that_torch_draws_to_name_collectives_are_not_the_step_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[Recipe] = []
+    run = Tracer._run
+
+    def counted(self: Tracer, recipe: Recipe, *rest: Any, **named: Any) -> Any:
+        runs.append(recipe)
+        return run(self, recipe, *rest, **named)
+
+    monkeypatch.setattr(Tracer, "_run", counted)
+    tracer(*LLAMA).record(recipe(tensor=2), Ranks(4, 4, on_gpu=True))
+    assert len(runs) == 1
+
+
 def test_a_model_that_leaves_out_its_last_blocks_is_traced_whole() -> None:
     one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
     traced = Tracer(Drops(lambda layers: layers[:2]), JOB, "cpu").sample(one, ranks, 2)
