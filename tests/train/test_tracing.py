@@ -560,7 +560,9 @@ def test_numbers_that_torch_draws_to_name_collectives_are_not_the_step_s(
         return run(self, recipe, *rest, **named)
 
     monkeypatch.setattr(Tracer, "_run", counted)
-    tracer(*LLAMA).record(recipe(tensor=2), Ranks(4, 4, on_gpu=True))
+    reference, args = LLAMA
+    divided = tracer(reference, {**args, "model": {**args["model"], "kv_heads": 2}})
+    divided.record(recipe(tensor=2), Ranks(4, 4, on_gpu=True))
     assert len(runs) == 1
 
 
