@@ -266,6 +266,7 @@ class Critic(Keeper):
 
     def __init__(self) -> None:
         self.critic, self.turn = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), {"a": 1, "b": 2}
+        _call_once(self.critic[1])
         self.optimizer = torch.optim.AdamW(self.critic.parameters(), lr=0.1)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.one = torch.ones(1)
@@ -281,7 +282,7 @@ class Critic(Keeper):
         return model
 
     def backward(self) -> None:
-        self.critic(torch.ones(2)).sum().backward()
+        self.critic[0](torch.ones(2)).sum().backward()  # dropout could make it zeros
 
     def update(self) -> None:
         self.optimizer.step()
@@ -290,6 +291,18 @@ class Critic(Keeper):
     def write(self) -> None:
         with torch.inference_mode():
             self.bank.add_(1)
+
+
+def _call_once(module: nn.Module) -> None:
+    def hook(*_: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        _call_once(module)
+
+    handles = [
+        module.register_forward_hook(hook, with_kwargs=True, always_call=True),
+        module.register_forward_pre_hook(lambda *_: None, with_kwargs=True),
+    ]
 
 
 def _rotate(turn: dict[str, int]) -> None:
@@ -346,6 +359,15 @@ LEFT_BY_A_PASS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
         lambda task, model: model[0].weight.register_hook(print),
         lambda task, model: [*(model[0].weight._backward_hooks or ())],
     ),
+    "hook that removes itself": (
+        lambda task, model: task.critic(torch.ones(2)),
+        lambda task, model: [
+            *task.critic[1]._forward_hooks,
+            *task.critic[1]._forward_hooks_with_kwargs,
+            *task.critic[1]._forward_hooks_always_called,
+            *task.critic[1]._forward_pre_hooks_with_kwargs,
+        ],
+    ),
     "what a hook counts": (
         lambda task, model: model[0](torch.ones(2)),
         lambda task, model: [hook.__self__.count for hook in model[0]._forward_hooks.values()],
@@ -376,6 +398,40 @@ def test_undo_puts_back_what_code_changes_for_a_part_of_a_pass(case: str) -> Non
         assert undo.restore().lost == () and read(task, model) == before
         change(task, model)
         undo.take()
+
+
+def test_undo_keeps_what_earlier_steps_added_to_a_torch_module_and_restores_its_numbers() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    undo = Undo(model, torch.device("cpu"))
+    model[0].calls, model.calls, model[1].seen = 1, 1, torch.ones(2)
+    undo.take()
+    model[0].calls, model.calls = 2, 2
+    undo.restore()
+    assert (model[0].calls, model.calls, model[1].seen.tolist()) == (1, 1, [1, 1])
+
+
+def test_a_model_of_many_modules_leaves_the_search_room_for_the_task() -> None:
+    task, model = Keeper(), nn.ModuleList(nn.Sequential(*map(nn.Dropout, [0.1] * 200)) for _ in range(60))
+    undo = Undo(model, torch.device("cpu"), task)
+    task.calls += 1
+    undo.restore()
+    assert task.calls == 0
+
+
+def test_a_skipped_step_keeps_the_modes_of_a_second_model_as_it_keeps_the_counter_that_set_them() -> None:
+    task = Critic()
+    model = task.model()
+    undo = Undo(model, torch.device("cpu"), task)
+    task.turn["a"] += 1
+    hook = task.critic[0].bias.register_hook(print)
+    task.critic.eval().requires_grad_(False)
+    model.eval()
+    task.critic[0].weight.grad = torch.full((2, 2), math.nan)
+    undo.restore(skipped=True)
+    assert task.turn["a"] == 2 and model.training
+    assert not task.critic[1].training and not task.critic[0].weight.requires_grad
+    assert [*task.critic[0].bias._backward_hooks] == [hook.id]
+    assert task.critic[0].weight.grad is None, "it may be NaN"
 
 
 class Renamed(Helper):

@@ -49,13 +49,14 @@ class Without(Collection[Any]):
 
 
 class Only(Collection[Any]):
-    """The values of some keys of a dictionary; None for one that it lacks."""
+    """The values of some keys of a dictionary; None for one that it lacks. Its length is that of the
+    dictionary, so that a comparison notices a new key."""
 
     def __init__(self, container: Mapping[Any, Any], keys: Collection[Any]) -> None:
         self._container, self._keys = container, keys
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._container)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._container.get, self._keys)

@@ -57,7 +57,10 @@ INTERNAL = frozenset({*vars(nn.Module()), CHUNKS})
 CHANGED_FOR_A_PASS = (
     "_modules",
     "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
     "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
     "_backward_pre_hooks",
 )
@@ -142,8 +145,9 @@ def _text_of(key: Any) -> Any:
 
 
 class Slotted(MutableMapping[str, Any]):
-    """The attributes of an object with `__slots__`, the class attributes of a user's class, or the buffers of
-    a TorchScript module, which torch keeps in an object that is not a mapping."""
+    """The attributes of an object with `__slots__`, the class attributes of a user's class, some attributes
+    of a module of torch, or the buffers of a TorchScript module, which torch keeps in an object that is not a
+    mapping."""
 
     def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
         self.owner, self._names = owner, names
@@ -292,6 +296,8 @@ class Switches:
     name: str
     owners: list[Any] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
+    of_model: int = 0
+    "Number of `owners` that are the model's; they come first."
 
     def add(self, owner: Any) -> Any:
         """Keep the attribute's value, and return it."""
@@ -301,10 +307,17 @@ class Switches:
 
     def refreshed(self) -> Switches:
         """Return the switches as they are now."""
-        return Switches(self.name, self.owners, [*map(operator.attrgetter(self.name), self.owners)])
+        return replace(self, values=[*map(operator.attrgetter(self.name), self.owners)])
 
     def restore(self) -> None:
-        for owner, value in zip(self.owners, self.values, strict=True):
+        self._restore(len(self.owners))
+
+    def restore_state(self) -> None:
+        """Restore what is the model's, and gradients."""
+        self._restore(len(self.owners) if self.name == "grad" else self.of_model)
+
+    def _restore(self, count: int) -> None:
+        for owner, value in itertools.islice(zip(self.owners, self.values, strict=True), count):
             if getattr(owner, self.name) is not value:
                 if self.name == "requires_grad" and not owner.is_leaf:
                     owner.detach_()  # the failed pass has written it, and its graph would stay
@@ -407,6 +420,8 @@ class StateFinder:
         found.in_checkpoints = set(found.tensors)
         self._visit(waiting, seen, found)
         found.of_model, found.places_of_model = set(found.tensors), len(found.places)
+        for switches in found.switches.values():
+            switches.of_model = len(switches.owners)
         self._visit([*reversed(self._others)], seen, found)
         return found
 
@@ -475,15 +490,16 @@ class StateFinder:
         own modules, such as Dropout."""
         found.switches["training"].add(module)
         attributes = vars(module)
-        waiting += [(f"{prefix}{key}", attributes[key]) for key in CHANGED_FOR_A_PASS if key in attributes]
+        for key in CHANGED_FOR_A_PASS:
+            if isinstance(attributes.get(key), dict):  # a TorchScript module keeps others
+                self._search(Entries(f"{prefix}{key}.", attributes[key]), found, waiting)
         if classes:
             self._search(Entries(prefix, attributes, INTERNAL), found, waiting)
             self._search_classes(classes, seen, found, waiting)
             return
-        numbers = [key for key, one in attributes.items() if type(one) in _NUMBERS and key not in INTERNAL]
-        if numbers:
-            entries = Entries(prefix, attributes, frozenset(attributes).difference(numbers))
-            self._search(entries, found, waiting, Only(attributes, numbers))
+        keys = [key for key, one in attributes.items() if type(one) in _NUMBERS and key not in INTERNAL]
+        numbers = Slotted(module, partial(_set_in, module, keys))
+        self._search(Entries(prefix, numbers), found, waiting, Only(attributes, keys))
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]

@@ -147,8 +147,9 @@ class Undo:
     @torch.no_grad()
     def restore(self, *, skipped: bool = False) -> Restored:
         """Restore the state of the last `take`. May be repeated, from any thread, and may wait for the device
-        in the caller's stream. `skipped` is for a step that is skipped, whose values may be NaN: numbers of
-        the task and its data, random number generators and the task's `state()` keep their new values."""
+        in the caller's stream. `skipped` is for a step that is skipped, whose values may be NaN: numbers,
+        modes and hooks of the task and its data, random number generators and the task's `state()` stay as
+        they are now."""
         with self._lock:
             for entries in self._taken.buffers.values():
                 entries.restore()
@@ -158,7 +159,7 @@ class Undo:
                 else:
                     place.restore()
             for switches in self._taken.switches.values():
-                switches.restore()
+                switches.restore_state() if skipped else switches.restore()
             before = [slot.is_copied for slot in self._slots.values()]
             lost = tuple(slot.name for slot in self._slots.values() if not slot.restore())
             followed = before != [slot.is_copied for slot in self._slots.values()]
