@@ -532,12 +532,23 @@ class Drops(Blocks):
         lambda layers: layers[: random.randrange(9)],
     ],
 )
-def test_layers_that_are_dropped_at_random_are_traced_as_if_none_were(layers: Any) -> None:
-    one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_layers_that_are_dropped_at_random_are_traced_as_if_none_were(layers: Any, sharding: Any) -> None:
+    one, ranks = recipe(precision="fp32", sharding=sharding), Ranks(2, 2, on_gpu=True)
     state = random.getstate()
     dropped = Tracer(Drops(layers), JOB, "cpu").sample(one, ranks, 2)
     assert random.getstate() == state
     assert dropped == Tracer(Drops(lambda layers: layers), JOB, "cpu").sample(one, ranks, 2)
+
+
+@pytest.mark.parametrize(("draws", "runs"), [(False, 1), (True, 2)])
+def test_only_a_step_that_draws_is_traced_twice(draws: bool, runs: int) -> None:
+    traced = Tracer(
+        Drops(lambda layers: [layer for layer in layers if not draws or random.random() < 0.9]), JOB, "cpu"
+    )
+    with patch.object(Tracer, "_run", autospec=True, side_effect=Tracer._run) as run:
+        traced.sample(recipe(precision="fp32", sharding="fsdp"), Ranks(2, 2, on_gpu=True), 2, whole=True)
+    assert run.call_count == runs
 
 
 def test_a_step_that_trains_one_of_two_layers_at_random_is_not_traced() -> None:

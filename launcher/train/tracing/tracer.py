@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributed import _meta_registrations
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
@@ -404,6 +406,10 @@ class Tracer:
         )
 
 
+_IDS = random.Random(0)
+"Draws the ids of fake collectives, for which torch would use up the task's random numbers."
+
+
 @contextmanager
 def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
     """Set up a process group of fake ranks around `rank`, whose collectives return at once."""
@@ -411,7 +417,8 @@ def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     sys.excepthook = hook  # init_process_group installs one that prefixes tracebacks with the rank
     try:
-        yield
+        with patch.object(_meta_registrations, "random", _IDS, create=True):  # a private name
+            yield
     finally:
         dist.destroy_process_group()
 
