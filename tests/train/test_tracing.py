@@ -560,27 +560,35 @@ def test_a_step_that_trains_one_of_two_layers_at_random_is_not_traced() -> None:
         traced.sample(recipe(precision="fp32", sharding="none"), ranks, 2)
 
 
-def test_numbers_that_torch_draws_to_name_collectives_are_not_the_step_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runs: list[Recipe] = []
-    run = Tracer._run
-
-    def counted(self: Tracer, recipe: Recipe, *rest: Any, **named: Any) -> Any:
-        runs.append(recipe)
-        return run(self, recipe, *rest, **named)
-
-    monkeypatch.setattr(Tracer, "_run", counted)
-    reference, args = LLAMA
-    divided = tracer(reference, {**args, "model": {**args["model"], "kv_heads": 2}})
-    divided.record(recipe(tensor=2), Ranks(4, 4, on_gpu=True))
-    assert len(runs) == 1
-
-
 def test_a_model_that_leaves_out_its_last_blocks_is_traced_whole() -> None:
     one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
     traced = Tracer(Drops(lambda layers: layers[:2]), JOB, "cpu").sample(one, ranks, 2)
     assert sorted(traced.complete) == [f"layers.{at}.{name}" for at in (0, 1) for name in ("bias", "weight")]
+
+
+class Adapted(Blocks):
+    """Each third of its blocks uses a further layer, which all have."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*(WithExtra(number % 3 == 0) for number in range(12)))
+
+
+class WithExtra(nn.Module):
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        self.layer, self.extra, self.uses = nn.Linear(16, 16), nn.Linear(16, 16), uses
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x + self.extra(x) if self.uses else x
+
+
+def test_blocks_that_stand_for_others_use_all_their_parameters() -> None:
+    task, one = Adapted(), recipe(precision="fp32", sharding="none")
+    traced = Tracer(task, JOB, "cpu").sample(one, Ranks(1, 1, on_gpu=True), 2)
+    model = task.model()
+    model(torch.zeros(2, 16)).sum().backward()
+    assert traced.complete == {name for name, p in model.named_parameters() if p.grad is not None}
 
 
 class ReadsIntegers(Blocks):

@@ -149,9 +149,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record(tensor)  # no operator of the trace made the tensors with known values
         self._categorize(BATCH, tensors)
 
-    def follow_gradients(self, model: nn.Module) -> None:
-        """Free each gradient when it is complete, which launcher.memory.trace describes."""
-        followed, completed = set[torch.Tensor](), set[torch.Tensor]()
+    def follow_gradients(self, model: nn.Module) -> list[str]:
+        """Free each gradient when it is complete, which launcher.memory.trace describes. Return the names of
+        the trained parameters."""
+        followed, completed = dict[torch.Tensor, str](), set[torch.Tensor]()
 
         def complete(name: str, p: torch.Tensor) -> None:
             if p not in completed:  # later ones are added to the first
@@ -164,9 +165,10 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             prefix = "" if module is model else f"{self._names.get(module, '')}."
             for name, p in module.named_parameters(recurse=False):
                 if p.requires_grad and p not in followed:
-                    followed.add(p)
-                    hook = partial(complete, prefix + name)
+                    followed[p] = prefix + name
+                    hook = partial(complete, followed[p])
                     p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return [*followed.values()]
 
     def _mark_moment(self, category: str, name: str) -> None:
         number = self._new(0, category, name)

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from launcher.memory.states import Ranks
-from launcher.memory.trace import LATER, PRODUCT, Affine, Trace, Work, combine
+from launcher.memory.trace import COMPLETE, LATER, PRODUCT, Affine, Trace, Work, combine
 from launcher.memory.unroll import NotUniformError, Recorded, Run, placed, unroll
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
@@ -91,6 +91,21 @@ class _Recording(NamedTuple):
 
     events: Recorded
     output: Form
+    trained: list[str]
+    "Names of the trained parameters."
+
+    @property
+    def unused(self) -> set[str]:
+        """Names of the trained parameters that get no gradient."""
+        complete = {storage.module for storage in self.events.storages if storage.category == COMPLETE}
+        return set(self.trained) - complete
+
+    def check_blocks(self) -> None:
+        """Raise NotUniformError if a trained parameter of a block that stands for others gets no gradient:
+        they may use theirs."""
+        for name, run in itertools.product(self.unused, self.events.runs):
+            if run.extra and run.split(name) is not None:
+                raise NotUniformError(f"{name} of a block of the trace gets no gradient")
 
 
 class Tracer:
@@ -203,7 +218,9 @@ class Tracer:
 
         def run(mode: Callable[[], TraceMode]) -> _Recording:
             recordings = under_draws(lambda: self._run(recipe, ranks, form, most, mode(), complete=complete))
-            return _largest(recordings)
+            largest = _largest(recordings)
+            largest.check_blocks()
+            return largest
 
         if self._values == "none":
             with suppress(UntraceableError):
@@ -271,7 +288,7 @@ class Tracer:
             empty = partial(Form.empty, device=rank.device, mesh=mesh.tensor)
             recorder = StorageRecorder(names, units, blocks, runs, sums_in_place=self.like == "cuda")
             recorder.learn_streams(model)
-            recorder.follow_gradients(model)
+            trained = recorder.follow_gradients(model)
             recorder.leave_out([*model.parameters(), *model.buffers()])
             stack.enter_context(compiling(fake, recorder))
             try:
@@ -282,7 +299,7 @@ class Tracer:
                 raise
             except Exception as error:
                 raise UntraceableError(recorder.module, error) from error
-        return _Recording(recorder.recorded, returned)
+        return _Recording(recorder.recorded, returned, trained)
 
     def _built(self, rank: Rank, most: int | None) -> _Built:
         """Return a new model on the meta device: a copy of one built earlier if the modules can be copied.
@@ -437,8 +454,7 @@ def _largest(recordings: Sequence[_Recording]) -> _Recording:
     step.
     """
     largest = max(recordings, key=lambda one: sum(storage.fixed for storage in one.events.storages))
-    complete = _trace_of(largest.events).complete
-    if not all(_trace_of(one.events).complete <= complete for one in recordings):
+    if not all(largest.unused <= one.unused for one in recordings):
         error = ValueError("uses other parameters under other random numbers that it draws")
         raise UntraceableError("loss()", error)
     return largest
