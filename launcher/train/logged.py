@@ -52,7 +52,7 @@ def _exact(value: Number) -> Number:
     A value on the GPU stays there: to read it would wait for the pass."""
     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
         return value.detach().reshape(()).double()
-    return float(value.item() if isinstance(value, torch.Tensor) else value)
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 _open: list[Logged] = []
