@@ -14,11 +14,11 @@ CLASSES = 24
 
 
 class Normed(Task):
-    def __init__(self, dim: int = 16) -> None:
-        self.dim = dim
+    def __init__(self, dim: int = 16, dropout: float = 0.2) -> None:
+        self.dim, self.dropout = dim, dropout
 
     def model(self) -> nn.Module:
-        return Network(self.dim)
+        return Network(self.dim, self.dropout)
 
     def data(self, split: str) -> Any:
         generator = torch.Generator().manual_seed(0)
@@ -30,11 +30,11 @@ class Normed(Task):
 
 
 class Network(nn.Module):
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(CLASSES, dim)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.Dropout(0.2)) for _ in range(2)
+            nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.Dropout(dropout)) for _ in range(2)
         )
         self.head = nn.Linear(dim, CLASSES, bias=False)
         self.head.weight = self.embedding.weight

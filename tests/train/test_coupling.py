@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import CouplesSamples
 from launcher.train.coupling import MAX_COMPARED, MAX_LOOKED_AT, Split, split, to_compare
 from launcher.train.rank import SetupError
 from launcher.train.undeclared import setting_of
 from tests.train.conditioned import Conditioned
-from tests.train.runs import one_rank, recipe
+from tests.train.runs import job, one_rank, prepare, recipe, start
 
 SAMPLES = [torch.randn(16, generator=torch.Generator().manual_seed(number)) for number in range(8)]
 
@@ -140,6 +141,13 @@ def test_what_a_batch_leaves_behind_is_no_coupling() -> None:
         return total, len(some)
 
     assert split(sums_of, SAMPLES, begin) == Split.SUM
+
+
+def test_a_batch_norm_is_no_coupling(tmp_path: Path) -> None:
+    """Samples are compared with its running statistics, in each of the batches."""
+    run = prepare(tmp_path / "run", job(task="normed:Normed", steps=1, args={"dropout": 0}))
+    assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 0}
+    assert not any(isinstance(event, CouplesSamples) for event in run.read_events())
 
 
 def test_a_recipe_that_cannot_train_an_undeclared_model_is_refused_with_what_to_declare(

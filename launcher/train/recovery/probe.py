@@ -110,12 +110,13 @@ class Probe:
         """Return how the loss of these samples relates to the losses of their halves."""
 
         def sums_of(part: list[Any]) -> tuple[float, float]:
-            with self.budget.host_side():
-                batch = self.task.collate(part)
-            batch = to_device(batch, self.rank.device)
-            self.budget.track(batch)
-            loss, weight = loss_of(self.task, without_ddp(self.model), batch, self.rank)
-            return float(loss), float(weight)
+            with batch_norms_in_evaluation(self.model), self._alone(recipe), self._no_collective():
+                with self.budget.host_side():
+                    batch = self.task.collate(part)
+                batch = to_device(batch, self.rank.device)
+                self.budget.track(batch)
+                loss, weight = loss_of(self.task, without_ddp(self.model), batch, self.rank)
+                return float(loss), float(weight)
 
         def begin(seed: int) -> None:
             with self.budget.host_side():
@@ -129,9 +130,6 @@ class Probe:
                 kept_modes(self.rank.device),
                 torch.no_grad(),
                 torch.compiler.set_stance("force_eager") if self.rank.recipe.compile else nullcontext(),
-                batch_norms_in_evaluation(self.model),
-                self._alone(recipe),
-                self._no_collective(),
                 self.where.during("init", users=True),
             ):
                 return split(sums_of, samples(), begin)
@@ -205,10 +203,11 @@ class Probe:
     def _completes(self, recipe: Recipe) -> bool:
         completed = False
         try:
-            with self._alone(recipe), self.where.during("probe"), kept_modes(self.rank.device):
+            with self.where.during("probe"), kept_modes(self.rank.device):
                 with self.budget.host_side():
-                    self.undo.take()
-                self._step(recipe)
+                    self.undo.take()  # before `_alone` registers hooks, which are not the model's state
+                with self._alone(recipe):
+                    self._step(recipe)
             completed = True
         except _CollectiveError as error:
             self.off, self.may_call_collectives = str(error), True
