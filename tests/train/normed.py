@@ -30,7 +30,7 @@ class Normed(Task):
 
 
 class Network(nn.Module):
-    def __init__(self, dim: int, dropout: float) -> None:
+    def __init__(self, dim: int, dropout: float = 0.2) -> None:
         super().__init__()
         self.embedding = nn.Embedding(CLASSES, dim)
         self.layers = nn.ModuleList(

@@ -123,7 +123,7 @@ def test_a_loss_over_pictures_keeps_what_a_real_step_keeps(loss: str) -> None:
     for reduction in ("sum", "none"):
         task = Pictures(loss, reduction)
         assert traced(task, 3) == pytest.approx(kept_by(task, 3), rel=0.02), reduction
-    assert traced(task, 3, passes=2) == 16, "the sums of losses and weights"
+    assert traced(task, 3, passes=2) == 0, "a CPU rank keeps numbers between micro-batches"
 
 
 def test_attention_counts_the_heads_of_the_queries_and_takes_fewer_of_the_keys() -> None:

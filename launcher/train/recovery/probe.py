@@ -22,6 +22,7 @@ from launcher.train.data.data import to_device
 from launcher.train.ddp import DDP, without_ddp
 from launcher.train.failure import classify, in_a_line
 from launcher.train.forward import loss_of
+from launcher.train.logged import NOTHING, added
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.rank import SetupError
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
@@ -248,8 +249,7 @@ class Probe:
         dry_run = dry_run_of(self.optimizer, self.rank.recipe)
         if dry_run is not None:
             dry_run.step()  # creates the states
-        loss = torch.zeros((), dtype=torch.float64, device=self.rank.device)
-        weight = loss.clone()
+        sums = NOTHING
         # The first micro-batch starts without gradients. With `last`, the first, middle and last ones differ.
         count = min(recipe.grad_accum, 3 if recipe.grad_sync == "last" else 2)
         for number in range(1, count + 1):
@@ -268,12 +268,11 @@ class Probe:
                 self._no_collective(),
                 self.where.during("probe", users=True),
             ):
-                micro_loss, micro_weight = loss_of(self.task, model, batch, self.rank)
+                loss, weight = loss_of(self.task, model, batch, self.rank)
                 with self._updates(dry_run):
-                    self.scaler.scaled(micro_loss).backward()  # type: ignore[no-untyped-call]
-            loss += micro_loss.detach()
-            weight += micro_weight
-            del batch
+                    self.scaler.scaled(loss).backward()  # type: ignore[no-untyped-call]
+            sums = added(sums, (loss, weight))
+            del batch, loss, weight
         if self.in_backward is not None:
             return
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]

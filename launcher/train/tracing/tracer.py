@@ -350,7 +350,8 @@ class Tracer:
         waits: torch.Tensor | None = None
         for number, (forward, backward) in enumerate(passes, start=1):
             recorder.begin(forward)
-            sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
+            if self.like == "cuda":  # a CPU rank adds up numbers
+                sums = sums or [torch.zeros((), dtype=torch.float64) for _ in ("loss", "weight")]
             arrived = arrive()
             last = number == len(passes)
             with accumulate(model, rank.recipe, last=last), ExitStack() as stack:
