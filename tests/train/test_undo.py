@@ -788,3 +788,17 @@ def test_nested_tensors_that_a_task_keeps_or_is_given_have_neither_shape_nor_str
     with MemoryBudget(MIB) as budget:
         budget.track([kept])
         assert budget.live >= 5 * 4
+
+
+def test_a_lazy_module_of_the_task_stays_what_its_first_pass_made_of_it() -> None:
+    task = Keeper()
+    task.seen["second"] = second = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    undo = Undo(nn.Linear(2, 2), torch.device("cpu"), task)
+    second(torch.ones(2, 4))
+    undo.restore()
+    second(torch.ones(2, 4))
+    undo.take()
+    before = second[1].running_mean.clone()
+    second(torch.ones(2, 4))
+    undo.restore()
+    assert torch.equal(second[1].running_mean, before)

@@ -34,6 +34,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
@@ -489,6 +491,8 @@ class StateFinder:
         """Search all of a module but its parameters and buffers. Only numbers and text can change in torch's
         own modules, such as Dropout."""
         found.switches["training"].add(module)
+        if isinstance(module, LazyModuleMixin):
+            return  # its first pass makes it another module, which it stays
         attributes = vars(module)
         for key in CHANGED_FOR_A_PASS:
             if isinstance(attributes.get(key), dict):  # a TorchScript module keeps others
@@ -748,7 +752,7 @@ _NOT_WRAPPED = (torch.Tensor, nn.Parameter)
 
 def content(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return this rank's part as a plain tensor; None if its content cannot be copied and restored."""
-    if not tensor.is_leaf:
+    if not tensor.is_leaf or is_lazy(tensor):
         return None
     plain: Any = tensor
     if isinstance(tensor, DTensor):
