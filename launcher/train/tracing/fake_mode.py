@@ -273,7 +273,8 @@ def numbers_as_of_tensors() -> Iterator[None]:
     of_torch = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
-        if isinstance(data, (list, tuple)):
+        # DTensor passes a number for each row of a cut parameter, which need not be looked at one by one.
+        if isinstance(data, (list, tuple)) and not {*map(type, data)} <= {int, float, bool}:
             data = tree_map_only(FakeTensor, lambda tensor: tensor.item(), data)
         return of_torch(data, **options)
 
