@@ -371,7 +371,7 @@ class Script:
             if fd.isdigit():
                 top.word = ""
             self._end_of_word()
-            top.redirection = redirection[0]
+            top.redirection = fd * fd.isdigit() + redirection[0]
             top.command.errors_are_output |= char == "&" or (fd == "2" and redirection[0] == ">&")
             if char == "<" and fd in ("", "0"):
                 top.command.input_is_given = True
@@ -440,11 +440,13 @@ class Script:
             return
         word, top.word = top.word.replace(_QUOTES, ""), ""
         redirection, top.redirection = top.redirection, ""
-        if redirection == "<<<" or word.startswith("<("):
+        if redirection.endswith("<<<") or word.startswith("<("):
             top.command.input |= flow.cells(word)
         elif word.startswith(">("):
             top.command.feeds, top.command.output_is_given = True, False
         if redirection:
+            if redirection == ">&":
+                self.flow.evaluates(flow.cells(word), flow.DUPLICATED, program=True)
             self._subscripts([word])
             return
         assigned = ASSIGNMENT.match(word)

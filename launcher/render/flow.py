@@ -30,7 +30,12 @@ _PATH = re.compile(r"/[A-Za-z._\x02\x04]")
 _SPECIAL: tuple[str, ...] = ("PS4", "PS0", "PS1", "PS2", "PROMPT_COMMAND", "BASH_ENV", "ENV")
 _SPECIAL += ("RANDOM", "SRANDOM", "OPTIND", "HISTCMD")
 BARE = "`| number` or `| name`"
-_REMEDIES = {"a command without quotes": "put the command in quotes"}
+DUPLICATED = "`>&`"
+_REMEDIES = {
+    "a command without quotes": "put the command in quotes",
+    # The word of `>&` without a number before it is expanded twice (bash 5.2).
+    DUPLICATED: "write `&>` instead",
+}
 
 
 def mark(cell: str, *, quoted: bool) -> str:
@@ -178,9 +183,8 @@ def _refused(at: _Evaluated, way: list[str]) -> RefusedError:
     line = int(way.pop().removeprefix(_VALUE))
     if not way:
         where = "of" if at.construct.startswith("`") else "inside"
-        return RefusedError(
-            f"a value {where} {at.construct}, which bash evaluates again; {BARE} can stand there", line
-        )
+        remedy = _REMEDIES.get(at.construct, f"{BARE} can stand there")
+        return RefusedError(f"a value {where} {at.construct}, which bash evaluates again; {remedy}", line)
     way = [cell for cell in way if "+@" not in cell] or way
     place = f" (line {at.line})" if at.line else ""
     via = f", whose text comes from {_shown(way[-1])}" if len(way) > 1 else ""

@@ -292,6 +292,8 @@ echo {{ x }} | bash
 echo {{ x }} | { n=$(cat); ((n)); }
 echo {{ x }} > >(bash); wait $!
 {{ x }} 2>&1 | bash
+echo >& {{ x }}
+d={{ x }}; echo >&"$d"
 bash <(echo {{ x }})
 source <(echo {{ x }})
 source /dev/stdin <<<{{ x }}
@@ -336,6 +338,7 @@ f() { local -r n=$1; printf -v out %s "$n"; }; f {{ x }}
 declare -a a; a+=({{ x }}); declare -a b=("${a[@]}")
 f() { local n; read -r n < <(echo 1); ((n)); }; echo {{ x }} | cat; f
 n={{ x }}; trap 'rm -f "$n"' EXIT
+echo &> {{ x }}; echo 2>&1 >{{ x }}; cat 2>> {{ x }} <{{ x }}
 n={{ x }}; export m=$n; [ "$n" -eq 1 ]; [[ $n == 1 ]]
 """
 
@@ -358,6 +361,7 @@ def test_a_template_that_runs_no_value_is_accepted(tmp_path: Path, source: str) 
             "n={{ x }}\n$n\n",
             ":1: a command without quotes evaluates n (line 2), which gets a value here: put",
         ),
+        ("echo >& {{ x }}\n", ":1: a value of `>&`, which bash evaluates again; write `&>` instead"),
         ("\nPS4={{ x }}\n", ":2: bash itself evaluates PS4, which gets a value here: write the value with"),
         ("f() [[ -n $1 ]]\n", ":1: put the body of the function f in braces"),
         ("{% set events = x %}\n", ":1: `events` is a name of launcher's own: choose another"),
