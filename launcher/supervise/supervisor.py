@@ -425,10 +425,10 @@ class Supervisor:
             if self.nodes.leader:  # node 0 writes the records that all nodes share
                 self._unrecorded.append(reason)
                 self._record_state("stopping", attempt=attempt.number)
-        self._record_requests()
         if self._stop_reason is not None and self._kill_at is not None:
             self._print_deadline()
             running.ask_to_stop(self._stop_reason, self._kill_at)
+        self._record_requests()  # who reads the event may count on it that the ranks are asked
         if self.nodes.leader and self._stall.newly_stalled():
             self.journal.event(Stalled(attempt=attempt.number, seconds=self._stall.after))
             running.end_failed()
