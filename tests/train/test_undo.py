@@ -482,8 +482,8 @@ def _found(found: FoundState) -> Any:
         if not isinstance(of, dict)
     ]
     tensors = [(name, id(tensor)) for name, tensor in found.tensors.values()]
-    states = [str(generator._kept) for generator in found.generators]
-    names = [place.name for place in found.places]
+    states = [str(state._kept) for state in (*found.arrays, *found.generators)]
+    names = [place.name for place in (*found.places, *found.arrays)]
     switches = [
         (one.name, [*map(id, one.owners)], [*map(_identity, one.values)]) for one in found.switches.values()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -48,23 +48,6 @@ class Without(Collection[Any]):
         return any(value is each for each in self)
 
 
-class Only(Collection[Any]):
-    """The values of some keys of a dictionary; None for one that it lacks. Its length is that of the
-    dictionary, so that a comparison notices a new key."""
-
-    def __init__(self, container: Mapping[Any, Any], keys: Collection[Any]) -> None:
-        self._container, self._keys = container, keys
-
-    def __len__(self) -> int:
-        return len(self._container)
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._container.get, self._keys)
-
-    def __contains__(self, value: object) -> bool:
-        return any(value is each for each in self)
-
-
 class Containers:
     """Containers, and the objects that they held when they were added.
 
@@ -79,6 +62,11 @@ class Containers:
         self._sizes: list[int] = []
         self._held: list[Any] = []
         "Keeps the objects alive, so that a new object is never mistaken for one of them."
+        self._owners: list[dict[str, Any]] = []
+        "The dictionary of each single entry."
+        self._owner_sizes: list[int] = []
+        self._keys: list[str] = []
+        self._entries: list[Any] = []
 
     def add(self, container: Any) -> None:
         """Add a dictionary, a list, a set, a deque or a view of one of them."""
@@ -95,9 +83,17 @@ class Containers:
         self._sizes += map(len, views)
         self._held += chain.from_iterable(views)
 
+    def add_entries(self, container: dict[str, Any], keys: Iterable[str]) -> None:
+        """Add these entries of a dictionary, and its size: its other entries may be replaced."""
+        for key in (*keys, ""):
+            self._owners.append(container)
+            self._owner_sizes.append(len(container))
+            self._keys.append(key)
+            self._entries.append(container.get(key))
+
     def clear(self) -> None:
         """Forget the containers and the objects."""
-        for kept in (self._empty, self._views, self._sizes, self._held):
+        for kept in vars(self).values():
             kept.clear()
 
     def hold_the_same(self) -> bool:
@@ -107,5 +103,7 @@ class Containers:
         return (
             not any(self._empty)
             and [*map(len, self._views)] == self._sizes
+            and [*map(len, self._owners)] == self._owner_sizes
             and all(map(operator.is_, now, self._held))
+            and all(map(operator.is_, map(dict.get, self._owners, self._keys), self._entries))
         )

@@ -43,7 +43,7 @@ from launcher.train.pipeline_parts import CHUNKS
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
 from launcher.train.task import Task
-from launcher.train.undo.containers import Containers, Only, Without
+from launcher.train.undo.containers import Containers, Without
 
 MOST_ITEMS = 1000
 "A longer list, dictionary or set counts as data; its elements are not searched."
@@ -224,8 +224,6 @@ class State:
         if self.changed():
             self._set_state(self._kept)
 
-    restore_state = restore
-
 
 def _same(kept: Any, now: Any) -> bool:
     """Return whether both are the same object, or equal numbers or strings."""
@@ -268,6 +266,10 @@ class Search:
     def reads(self, container: Any) -> None:
         if not self._activations:
             self._containers.add(container)
+
+    def reads_entries(self, container: dict[str, Any], keys: Iterable[str]) -> None:
+        if not self._activations:
+            self._containers.add_entries(container, keys)
 
     def skips(self, large: Any) -> None:
         """Record a container that is too large to be searched."""
@@ -332,10 +334,12 @@ class FoundState:
 
     buffers: dict[str, Entries] = field(default_factory=dict)
     "The buffers of each module of the model, keyed by the prefix of their names."
-    places: list[Entries | Items | State] = field(default_factory=list)
-    "Everything other than tensors and generators; the model's come first."
+    places: list[Entries | Items] = field(default_factory=list)
+    "Dictionaries, attributes and lists; the model's come first."
     places_of_model: int = 0
     "Number of `places` that are the model's."
+    arrays: list[State] = field(default_factory=list)
+    "Small numpy arrays and byte arrays."
     generators: list[State] = field(default_factory=list)
     tensors: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     "Name and tensor, keyed by id."
@@ -369,7 +373,7 @@ class FoundState:
                 return None
         return replace(
             self,
-            places=[place.refreshed() if isinstance(place, State) else place for place in self.places],
+            arrays=[array.refreshed() for array in self.arrays],
             generators=[generator.refreshed() for generator in self.generators],
             switches=switches,
         )
@@ -477,7 +481,7 @@ class StateFinder:
             elif sort == "method":
                 waiting += [(name, inside) for inside in bound_to(value)]
             elif (state := state_of(name, value)) is not None:
-                (found.generators if sort == "generator" else found.places).append(state)
+                (found.generators if sort == "generator" else found.arrays).append(state)
 
     def _search_module(
         self,
@@ -502,8 +506,8 @@ class StateFinder:
             self._search_classes(classes, seen, found, waiting)
             return
         keys = [key for key, one in attributes.items() if type(one) in _NUMBERS and key not in INTERNAL]
-        numbers = Slotted(module, partial(_set_in, module, keys))
-        self._search(Entries(prefix, numbers), found, waiting, Only(attributes, keys))
+        found.places.append(Entries(prefix, Slotted(module, partial(_set_in, module, keys))))
+        found.search.reads_entries(attributes, keys)
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]

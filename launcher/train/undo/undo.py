@@ -158,6 +158,8 @@ class Undo:
                     place.restore_state()
                 else:
                     place.restore()
+            for array in self._taken.arrays:
+                array.restore()
             for switches in self._taken.switches.values():
                 switches.restore_state() if skipped else switches.restore()
             before = [slot.is_copied for slot in self._slots.values()]
@@ -182,7 +184,7 @@ class Undo:
         if self._task is not None:
             return []
         with self._lock:
-            places = [*self._taken.places, *self._taken.generators]
+            places = [*self._taken.places, *self._taken.arrays, *self._taken.generators]
             names = [name for place in places for name in place.changed(numbers=True)]
             names = [name for name in names if ".__" not in name]  # Python's own, such as what has warned
             for key, slot in self._slots.items():
