@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -73,3 +75,15 @@ def from_part(
     """Return the contiguous DTensor of this shape that has `part` on this rank. Gradients pass through it."""
     stride = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(part, mesh, placements, shape=torch.Size(shape), stride=stride)
+
+
+def parameter_groups(unit: FSDPModule) -> list[Any]:
+    """Return the parameter groups that FSDP2 gathers at once in this unit; each has `fsdp_params`."""
+    return groups_of(unit._get_fsdp_state())
+
+
+def groups_of(state: Any) -> list[Any]:
+    """Return one group if the unit has parameters. Newer versions may have several, for several meshes."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []

@@ -10,19 +10,23 @@ import operator
 import random
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from launcher.spec.adapter import Adapter
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.data.same_samples import number_of
 from launcher.train.loop import _modules_of
 from launcher.train.rng import random_state
+from launcher.train.sharding.cleanup import clean
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.task import Task
 from launcher.train.undo import undo as undo_module
@@ -30,6 +34,13 @@ from launcher.train.undo.fingerprint import CHUNK, row_sums
 from launcher.train.undo.state_finder import SMALL, Detached, FoundState, StateFinder
 from launcher.train.undo.undo import Undo
 from tests.train.changing import Changing
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_undo_restores_buffers_that_are_replaced_resized_or_changed_uncounted() -> None:
@@ -376,6 +387,10 @@ LEFT_BY_A_PASS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
         lambda task, model: _set(model[1], "p", model[1].p / 2),
         lambda task, model: model[1].p,
     ),
+    "forward of a torch module": (
+        lambda task, model: _set(model[1], "forward", lambda x: x),
+        lambda task, model: vars(model[1]).get("forward"),
+    ),
     "module": (
         lambda task, model: _set(model, "0", nn.Linear(2, 2)),
         lambda task, model: [*map(id, model)],
@@ -398,6 +413,31 @@ def test_undo_puts_back_what_code_changes_for_a_part_of_a_pass(case: str) -> Non
         assert undo.restore().lost == () and read(task, model) == before
         change(task, model)
         undo.take()
+
+
+def test_undo_restores_the_hooks_of_the_parameters_that_fsdp_gathers(world_of_one: None) -> None:
+    """A pass that failed may have gathered them for the first time, or after a step that kept a hook."""
+    calls: list[str] = []
+
+    class Hooked(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for name, p in (("weight", self.weight), ("bias", self.bias)):
+                p.register_hook(lambda _, name=name: calls.append(name))
+            self.weight.register_post_accumulate_grad_hook(lambda _: calls.append("accumulated"))
+            return super().forward(x)
+
+    model = nn.Sequential(Hooked(2, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    undo = Undo(model, torch.device("cpu"))
+    for kept in (1, 2, 3):
+        for _ in range(2):
+            model(torch.ones(1, 2))
+            clean(model)
+            undo.restore()
+        model(torch.ones(1, 2)).sum().backward()
+        undo.take()
+        assert sorted(calls) == kept * ["accumulated"] + kept * ["bias"] + kept * ["weight"]
+        calls.clear()
 
 
 def test_undo_keeps_what_earlier_steps_added_to_a_torch_module_and_restores_its_numbers() -> None:
@@ -624,6 +664,31 @@ def test_what_an_attribute_holds_with_a_graph_is_put_back_without_it_which_nothi
     assert (
         torch.equal(model.last, values) and model.last.is_leaf and torch.equal(model.outputs[0], 2 * values)
     )
+
+
+@pytest.mark.parametrize("outputs", [[], {}, deque(maxlen=1)], ids=["list", "dictionary", "deque"])
+def test_a_container_of_activations_is_filled_again_because_the_hook_that_fills_it_holds_it(
+    outputs: Any,
+) -> None:
+    def collect(_: nn.Module, __: Any, output: torch.Tensor) -> None:
+        outputs.update(one=output) if isinstance(outputs, dict) else outputs.append(output)
+
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(collect)
+    task = Keeper()
+    task.seen["outputs"], task.pair = outputs, (1, outputs)
+    undo = Undo(model, torch.device("cpu"), task)
+    expected = model(torch.ones(2, 4)).detach()
+    task.largest = model(torch.ones(2, 4)).max(1)
+    undo.take()
+    for _ in range(2):
+        model(torch.zeros(2, 4))
+        task.largest = None
+        undo.restore()
+        restored = [*outputs.values()] if isinstance(outputs, dict) else [*outputs]
+        assert task.seen["outputs"] is outputs and task.pair[1] is outputs
+        assert all(torch.equal(one, expected) and one.is_leaf for one in restored)
+        assert torch.equal(task.largest.values, expected.max(1).values)
 
 
 def test_trained_parameters_that_a_pass_writes_are_put_back() -> None:

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from launcher.train.pipeline.cut import Chunk
-from launcher.train.sharding.cleanup import parameter_groups
+from launcher.train.shards import parameter_groups
 from launcher.train.task import TaskError
 
 

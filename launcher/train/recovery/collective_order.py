@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.diagnosis.unit_order import DIFFERENT, REMEDY, problem_of
 from launcher.train.recovery.agreement import Agreement
-from launcher.train.sharding.cleanup import parameter_groups
+from launcher.train.shards import parameter_groups
 
 # torch 2.13 and newer have the new names; their old names warn.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.budget import Budget
+from launcher.train.shards import groups_of, parameter_groups
 
 # Attributes with a leading underscore are private in FSDP2. `self_test` checks that they work as expected.
 # torch 2.13 and newer have a public reset, which does not remove gradients.
@@ -127,15 +128,3 @@ def _groups(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             yield from parameter_groups(module)
-
-
-def parameter_groups(unit: FSDPModule) -> list[Any]:
-    """Return the parameter groups that FSDP2 gathers at once in this unit; each has `fsdp_params`."""
-    return groups_of(unit._get_fsdp_state())
-
-
-def groups_of(state: Any) -> list[Any]:
-    """Return one group if the unit has parameters. Newer versions may have several, for several meshes."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []

@@ -24,10 +24,9 @@ from launcher.train.outer_units import owners_of
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision, parametrize_in_fp32
 from launcher.train.rank import Rank, SetupError
-from launcher.train.sharding.cleanup import groups_of
 from launcher.train.sharding.fsdp_arguments import share_arguments
 from launcher.train.sharding.gathered_weights import refuse_changes
-from launcher.train.shards import local
+from launcher.train.shards import groups_of, local
 from launcher.train.task import outermost
 
 Fill = Callable[[nn.Module], None]

@@ -16,7 +16,7 @@ import random
 import sys
 import sysconfig
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from numbers import Number
@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
@@ -42,6 +43,7 @@ from torch.utils._pytree import tree_map_only
 from launcher.train.pipeline_parts import CHUNKS
 from launcher.train.replaced import Replaced
 from launcher.train.rng import numpy
+from launcher.train.shards import parameter_groups
 from launcher.train.task import Task
 from launcher.train.undo.containers import Containers, Without
 
@@ -81,6 +83,50 @@ class Detached:
 
     def __init__(self, value: Any) -> None:
         self.value = tree_map_only(torch.Tensor, _detached, value)
+        self._ids = {id(one): id(before) for one, before in _containers(self.value, value)}
+        "Id of a container in `value` -> id of the one that it is a copy of, which nothing here keeps alive."
+
+    def restored(self, now: Any) -> Any:
+        """Return the value to put in place of `now`. Containers that are still in `now` are filled again,
+        because a closure may hold them."""
+        present = {id(one): one for one, _ in _containers(now, now)}
+        return self._filled(self.value, present)
+
+    def _filled(self, value: Any, present: Mapping[int, Any]) -> Any:
+        if isinstance(value, tuple):
+            within = [self._filled(one, present) for one in value]
+            unchanged = all(map(operator.is_, value, within))
+            return value if unchanged else getattr(value, "_make", type(value))(within)
+        if not isinstance(value, (dict, list, deque)):
+            return value
+        container: Any = present.get(self._ids.get(id(value), 0))
+        if container is None:
+            container = copy.copy(value)  # the next pass may change it
+        if isinstance(value, dict):
+            inside = {key: self._filled(one, present) for key, one in value.items()}
+            container.clear()
+            container.update(inside)
+        else:
+            elements = [self._filled(one, present) for one in value]
+            container.clear()
+            container.extend(elements)
+        return container
+
+
+def _containers(value: Any, like: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each dictionary, list and deque in `value` with the one in its place in `like`, which has the
+    same structure."""
+    if type(value) is not type(like) or not isinstance(value, (dict, list, deque, tuple)):
+        return
+    if not isinstance(value, tuple):
+        yield value, like
+    pairs = (
+        zip(value.values(), like.values(), strict=True)
+        if isinstance(value, dict)
+        else zip(value, like, strict=True)
+    )
+    for one, other in pairs:
+        yield from _containers(one, other)
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -123,10 +169,8 @@ class Entries:
             return
         for key in [key for key in self.container if key not in self.ignored and key not in self.kept]:
             del self.container[key]
-        for key, value in self.kept.items():
-            value = value.value if isinstance(value, Detached) else value
-            if self.container.get(key, _NONE) is not value:
-                self.container[key] = value
+        for key in self.kept:
+            self._restore(key)
         if isinstance(self.container, dict) and self.name.endswith(".") and not self.ignored:
             for key in self.kept:  # restores their order
                 if key in self.container:
@@ -136,9 +180,15 @@ class Entries:
         """Restore only entries that held tensors or arrays, directly or in a tuple, list or dictionary.
         Numbers keep their new values."""
         for key, value in self.kept.items():
-            value = value.value if isinstance(value, Detached) else value
-            if self.container.get(key, _NONE) is not value and _is_state(value):
-                self.container[key] = value
+            if _is_state(value.value if isinstance(value, Detached) else value):
+                self._restore(key)
+
+    def _restore(self, key: Any) -> None:
+        value, now = self.kept[key], self.container.get(key, _NONE)
+        if isinstance(value, Detached):
+            value = value.restored(now)
+        if value is not now:
+            self.container[key] = value
 
 
 def _text_of(key: Any) -> Any:
@@ -197,6 +247,23 @@ class Items:
     def restore_state(self) -> None:
         if any(map(_is_state, self._kept)):
             self.restore()
+
+
+class Empty:
+    """Dictionaries of hooks and submodules that were empty: modules have many."""
+
+    def __init__(self) -> None:
+        self.name, self.kept = "empty", list[dict[Any, Any]]()
+
+    def changed(self, *, numbers: bool = False) -> list[str]:
+        return []
+
+    def restore(self) -> None:
+        for container in filter(None, self.kept):
+            container.clear()
+
+    def restore_state(self) -> None:
+        """They held no state."""
 
 
 class State:
@@ -293,6 +360,24 @@ class Search:
         )
 
 
+class Gathered:
+    """The hooks of the parameter that FSDP2 gathers from the shards, which does not exist before the first
+    pass."""
+
+    def __init__(self, parameter: Any) -> None:
+        """`parameter`: torch.distributed.fsdp's FSDPParam."""
+        self._parameter = parameter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self._parameter, "_unsharded_param", None), name, None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in HOOKS_OF_TENSOR:
+            setattr(self._parameter._unsharded_param, name, value)
+        else:
+            super().__setattr__(name, value)
+
+
 @dataclass
 class Switches:
     """One attribute of many modules or tensors, such as `training`."""
@@ -334,10 +419,12 @@ class FoundState:
 
     buffers: dict[str, Entries] = field(default_factory=dict)
     "The buffers of each module of the model, keyed by the prefix of their names."
-    places: list[Entries | Items] = field(default_factory=list)
+    places: list[Entries | Items | Empty] = field(default_factory=list)
     "Dictionaries, attributes and lists; the model's come first."
     places_of_model: int = 0
     "Number of `places` that are the model's."
+    empty: Empty = field(default_factory=Empty)
+    "The place to which the search adds empty dictionaries."
     arrays: list[State] = field(default_factory=list)
     "Small numpy arrays and byte arrays."
     generators: list[State] = field(default_factory=list)
@@ -394,6 +481,10 @@ class StateFinder:
         # These are the shards. During a pass FSDP replaces them with gathered parameters.
         self._named = list(model.named_parameters())
         self._trained = {id(p) for _, p in self._named if p.requires_grad}
+        units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+        self._gathered = [
+            Gathered(p) for unit in units for group in parameter_groups(unit) for p in group.fsdp_params
+        ]
         # Each module's globals name Python's own, which are not searched.
         self._skipped = {id(vars(builtins)), *(id(module) for module in model.modules())}
         self._others = list(others)
@@ -408,11 +499,14 @@ class StateFinder:
 
     def _search_all(self) -> FoundState:
         found = FoundState()
+        found.places.append(found.empty)
         waiting: list[tuple[str, Any]] = []
         seen: set[int] = set()
         for name, p in self._named:
             found.tensors[id(p)] = name, p
             waiting += found.add_switches(name, p, ("requires_grad", *HOOKS_OF_TENSOR))
+        for gathered in self._gathered:
+            waiting += found.add_switches("gathered", gathered, HOOKS_OF_TENSOR)
         found.trained = self._trained
         for prefix, module, classes in self._modules:
             scripted = isinstance(module, torch.jit.ScriptModule)
@@ -428,6 +522,8 @@ class StateFinder:
         found.of_model, found.places_of_model = set(found.tensors), len(found.places)
         for switches in found.switches.values():
             switches.of_model = len(switches.owners)
+        found.empty = Empty()
+        found.places.append(found.empty)
         self._visit([*reversed(self._others)], seen, found)
         return found
 
@@ -492,22 +588,28 @@ class StateFinder:
         found: FoundState,
         waiting: list[tuple[str, Any]],
     ) -> None:
-        """Search all of a module but its parameters and buffers. Only numbers and text can change in torch's
-        own modules, such as Dropout."""
+        """Search all of a module but its parameters and buffers. Only numbers, text and `forward` can change
+        in torch's own modules, such as Dropout."""
         found.switches["training"].add(module)
         if isinstance(module, LazyModuleMixin):
             return  # its first pass makes it another module, which it stays
         attributes = vars(module)
         for key in CHANGED_FOR_A_PASS:
-            if isinstance(attributes.get(key), dict):  # a TorchScript module keeps others
-                self._search(Entries(f"{prefix}{key}.", attributes[key]), found, waiting)
+            container = attributes.get(key)
+            if container and isinstance(container, dict):  # a TorchScript module keeps others
+                self._search(Entries(f"{prefix}{key}.", container), found, waiting)
+            elif isinstance(container, dict):
+                found.empty.kept.append(container)
+                found.search.reads(container)
         if classes:
             self._search(Entries(prefix, attributes, INTERNAL), found, waiting)
             self._search_classes(classes, seen, found, waiting)
             return
         keys = [key for key, one in attributes.items() if type(one) in _NUMBERS and key not in INTERNAL]
-        found.places.append(Entries(prefix, Slotted(module, partial(_set_in, module, keys))))
+        keys.append("forward")  # code may replace it for a part of a pass
+        found.places.append(Entries(prefix, Slotted(module, partial(_own, attributes, keys))))
         found.search.reads_entries(attributes, keys)
+        waiting.append((f"{prefix}forward", attributes.get("forward")))
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
@@ -648,6 +750,10 @@ def bound_to(method: Any) -> tuple[Any, ...]:
 
 def _set_in(value: Any, names: Iterable[str]) -> list[str]:
     return [name for name in names if hasattr(value, name)]
+
+
+def _own(attributes: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in attributes]
 
 
 def values_of(cls: type) -> list[str]:
