@@ -109,6 +109,16 @@ def alone(where: Where) -> Recovery:
     return Recovery(nn.Linear(2, 2), one_rank(RunDir(Path("run"))), where, Unlimited(), end=pytest.fail)
 
 
+def test_a_discarded_pass_leaves_no_gradient_of_a_parameter_that_it_had_taken_out_of_the_model() -> None:
+    recovery = alone(Where("forward", 3, users=True))
+    weight: Any = recovery.model.weight
+    weight.grad = torch.ones(2, 2)
+    del recovery.model.weight
+    recovery.begin()
+    assert recovery.discard() == ()
+    assert recovery.model.weight is weight and weight.grad is None
+
+
 @pytest.mark.parametrize(
     ("error", "goes_on"),
     [

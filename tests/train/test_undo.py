@@ -415,6 +415,20 @@ def test_undo_puts_back_what_code_changes_for_a_part_of_a_pass(case: str) -> Non
         undo.take()
 
 
+def test_undo_puts_back_a_parameter_in_whose_place_a_pass_had_put_a_tensor() -> None:
+    """As DropConnect does, in the model and in a second one."""
+    task = Critic()
+    model = task.model()
+    undo = Undo(model, torch.device("cpu"), task)
+    for layer in (model[0], task.critic[0]) * 2:
+        weight, order = layer.weight, [*layer._parameters]
+        del layer.weight
+        layer.weight = weight * 0.5
+        undo.restore()
+        assert layer.weight is weight and [*layer._parameters] == order and "weight" not in vars(layer)
+        undo.take()
+
+
 def test_undo_restores_the_hooks_of_the_parameters_that_fsdp_gathers(world_of_one: None) -> None:
     """A pass that failed may have gathered them for the first time, or after a step that kept a hook."""
     calls: list[str] = []

@@ -278,6 +278,8 @@ class Recovery:
         clean(self.model)
         with self.budget.host_side():
             lost = self.undo.restore().lost
+        for parameter in self.model.parameters():  # also those that the pass had taken out of the model
+            parameter.grad = None
         self.free()
         return lost
 

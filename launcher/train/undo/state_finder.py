@@ -485,7 +485,7 @@ class StateFinder:
         self._gathered = [
             Gathered(p) for unit in units for group in parameter_groups(unit) for p in group.fsdp_params
         ]
-        # Each module's globals name Python's own, which are not searched.
+        # The model's modules are searched first. Each module's globals name Python's own.
         self._skipped = {id(vars(builtins)), *(id(module) for module in model.modules())}
         self._others = list(others)
         for _, value in self._others:
@@ -565,7 +565,6 @@ class StateFinder:
                 for inner, module in value.named_modules(prefix=name):
                     seen.add(id(module))
                     waiting.append((inner, module._buffers))
-                    found.search.reads(module._parameters)
                     waiting += [
                         (f"{inner}.{key}", p) for key, p in module._parameters.items() if p is not None
                     ]
@@ -588,8 +587,8 @@ class StateFinder:
         found: FoundState,
         waiting: list[tuple[str, Any]],
     ) -> None:
-        """Search all of a module but its parameters and buffers. Only numbers, text and `forward` can change
-        in torch's own modules, such as Dropout."""
+        """Search all of a module but its buffers and the content of its parameters. Of torch's own modules,
+        such as Dropout, only numbers, text, `forward` and what hides a parameter can change."""
         found.switches["training"].add(module)
         if isinstance(module, LazyModuleMixin):
             return  # its first pass makes it another module, which it stays
@@ -601,15 +600,18 @@ class StateFinder:
             elif isinstance(container, dict):
                 found.empty.kept.append(container)
                 found.search.reads(container)
+        parameters = attributes["_parameters"] if type(attributes.get("_parameters")) is dict else {}
+        if not (self._gathered and id(module) in self._skipped):  # FSDP swaps shards and gathered ones
+            found.places.append(Entries(prefix, parameters))
+            found.search.reads(parameters)
         if classes:
             self._search(Entries(prefix, attributes, INTERNAL), found, waiting)
             self._search_classes(classes, seen, found, waiting)
             return
         keys = [key for key, one in attributes.items() if type(one) in _NUMBERS and key not in INTERNAL]
-        keys.append("forward")  # code may replace it for a part of a pass
-        found.places.append(Entries(prefix, Slotted(module, partial(_own, attributes, keys))))
-        found.search.reads_entries(attributes, keys)
-        waiting.append((f"{prefix}forward", attributes.get("forward")))
+        keys += ["forward", *parameters]  # code may set them for a part of a pass
+        own = Slotted(module, partial(_own, attributes, keys))
+        self._search(Entries(prefix, own), found, waiting, attributes, keys)
 
     def _search_classes(
         self, classes: Iterable[Any], seen: set[int], found: FoundState, waiting: list[tuple[str, Any]]
@@ -622,12 +624,20 @@ class StateFinder:
                 self._search(entries, found, waiting, container=vars(cls))
 
     def _search(
-        self, entries: Entries, found: FoundState, waiting: list[tuple[str, Any]], container: Any = None
+        self,
+        entries: Entries,
+        found: FoundState,
+        waiting: list[tuple[str, Any]],
+        container: Any = None,
+        keys: Iterable[str] | None = None,
     ) -> None:
-        """`container` is what to read later to see a change of `entries`, if that is not
-        `entries.container`."""
+        """`container`, or its entries of these `keys`, is what to read later to see a change of `entries`, if
+        that is not `entries.container`."""
         found.places.append(entries)
-        found.search.reads(entries.container if container is None else container)
+        if keys is None:
+            found.search.reads(entries.container if container is None else container)
+        else:
+            found.search.reads_entries(container, keys)
         if any(isinstance(value, Detached) for value in entries.kept.values()):
             found.search.meets_activation()
         waiting += [
