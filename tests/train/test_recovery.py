@@ -383,3 +383,18 @@ def _not_blamed(run: RunDir, rank: int) -> None:
     """The other rank was ended by torchrun, or saw its peer vanish later and does not claim to know why."""
     other, root = error(run.attempt(0), rank), error(run.attempt(0), 1 - rank)
     assert not other or (other["failure"] is None and other["time"] > root["time"])
+
+
+def test_weights_that_a_pass_changes_and_changes_back_are_restored_if_memory_runs_out_in_between(
+    tmp_path: Path,
+) -> None:
+    found = {}
+    for name, text in {"undisturbed": "", "out of memory": "step=3,phase=forward,allocation=3"}.items():
+        asked = job(task="stateful:Halving", steps=5, train={"probe": "never", "lr": 1e-4})
+        run = prepare(tmp_path / name, asked)
+        environ = {"TRAIN_MEMORY_FAIL": text} if text else {}
+        ended = start(run, recipe("none", micro=8), ranks=1, env=environ)
+        assert ended.codes == {0: 0}, ended.output
+        found[name] = losses(run)
+    assert [event.phase for event in run.read_events() if event["event"] == "downgrade"] == ["forward"]
+    assert found["out of memory"] == pytest.approx(found["undisturbed"], rel=1e-4)

@@ -705,6 +705,21 @@ def test_a_container_of_activations_is_filled_again_because_the_hook_that_fills_
         assert torch.equal(task.largest.values, expected.max(1).values)
 
 
+def test_a_trained_parameter_that_a_pass_writes_and_writes_back_is_copied_at_each_step() -> None:
+    """What the pass leaves does not show it, so the probe tells it."""
+    model = nn.ParameterDict({"swapped": torch.ones(4), "other": torch.ones(3)})
+    undo = Undo(model, torch.device("cpu"))
+    undo.follow(lambda p: p is model["swapped"])
+    for step in range(1, 5):
+        undo.take()
+        model["swapped"].data.fill_(7)
+        assert undo.restore().lost == () and model["swapped"].tolist() == [step] * 4
+        undo.find_written()
+        with torch.no_grad():
+            model["swapped"] += 1
+    assert [slot.name for slot in undo._slots.values() if slot.values is not None] == ["swapped"]
+
+
 def test_trained_parameters_that_a_pass_writes_are_put_back() -> None:
     """In the first step by the copy on the host, later by a copy made at each step."""
     model = nn.ParameterDict({"small": torch.ones(4), "large": torch.ones(600_000), "other": torch.ones(3)})

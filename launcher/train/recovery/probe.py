@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.spec.recipe import Recipe
+from launcher.train.activations.local_parts import memory_of
+from launcher.train.activations.selective import written
 from launcher.train.batch_norm import batch_norms_in_evaluation
 from launcher.train.budget import MemoryBudget
 from launcher.train.coupling import Split, split
@@ -108,7 +110,8 @@ class Probe:
                 os.environ.update(environment)
 
     def split(self, recipe: Recipe, samples: Callable[[], list[Any]]) -> Split:
-        """Return how the loss of these samples relates to the losses of their halves."""
+        """Return how the loss of these samples relates to the losses of their halves. Let `undo` follow the
+        trained parameters that a pass writes."""
 
         def sums_of(part: list[Any]) -> tuple[float, float]:
             with batch_norms_in_evaluation(self.model), self._alone(recipe), self._no_collective():
@@ -126,6 +129,7 @@ class Probe:
 
         before = self.where.phase, self.where.users
         self.where.trying = self._checks = True
+        writes = _Writes()
         try:
             with (
                 kept_modes(self.rank.device),
@@ -133,13 +137,18 @@ class Probe:
                 torch.compiler.set_stance("force_eager") if self.rank.recipe.compile else nullcontext(),
                 self.where.during("init", users=True),
             ):
-                return split(sums_of, samples(), begin)
+                chosen = samples()
+                with suppress(Exception), writes:  # some code does not run under a dispatch mode
+                    sums_of(chosen)
+                clean(self.model)
+                return split(sums_of, chosen, begin)
         except (Exception, SystemExit):
             return Split.SUM
         finally:
             self.where.phase, self.where.users = before
             self.where.trying = self._checks = False
             clean(self.model)
+            self.undo.follow(lambda p: memory_of(p) in writes.memories)
             self._forget_peak()
 
     def largest(self, rungs: Sequence[Recipe]) -> int | None:
@@ -335,6 +344,20 @@ class _NoCollective(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # the operators that it calls come here again
         if "c10d" in func.namespace:
             raise _CollectiveError(f"the task calls {func} itself, which needs all ranks")
+        return func(*args, **(kwargs or {}))
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the memory of tensors that are changed in place, also through `.data`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memories = set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(cls, DTensor) for cls in types):
+            return NotImplemented  # the operators that it calls come here again
+        self.memories.update(map(memory_of, written(func, args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
@@ -136,6 +136,14 @@ class Undo:
                 for slot in self._slots.values():
                     if slot.trained and not slot.is_copied and slot.has_changed():
                         slot.is_copied, slot.values, slot.last_mark = True, None, None
+
+    def follow(self, is_written: Callable[[torch.Tensor], bool]) -> None:
+        """Copy these trained parameters at each step from the next `take` on: a pass writes them, even if it
+        takes the change back."""
+        with self._lock:
+            for slot in self._slots.values():
+                if slot.trained and is_written(slot.holder):
+                    slot.is_copied = True
 
     def release(self) -> None:
         """Drop the copies made by `secure`."""
