@@ -705,6 +705,23 @@ def test_a_container_of_activations_is_filled_again_because_the_hook_that_fills_
         assert torch.equal(task.largest.values, expected.max(1).values)
 
 
+def test_an_output_of_transformers_in_an_attribute_is_put_back_as_a_detached_copy() -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Answering(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.answer = outputs.CausalLMOutput(logits=super().forward(x))
+            return self.answer.logits
+
+    model = Answering(4, 4)
+    undo = Undo(model, torch.device("cpu"))
+    expected = model(torch.ones(2, 4)).detach()
+    undo.take()
+    model(torch.zeros(2, 4))
+    undo.restore()
+    assert torch.equal(model.answer.logits, expected) and model.answer["logits"].is_leaf
+
+
 def test_a_trained_parameter_that_a_pass_writes_and_writes_back_is_copied_at_each_step() -> None:
     """What the pass leaves does not show it, so the probe tells it."""
     model = nn.ParameterDict({"swapped": torch.ones(4), "other": torch.ones(3)})

@@ -15,7 +15,7 @@ import operator
 import random
 import sys
 import sysconfig
-from collections import UserDict, UserList, deque
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -74,6 +74,8 @@ SEARCHED = ("grad", *HOOKS_OF_TENSOR)
 "Attributes of tensors that hold what a search visits."
 _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
+_FILLED = (dict, OrderedDict, defaultdict, list, deque)
+"Containers of activations that are filled again. Other classes may refuse it, as transformers' ModelOutput."
 _NONE = object()
 
 
@@ -97,10 +99,10 @@ class Detached:
             within = [self._filled(one, present) for one in value]
             unchanged = all(map(operator.is_, value, within))
             return value if unchanged else getattr(value, "_make", type(value))(within)
-        if not isinstance(value, (dict, list, deque)):
+        if type(value) not in _FILLED:
             return value
         container: Any = present.get(self._ids.get(id(value), 0))
-        if container is None:
+        if type(container) is not type(value):
             container = copy.copy(value)  # the next pass may change it
         if isinstance(value, dict):
             inside = {key: self._filled(one, present) for key, one in value.items()}
@@ -114,9 +116,9 @@ class Detached:
 
 
 def _containers(value: Any, like: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each dictionary, list and deque in `value` with the one in its place in `like`, which has the
+    """Yield each container of `_FILLED` in `value` with the one in its place in `like`, which has the
     same structure."""
-    if type(value) is not type(like) or not isinstance(value, (dict, list, deque, tuple)):
+    if type(value) is not type(like) or not (type(value) in _FILLED or isinstance(value, tuple)):
         return
     if not isinstance(value, tuple):
         yield value, like
@@ -162,13 +164,14 @@ class Entries:
         return [f"{self.name}{_text_of(key)}" for key in changed]
 
     def restore(self) -> None:
-        """Restore the content and its order."""
+        """Restore the content and its order. New globals stay: torch.compile keeps its code there."""
         now = [key for key in self.container if key not in self.ignored]
         in_order = len(now) == len(self.kept) and all(map(operator.is_, now, self.kept))
         if in_order and not self._changed():
             return
-        for key in [key for key in self.container if key not in self.ignored and key not in self.kept]:
-            del self.container[key]
+        if "__builtins__" not in self.kept:
+            for key in [key for key in now if key not in self.kept]:
+                del self.container[key]
         for key in self.kept:
             self._restore(key)
         if isinstance(self.container, dict) and self.name.endswith(".") and not self.ignored:
