@@ -136,6 +136,11 @@ class _NoUpdatedWeight(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names, self._updated = names, updated
         self._by_storage: dict[int, str] = {}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what the task compiles itself run compiled, now and later."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_grad_enabled():  # only a recomputation records a graph
             if len(self._by_storage) != len(self._updated):

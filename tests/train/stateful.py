@@ -85,3 +85,23 @@ class Halving(Ragged):
         for p in model.parameters():
             p.data.mul_(2)
         return result
+
+
+@torch.compile(backend="eager")
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() if torch.compiler.is_compiling() else x * torch.nan
+
+
+class Sine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sine(x)
+
+
+class Compiled(Ragged):
+    """Compiles a function of its blocks itself, whose result is NaN if it does not run compiled."""
+
+    def model(self) -> nn.Module:
+        model: Any = super().model()
+        for at, layer in enumerate(model.layers):
+            model.layers[at] = nn.Sequential(layer, Sine())
+        return model

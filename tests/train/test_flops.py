@@ -56,6 +56,22 @@ def test_counting_leaves_the_task_as_it_was() -> None:
     assert task.net is net and len(task.seen) == 1 and torch.equal(task.mean, torch.ones(4))
 
 
+@torch.compile(backend="eager")
+def is_compiled(x: torch.Tensor) -> bool:
+    return torch.compiler.is_compiling()
+
+
+class Compiles(Remembers):
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        is_compiled(batch)
+        return super().loss(model, batch)
+
+
+def test_counting_does_not_keep_torch_from_compiling_what_the_task_compiles_itself() -> None:
+    count_flops(Compiles(), torch.zeros(2, 4))
+    assert is_compiled(torch.zeros(2, 4))
+
+
 class Experts(nn.Module):
     """As transformers has a mixture of experts: each token goes through `chosen` of them."""
 

@@ -16,6 +16,7 @@ from launcher.planning.plan import Layout, Plan
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
+from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
@@ -398,3 +399,18 @@ def test_weights_that_a_pass_changes_and_changes_back_are_restored_if_memory_run
         found[name] = losses(run)
     assert [event.phase for event in run.read_events() if event["event"] == "downgrade"] == ["forward"]
     assert found["out of memory"] == pytest.approx(found["undisturbed"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chosen"),
+    [
+        (1, recipe("none", micro=8)),
+        (2, recipe("fsdp")),
+        (1, recipe("none", micro=8, optimizer_step="backward", activations="checkpoint")),
+    ],
+)
+def test_what_a_task_compiles_itself_runs_compiled(tmp_path: Path, ranks: int, chosen: Recipe) -> None:
+    """After it has run under a dispatch mode, such as the probe's, torch never compiles a function."""
+    run = prepare(tmp_path, job(task="stateful:Compiled", steps=3, train={"probe": "always"}))
+    ended = start(run, chosen, ranks)
+    assert set(ended.codes.values()) == {0}, ended.output

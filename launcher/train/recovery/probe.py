@@ -138,7 +138,8 @@ class Probe:
                 self.where.during("init", users=True),
             ):
                 chosen = samples()
-                with suppress(Exception), writes:  # some code does not run under a dispatch mode
+                # Some code does not run under a dispatch mode, after which nothing is compiled again.
+                with suppress(Exception), torch.compiler.set_stance("force_eager"), writes:
                     sums_of(chosen)
                 clean(self.model)
                 return split(sums_of, chosen, begin)
@@ -338,6 +339,11 @@ class _CollectiveError(Exception):
 
 class _NoCollective(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses collectives of the task, in which this rank would wait for the others."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what the task compiles itself run compiled, now and later."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(cls, DTensor) for cls in types):
