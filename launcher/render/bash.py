@@ -176,14 +176,14 @@ class Script:
 
     def _close_brace(self) -> None:
         inside = self.top.word
-        parameter = re.match(r"([!#]?)([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*])", inside)
+        parameter = re.match(r"([!#]?)([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*]|(?<=!)#$)", inside)
         if parameter is None:  # ${#}, ${?} and the like
             self._close(_OPAQUE)
             return
         sign, name = parameter.groups()
         rest = inside[parameter.end() :]
         cell = self._parameter(name)
-        if sign == "!" and not re.search(r"[*@]\]?$", inside):
+        if sign == "!" and name != "#" and not re.search(r"[*@]\]?$", inside):
             self.flow.evaluates({cell}, "${!...}")
         if rest.startswith("["):
             self.flow.evaluates(flow.read_in_arithmetic(rest[1 : rest.rfind("]")]), "a subscript")
@@ -400,8 +400,7 @@ class Script:
         if assigned:
             self.flow.arrays.add(assigned[1])
         if self.defined:
-            self.groups.append((len(self.stack), self.defined))
-            self.defined = ""
+            self._open_group(self.defined)
         return 1
 
     def _close_commands(self) -> None:
@@ -476,12 +475,12 @@ class Script:
             and self.groups[-1][0] == len(self.stack)
         ):
             self.groups.pop()
-        else:
-            commands.check_option(top.command, word)
 
     def _open_group(self, function: str) -> None:
         self.groups.append((len(self.stack), function))
         self.defined = ""
+        if function:
+            self.shifted.discard(function)
 
     def _subscripts(self, words: list[str]) -> None:
         pattern = rf"(?:^|[\s{{])\w{'*' if self.top.array else '+'}\[(\S*\]|[^\]]*)"
@@ -525,14 +524,14 @@ class Script:
         """
         top, safe = self.top, _SAFE.get(filters)
         if top.kind == "comment":
-            if filters not in COMMENT_FILTERS:
+            if filters not in COMMENT_FILTERS and safe is None:
                 raise RefusedError(
                     "a value in a comment needs `| comment`: a line break in it would end the comment"
                 )
             directive = top.word.startswith("SBATCH") or "SBATCH".startswith(top.word)
-            if directive and filters != "sbatch":
+            if directive and filters != "sbatch" and safe is None:
                 raise RefusedError("a value in an #SBATCH line needs `| sbatch`: sbatch splits it at blanks")
-            top.word += "'"
+            top.word += safe or "'"
             return
         if filters in COMMENT_FILTERS:
             raise RefusedError(COMMENTS_ONLY)

@@ -165,6 +165,9 @@ def _declaring(command: Command, cells: Flow) -> None:
     given = command.words[command.spelled.index(name) + 1 :]
     options = "".join(word for word in given if re.fullmatch(r"[-+][A-Za-z]+", word))
     for word in given:
+        if name != "export" and re.match(r"-[A-Za-z]*[in]", word):
+            raise RefusedError(f"`{word}` makes bash evaluate every later value of that variable: leave it out")
+    for word in given:
         assigned = ASSIGNMENT.match(word)
         if assigned is None:
             cells.evaluates(flow.cells(word), f"`{name}`", program=True)
@@ -192,9 +195,3 @@ def _storing(command: Command, cells: Flow, function: str) -> None:
         target, *rest = words[words.index("-v") + 1 :] or [""]
         name = IDENTIFIER.match(target)
         cells.gets(name[0] if name else "", set[str]().union(*map(flow.held, rest)))
-
-
-def check_option(command: Command, word: str) -> None:
-    """Refuse `declare -i` and `declare -n`."""
-    if not _DECLARE.isdisjoint(command.spelled) and re.match(r"-[A-Za-z]*[in]", word):
-        raise RefusedError(f"`{word}` makes bash evaluate every later value of that variable: leave it out")

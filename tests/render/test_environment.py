@@ -223,6 +223,7 @@ def test_a_value_where_quoting_does_not_hold_is_refused(tmp_path: Path, text: st
         ("n={{ n | number }}; ((n > ${a:-{{ n | number }}}))", "n=7; ((n > ${a:-7}))"),
         ('echo "{{ n | number if x else (n + 1) | number }}" # {{ (x ~ n) | comment }}', 'echo "7" # a\'b7'),
         ("echo '{{ v | name }}'", "echo 'V'"),
+        ("#SBATCH --nodes={{ n | number }}\n# {{ v | name }}", "#SBATCH --nodes=7\n# V"),
         ("a=({{ many }} <(x) $(y)); ((${#a[@]} > 0))", "a=('a b' '' <(x) $(y)); ((${#a[@]} > 0))"),
         (
             "n={{ x }}; [[ -v n && -n ${n} ]]; echo ${n:-1}",
@@ -260,6 +261,7 @@ function f { local n=$1; ((n)); }; f {{ x }}
 f() { echo {{ x }}; }; (( $(f) ))
 f() { echo "$1"; }; (( $(f {{ x }}) ))
 f() { ((${1})); }; n={{ x }}; f n
+set -- {{ x }}; eval "${!#}"
 set -- -n {{ x }}; while getopts n: o; do ((OPTARG)); done
 PS4={{ x }}; set -x; true
 BASH_ENV={{ x }} bash script
@@ -333,6 +335,8 @@ n=$(ls {{ x }} | wc -l); ((n > 1))
 n={{ x }}; m=${n//[!0-9]/}; ((m > 0 && ${#n} > 3))
 d={{ x }}; f=$d/run; (( $(stat -c %s "$f" || echo 0) )); "$d"/run
 retry() { local n=$1; shift; for ((i = 0; i < n; i++)); do "$@" && return; done; }; retry 3 true {{ x }}
+f() { local n=$1; shift; ((n)); }; f() { local n=$1; shift; ((n)); }; f 3 {{ x }}
+export A=1; export -n A; n={{ x }}; declare a=(-n -i "$n")
 f() { printf '%s' "$1" >&2; }; (( $(f {{ x }}) ))
 f() { local -r n=$1; printf -v out %s "$n"; }; f {{ x }}
 declare -a a; a+=({{ x }}); declare -a b=("${a[@]}")
