@@ -166,7 +166,9 @@ def _declaring(command: Command, cells: Flow) -> None:
     options = "".join(word for word in given if re.fullmatch(r"[-+][A-Za-z]+", word))
     for word in given:
         if name != "export" and re.match(r"-[A-Za-z]*[in]", word):
-            raise RefusedError(f"`{word}` makes bash evaluate every later value of that variable: leave it out")
+            raise RefusedError(
+                f"`{word}` makes bash evaluate every later value of that variable: leave it out"
+            )
     for word in given:
         assigned = ASSIGNMENT.match(word)
         if assigned is None:

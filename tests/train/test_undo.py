@@ -31,7 +31,7 @@ from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.task import Task
 from launcher.train.undo import undo as undo_module
 from launcher.train.undo.fingerprint import CHUNK, row_sums
-from launcher.train.undo.state_finder import SMALL, Detached, FoundState, StateFinder
+from launcher.train.undo.state_finder import SMALL, Detached, Entries, FoundState, StateFinder
 from launcher.train.undo.undo import Undo
 from tests.train.changing import Changing
 
@@ -703,6 +703,16 @@ def test_a_container_of_activations_is_filled_again_because_the_hook_that_fills_
         assert task.seen["outputs"] is outputs and task.pair[1] is outputs
         assert all(torch.equal(one, expected) and one.is_leaf for one in restored)
         assert torch.equal(task.largest.values, expected.max(1).values)
+
+
+def test_new_globals_are_removed_but_for_those_in_which_torch_compile_keeps_its_code() -> None:
+    kept = {"__builtins__": {}, "rate": 0.5}
+    of_module = dict(kept)
+    entries = Entries("module.", of_module)
+    compiled = {"__compiled_fn_1_4b1d": print, "_140230_c0": torch, "___stack_7_c1": len}
+    of_module |= {"steps": 1, "rate": 0.1, **compiled}
+    entries.restore()
+    assert of_module == {**kept, **compiled}
 
 
 def test_an_output_of_transformers_in_an_attribute_is_put_back_as_a_detached_copy() -> None:

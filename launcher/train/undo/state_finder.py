@@ -13,6 +13,7 @@ import copy
 import itertools
 import operator
 import random
+import re
 import sys
 import sysconfig
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
@@ -76,6 +77,8 @@ _BASES = ("torch", "builtins", "abc", "typing", "collections")
 _LIBRARIES = tuple({f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")})
 _FILLED = (dict, OrderedDict, defaultdict, list, deque)
 "Containers of activations that are filled again. Other classes may refuse it, as transformers' ModelOutput."
+_OF_DYNAMO = re.compile(r"__|.*_\d+_c\d+")
+"New globals of a module in which torch.compile keeps its code and what this reads (torch 2.13)."
 _NONE = object()
 
 
@@ -164,13 +167,14 @@ class Entries:
         return [f"{self.name}{_text_of(key)}" for key in changed]
 
     def restore(self) -> None:
-        """Restore the content and its order. New globals stay: torch.compile keeps its code there."""
+        """Restore the content and its order."""
         now = [key for key in self.container if key not in self.ignored]
         in_order = len(now) == len(self.kept) and all(map(operator.is_, now, self.kept))
         if in_order and not self._changed():
             return
-        if "__builtins__" not in self.kept:
-            for key in [key for key in now if key not in self.kept]:
+        of_globals = "__builtins__" in self.kept
+        for key in [key for key in now if key not in self.kept]:
+            if not (of_globals and _OF_DYNAMO.match(key)):
                 del self.container[key]
         for key in self.kept:
             self._restore(key)
