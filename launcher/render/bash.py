@@ -131,7 +131,8 @@ class Script:
             if self.escaped:
                 self.escaped = False
                 if text[position] != "\n":  # not a line continuation
-                    self.top.word += _DOLLAR if text[position] == "$" else text[position]
+                    owner = self.stack[-2] if self.top.kind == "double" else self.top
+                    owner.word += _DOLLAR if text[position] == "$" else text[position]
                 step = 1
             else:
                 step = self._step(text, position)
@@ -242,10 +243,11 @@ class Script:
                     self.flow.evaluates(cells, f"a here-document of `{here.shell}`", program=True)
             self._begin_here_document()
 
-    def _part(self, text: str) -> Script:
-        """Read text that bash evaluates apart from the script around it."""
+    def _part(self, text: str, function: str = "") -> Script:
+        """Read text that bash evaluates apart from the script around it, or in a function of its own."""
         line = self.flow.line
-        script = Script(self.flow, groups=[(1, self.function)], shifted=self.shifted)
+        shifted = self.shifted | {function} if function else self.shifted
+        script = Script(self.flow, groups=[(1, function or self.function)], shifted=shifted)
         script.read(text)
         self.flow.line = line
         return script
@@ -503,7 +505,9 @@ class Script:
         self._prints(commands.run(command, self.flow, self.function))
         code = command.code()
         if code:
-            self._part(code.replace(_DOLLAR, "$") + "\n")
+            function = commands.CODE if command.code_and_arguments() else ""
+            printed = self._part(code.replace(_DOLLAR, "$") + "\n", function).top.printed
+            self._prints(set() if command.output_is_given else printed)
         if command.counts:
             top.pipeline.clear()
         for here in self.here:

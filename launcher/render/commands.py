@@ -21,6 +21,8 @@ _DECLARE = frozenset({"declare", "typeset", "local", "readonly", "export"})
 _READ = frozenset({"read", "mapfile", "readarray"})
 _SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "su"})
 _SOURCE = frozenset({"source", "."})
+CODE = "`-c`"
+"Function that stands for the code that a shell gets with `-c`."
 # Commands that print their arguments. What another program prints is only made from them.
 _PRINT = frozenset(
     {"echo", "printf", "basename", "dirname", "realpath", "readlink", "expr", "seq", "ls", "find"}
@@ -80,13 +82,29 @@ class Command:
         words = [flow.literal(word) for word in self.words]
         if "eval" in words:
             return " ".join(words[words.index("eval") + 1 :])
+        if code_and_arguments := self.code_and_arguments():
+            return flow.literal(code_and_arguments[0])
         if "trap" in words or self.shell():
             return "\n".join(word for word in words if " " in word or "(" in word)
         return ""
 
     def shell(self) -> str:
         """The shell among its words, or ""."""
-        return next((word for word in self.spelled if word.rsplit("/", 1)[-1] in _SHELLS), "")
+        return next(filter(_is_shell, self.spelled), "")
+
+    def code_and_arguments(self) -> list[str]:
+        """The words after the `-c` of a shell, if it is known which of them is its code: the first one."""
+        given = self.words[self.spelled.index(self.shell()) + 1 :] if self.shell() else []
+        at = next((at for at, word in enumerate(given) if re.fullmatch("-[a-np-z]*c[a-np-z]*", word)), None)
+        if at is None or "eval" in self.words:
+            return []
+        code, *arguments = given[at + 1 :] or [""]
+        known = code[:1] not in ("", "-", "+") and not flow.cells(code)
+        return [code, *arguments] if known and not any(map(_is_shell, arguments)) else []
+
+
+def _is_shell(word: str) -> bool:
+    return flow.without_expansions(word).rsplit("/", 1)[-1] in _SHELLS
 
 
 def _before_program(word: str) -> bool:
@@ -147,7 +165,9 @@ def _evaluating(command: Command, cells: Flow) -> None:
         given = words[command.spelled.index(shell) + 1 :]
         options = [word for word in given if re.fullmatch(r"-[a-z]+", word)]
         if any("c" in option for option in options):
-            cells.evaluates(set[str]().union(*map(flow.cells, given)), "`-c`", program=True)
+            code, *arguments = command.code_and_arguments() or [" ".join(given)]
+            cells.evaluates(flow.cells(code), CODE, program=True)
+            cells.gets(f"@{CODE}", {cell for word in arguments for cell in flow.held(word)})
         cells.evaluates(command.input, f"`{shell}`", program=True)
         script = [word for word in given if not word.startswith("-")]
         if not script or "-s" in options:

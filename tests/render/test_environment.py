@@ -307,6 +307,16 @@ $'eval' {{ x }}
 n={{ x }}; trap '((n))' EXIT
 n={{ x }}; eval '((n))'
 export A={{ x }}; bash -c '((A))'
+bash -c 'eval "$1"' _ {{ x }}
+bash -c "eval \"\$1\"" _ {{ x }}
+bash -c '$0 $1' {{ x }}
+bash -c 'exec "$@"' _ sh -c {{ x }}
+bash -c 'bash -c "$@"' _ {{ x }}
+bash -c -o posix 'eval "$1"' _ {{ x }}
+q='eval "$1"'; bash -c "$q" _ {{ x }}
+bash -c 'echo "$1"' _ {{ x }} | bash
+n={{ x }}; v=$(eval echo '$n'); ((v))
+n={{ x }}; trap "eval \"\$n\"" EXIT
 exec {a[{{ x }}]}</dev/null
 compgen -W {{ x }}
 """
@@ -342,6 +352,7 @@ f() { local -r n=$1; printf -v out %s "$n"; }; f {{ x }}
 declare -a a; a+=({{ x }}); declare -a b=("${a[@]}")
 f() { local n; read -r n < <(echo 1); ((n)); }; echo {{ x }} | cat; f
 n={{ x }}; trap 'rm -f "$n"' EXIT
+bash -c 'cd / && for i in 1 2; do "$@" $((i + 1)); done' _ true {{ x }}
 echo &> {{ x }}; echo 2>&1 >{{ x }}; cat 2>> {{ x }} <{{ x }}
 n={{ x }}; export m=$n; [ "$n" -eq 1 ]; [[ $n == 1 ]]
 """
