@@ -541,6 +541,36 @@ def test_layers_that_are_dropped_at_random_are_traced_as_if_none_were(layers: An
     assert dropped == Tracer(Drops(lambda layers: layers), JOB, "cpu").sample(one, ranks, 2)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randint(2, (1,)),
+        lambda: torch.randint(0, 2, ()),
+        lambda: torch.bernoulli(torch.tensor(0.5)),
+        lambda: torch.empty(1).bernoulli_(0.5),
+        lambda: torch.zeros(1, dtype=torch.int64).random_(2),
+        lambda: torch.zeros(1, dtype=torch.int64).random_(0, 2),
+    ],
+)
+def test_a_step_that_drops_layers_by_numbers_that_torch_draws_is_not_traced(draw: Any) -> None:
+    """It was planned as if no layer ran."""
+    traced = Tracer(Drops(lambda layers: [layer for layer in layers if not draw().item()]), JOB, "cpu")
+    with pytest.raises(UntraceableError):
+        traced.sample(recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True), 2)
+
+
+def test_a_whole_number_that_torch_draws_is_in_its_range() -> None:
+    drawn = list[int]()
+
+    def draw(layers: Any) -> Any:
+        drawn.append(int(torch.randint(3, 6, ())))
+        return layers
+
+    one, ranks = recipe(precision="fp32", sharding="none"), Ranks(1, 1, on_gpu=True)
+    Tracer(Drops(draw), JOB, "cpu").sample(one, ranks, 2)
+    assert {*drawn} == {3, 5}
+
+
 @pytest.mark.parametrize(("draws", "runs"), [(False, 1), (True, 2)])
 def test_only_a_step_that_draws_is_traced_twice(draws: bool, runs: int) -> None:
     traced = Tracer(

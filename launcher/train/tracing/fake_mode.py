@@ -12,9 +12,9 @@ read a loss or an accuracy, and loop over experts. This takes longer, so a trace
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -66,16 +66,33 @@ _CHOICES = {
 Each index is assumed to occur equally often: the tokens of a batch are divided evenly among experts."""
 
 
+_DRAWS: dict[Any, Callable[..., tuple[int, int]]] = {
+    **dict.fromkeys((_aten.randint.default, _aten.randint.generator), lambda high, *_: (0, high - 1)),
+    **dict.fromkeys((_aten.randint.low, _aten.randint.low_generator), lambda low, high, *_: (low, high - 1)),
+    _aten.random_.to: lambda _, high: (0, high - 1),
+    getattr(_aten.random_, "from"): lambda _, low, high: (low, low if high is None else high - 1),
+    **dict.fromkeys((_aten.bernoulli.default, _aten.bernoulli.p), lambda *_: (0, 1)),
+    **dict.fromkeys((_aten.bernoulli_.float, _aten.bernoulli_.Tensor), lambda *_: (0, 1)),
+}
+"Operators that draw whole numbers -> the lowest and the highest one, of their arguments."
+
+
 class Assumed(NamedTuple):
     """The values of single numbers that the model computes, and of conditions on many of them."""
 
     real: float
     integer: int
+    drawn: Literal["lowest", "highest"]
+    "The number in its range that torch draws."
     usual: bool = True
     "Whether any() is false and all() is true. Conditions that ask which numbers are finite always are so."
 
 
-ASSUMPTIONS = (Assumed(1.0, 1), Assumed(-0.5, 2), Assumed(100.0, 64, usual=False))
+ASSUMPTIONS = (
+    Assumed(1.0, 1, "lowest"),
+    Assumed(-0.5, 2, "highest"),
+    Assumed(100.0, 64, "highest", usual=False),
+)
 """A step is only traced if it allocates the same under each of them. It may raise under the unusual one, as a
 check does."""
 
@@ -139,7 +156,9 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Sequence[Any], result: FakeTensor, assumed: Assumed
     ) -> torch.Tensor | None:
         dtype, value = result.dtype, assumed.real
-        if dtype == torch.bool:
+        if func in _DRAWS:
+            value = _DRAWS[func](*args)[assumed.drawn == "highest"]
+        elif dtype == torch.bool:
             if func not in _CONDITIONS:
                 return None
             value = _CONDITIONS[func]
