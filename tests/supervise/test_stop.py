@@ -8,7 +8,9 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -118,16 +120,18 @@ def test_a_stop_that_every_node_is_asked_for_is_recorded_once(run: RunDir) -> No
     attempt = run.attempt(0)
     attempt.path.mkdir(parents=True)
     nodes = [Supervisor(run, NodePlace(rank, 2, "10.0.0.1"), {}) for rank in (1, 0)]
+    recorded, before = partial(events, run, "stopping"), list[Any]()
     for supervisor in nodes:
         supervisor._stall = Mock(newly_stalled=lambda: False)
         supervisor._on_signal(signal.SIGTERM, None)
-        running = Mock()
+        running = Mock(ask_to_stop=Mock(side_effect=lambda *_: before.extend(recorded())))
         supervisor._tick(attempt, running)
         running.ask_to_stop.assert_called_once()
+        assert not before, "the ranks are asked first"
         if not supervisor.nodes.leader:
             assert run.read_state()["state"] != "stopping", "node 0 may have written how the run ended"
         supervisor._record_requests(ended=True)
-    assert [event["reason"] for event in events(run, "stopping")] == ["preempted"]
+    assert [event["reason"] for event in recorded()] == ["preempted"]
 
 
 def test_a_stop_that_only_another_node_was_asked_for_is_recorded_by_node_0(

@@ -120,12 +120,12 @@ class Handover:
 
         A handover is used if every rank has one of the same step and layout, newer than every checkpoint.
         """
-        # On a GPU run, too, what is compared stays on the CPU. A thread of gloo may free it later.
+        # A GPU run compares on the CPU, too. A thread of gloo may free the tensors later.
         with self.progress.budget.host_side():
             previous = self._previous_state()
             newest = self.checkpoints.newest()
             offers = self.rank.all_values(None if previous is None else previous.offer)
-        dist.barrier()  # every rank has opened its files, so they can be unlinked
+            dist.barrier()  # every rank has opened its files, so they can be unlinked
         if self.rank.local == 0:
             remove_handover(self.rank.run, self.rank.node)
         skipped = why_not(offers, newest)

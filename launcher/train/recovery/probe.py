@@ -138,7 +138,8 @@ class Probe:
                 self.where.during("init", users=True),
             ):
                 chosen = samples()
-                # Some code does not run under a dispatch mode, after which nothing is compiled again.
+                # torch would never compile what it first meets under a dispatch mode, so this pass runs
+                # uncompiled. Code that does not run under one is not watched.
                 with suppress(Exception), torch.compiler.set_stance("force_eager"), writes:
                     sums_of(chosen)
                 clean(self.model)
