@@ -41,6 +41,8 @@ _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*]")
 _REDIRECTION = re.compile(r"&>>?|<<<|[<>]&|>>|>\||<>|[<>]")
 _HERE_DOCUMENT = re.compile(r"<<-?[ \t]*((?:[^\s;&|<>()\\'\"]|\\.|'[^'\n]*'|\"[^\"\n]*\")+)")
 _FUNCTION = re.compile(r"\([ \t]*\)")
+# A character by its number, in $'...'.
+_CODE = re.compile(r"\\(?:([0-7]{1,3})|(?:x|u|U)([0-9A-Fa-f]{1,4}))")
 # `${n//[!0-9]/}` holds digits only.
 _DIGITS_ONLY = re.compile(r"//\[[!^](0-9|\[:digit:\])\]/?")
 
@@ -167,7 +169,8 @@ class Script:
     def _marks(self, cells: set[str], *, outside: int) -> str:
         """Marks of cells in the word of the frame with this index, quoted if it is in double quotes."""
         quoted = self.stack[outside].kind == "double"
-        return "".join(flow.mark(cell, quoted=quoted) for cell in sorted(cells))
+        marks = "".join(flow.mark(cell, quoted=quoted) for cell in sorted(cells))
+        return marks + "bash" if "BASH" in cells else marks
 
     def _parameter(self, name: str) -> str:
         """The cell of `$name`."""
@@ -195,7 +198,7 @@ class Script:
             self.flow.evaluates({cell}, "${name@P}", program=True)
         if re.match(r":?=", rest):
             self.flow.gets(name, flow.held(rest))
-        cells = {cell} | flow.cells(rest)
+        cells = {cell} | flow.held(rest)
         if sign == "#" or _DIGITS_ONLY.fullmatch(rest):
             cells = set()
         several = "*" if name in "@*" or re.search(r"\[[@*]\]", rest) else ""
@@ -215,6 +218,9 @@ class Script:
                 self.stack[-2].word += _DOLLAR if char == "$" else char
         elif kind == "heredoc":
             self._here_document(char)
+        elif kind == "ansi" and (code := _CODE.match(text, at)):
+            self.stack[-2].word += MARKERS.sub(_OPAQUE, chr(int(code[1] or code[2], 8 if code[1] else 16)))
+            return len(code[0])
         elif char == "\\":
             self.escaped = True
         elif kind == "ansi":
@@ -375,7 +381,7 @@ class Script:
             self._end_of_word()
             top.redirection = fd * fd.isdigit() + redirection[0]
             top.command.errors_are_output |= char == "&" or (fd == "2" and redirection[0] == ">&")
-            if char == "<" and fd in ("", "0"):
+            if redirection[0] in ("<", "<<<", "<>") and fd in ("", "0"):
                 top.command.input_is_given = True
             elif char != "<" and fd in ("", "1"):
                 top.command.output_is_given = True
@@ -495,7 +501,8 @@ class Script:
         top = self.top
         if top.kind == "test":  # the condition continues on the next line
             return
-        self._subscripts(top.words)
+        if top.array or top.command.names_variables:
+            self._subscripts(top.words)
         if top.array:
             return
         command, top.command = top.command, Command()

@@ -19,6 +19,7 @@ _EVALUATE = frozenset({"eval", "let", "unset", "read", "mapfile", "readarray", "
 _EVALUATE |= {"coproc", "wait", "compgen", "complete"}
 _DECLARE = frozenset({"declare", "typeset", "local", "readonly", "export"})
 _READ = frozenset({"read", "mapfile", "readarray"})
+_NAME_VARIABLES = _EVALUATE | _DECLARE | {"test", "["}
 _SHELLS = frozenset({"bash", "sh", "dash", "ash", "ksh", "mksh", "zsh", "su"})
 _SOURCE = frozenset({"source", "."})
 CODE = "`-c`"
@@ -72,6 +73,18 @@ class Command:
     def ends_compound(self) -> bool:
         """Whether it ends a compound command."""
         return not self.words or self.words[0] in _ENDS
+
+    @property
+    def names_variables(self) -> bool:
+        """Whether a word of it may be an element of an array, whose subscript bash evaluates."""
+        names = _NAME_VARIABLES | ({"-v"} if "printf" in self.words else set())
+        if not names.isdisjoint(self.spelled):
+            return True
+        arguments = len(self.program_and_arguments()[1])
+        assigned = self.words[: len(self.words) - arguments]
+        return any(re.match(r"\w+\[", word) for word in assigned) or any(
+            word.startswith("{") for word in self.words
+        )
 
     @property
     def may_close_group(self) -> bool:
@@ -160,6 +173,8 @@ def _evaluating(command: Command, cells: Flow) -> None:
             if option == "-v" or (option.startswith("-v") and "printf" in present):
                 named = set[str]().union(*map(flow.cells, words[at : at + 2]))
                 cells.evaluates(named, "`-v`", program=True)
+    if "env" in present and any(re.match("-[A-Za-z]*S|--split-string", word) for word in command.spelled):
+        cells.evaluates(all_cells, "`env -S`", program=True)
     shell = command.shell()
     if shell:
         given = words[command.spelled.index(shell) + 1 :]
@@ -170,7 +185,7 @@ def _evaluating(command: Command, cells: Flow) -> None:
             cells.gets(f"@{CODE}", {cell for word in arguments for cell in flow.held(word)})
         cells.evaluates(command.input, f"`{shell}`", program=True)
         script = [word for word in given if not word.startswith("-")]
-        if not script or "-s" in options:
+        if not script or "-s" in options or "xargs" in present:
             cells.evaluates({flow.INPUT}, f"`{shell}`", program=True)
     elif present & _SOURCE:
         cells.evaluates(command.input, "`source`", program=True)

@@ -4,9 +4,8 @@ A *cell* holds text: a variable, the arguments or the output of a function, pipe
 `Flow` knows which cells get text from which, and which cells bash evaluates. A word of the script is a string
 in which a mark stands for the text of a cell.
 
-Text that is only *made from* a cell is a path below it (`"$dir"/name`) or the output of a program that gets
-it as an argument. `eval` and the like may not evaluate such text. Arithmetic may, since counts and sizes are
-of this kind.
+Text that is only *made from* a cell is the output of a program that gets it as an argument. `eval` and the
+like may not evaluate such text. Arithmetic may, since counts and sizes are of this kind.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[.*?\])?\+?=", re.DOTALL)
 # A mark begins with one of these: without quotes, bash splits the text into words.
 _WHOLE, _SPLIT, _END = "\x02", "\x04", "\x03"
 _MARK = re.compile(r"[\x02\x04]([^\x03]*)\x03")
-_PATH = re.compile(r"/[A-Za-z._\x02\x04]")
 # Variables that bash evaluates by itself (tried with bash 5.2).
 _SPECIAL: tuple[str, ...] = ("PS4", "PS0", "PS1", "PS2", "PROMPT_COMMAND", "BASH_ENV", "ENV")
-_SPECIAL += ("RANDOM", "SRANDOM", "OPTIND", "HISTCMD")
+_SPECIAL += ("BASH_ALIASES", "RANDOM", "SRANDOM", "OPTIND", "HISTCMD")
 BARE = "`| number` or `| name`"
 DUPLICATED = "`>&`"
 _REMEDIES = {
@@ -75,13 +73,8 @@ def without_expansions(text: str) -> str:
 
 
 def held(text: str) -> set[str]:
-    """The cells that get into what holds this word. Those of a path are only made from it.
-
-    Arithmetic also reads the variable that the word names.
-    """
-    if IDENTIFIER.fullmatch(text):
-        return {_NAMED + text}
-    return made(cells(text)) if _PATH.search(text) else cells(text)
+    """The cells that get into what holds this word, and the variables it names: arithmetic reads them too."""
+    return cells(text) | {_NAMED + name for name in IDENTIFIER.findall(literal(text))}
 
 
 def read_in_arithmetic(text: str) -> set[str]:

@@ -319,6 +319,19 @@ n={{ x }}; v=$(eval echo '$n'); ((v))
 n={{ x }}; trap "eval \"\$n\"" EXIT
 exec {a[{{ x }}]}</dev/null
 compgen -W {{ x }}
+exec 3<<<{{ x }}; read n <&3; ((n))
+m={{ x }}; n="m+1"; ((n))
+m={{ x }}; n=${q:-m}; ((n))
+m={{ x }}; declare -A d=([k]=m); ((d[k]))
+m={{ x }}; n='a[$m]'; ((n))
+d={{ x }}; n=$d/run; ((n))
+d={{ x }}; n=$d/run; ((${n%/*}))
+$'\145va\x6c' {{ x }}
+shopt -s expand_aliases; BASH_ALIASES[n]={{ x }}^n
+"$BASH" -c {{ x }}
+${BASH} -c {{ x }}
+env -S {{ x }}
+echo {{ x }} | xargs -I% bash -c %
 """
 
 
@@ -355,6 +368,8 @@ n={{ x }}; trap 'rm -f "$n"' EXIT
 bash -c 'cd / && for i in 1 2; do "$@" $((i + 1)); done' _ true {{ x }}
 echo &> {{ x }}; echo 2>&1 >{{ x }}; cat 2>> {{ x }} <{{ x }}
 n={{ x }}; export m=$n; [ "$n" -eq 1 ]; [[ $n == 1 ]]
+IFS=$'\x1f'; n={{ x }}; echo $'\033[1m'"$n"; printf 'epoch[%s]' "$n"; echo "epoch[$n]"
+n="nodes of m"; m={{ x }}; k=3; ((k))
 """
 
 

@@ -184,8 +184,9 @@ for _ in 1 2 3 4 5; do
   sleep 1
 done
 for _file in "$_run_dir"/runpod-submission-*; do
-  _number=${_file##*-}
-  if [[ $_number =~ ^[0-9]+$ ]] && ((_number > _submission)); then _owner=$(<"$_file"); fi
+  _suffix=${_file##*-}
+  _number=${_suffix//[!0-9]/}
+  if [[ $_suffix =~ ^[0-9]+$ ]] && ((_number > _submission)); then _owner=$(<"$_file"); fi
 done
 if [[ -n $_owner && $_owner != "$_me" ]]; then
   say "$_owner has this run: nothing is left to do here"
@@ -255,9 +256,10 @@ say "the run ended with exit code $_rc"
 if ((_rc == 88)); then
   _owner='' _newest=0
   for _file in "$_run_dir"/runpod-submission-*; do
-    _number=${_file##*-}
+    _suffix=${_file##*-}
+    _number=${_suffix//[!0-9]/}
     _other=$(cat "$_file" 2>/dev/null)
-    if [[ ! $_number =~ ^[0-9]+$ || -z $_other || $_other == "$_me" || -e $_run_dir/pod-$_other.done ]]; then continue; fi
+    if [[ ! $_suffix =~ ^[0-9]+$ || -z $_other || $_other == "$_me" || -e $_run_dir/pod-$_other.done ]]; then continue; fi
     if ((_number > _newest)); then _owner=$_other _newest=$_number; fi
   done
   if [[ -n $_owner ]]; then
