@@ -53,7 +53,8 @@ def main() -> int:
         "starts": options.starts,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "versions": {
-            name: _version(name) for name in ("launcher", "torch", "torchx", "submitit", "typer", "pydantic")
+            name: _version(name)
+            for name in ("gpu-launcher", "torch", "torchx", "submitit", "typer", "pydantic")
         }
         | {"python": platform.python_version()},
         "results": results,

@@ -19,10 +19,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from launcher.rundir.versions import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = ("", "train", "tasks", "float8")
 TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
-LEFT_OUT = ("torch", "launcher")
+LEFT_OUT = ("torch", DISTRIBUTION)
 THERE = {
     "python_version": "3.12",
     "python_full_version": "3.12.3",
@@ -60,7 +62,7 @@ def main() -> int:
 
 
 def _of_launcher() -> Iterator[Requirement]:
-    for one in map(Requirement, requires("launcher") or ()):
+    for one in map(Requirement, requires(DISTRIBUTION) or ()):
         if one.marker is None or any(one.marker.evaluate({**THERE, "extra": extra}) for extra in EXTRAS):
             yield one
 

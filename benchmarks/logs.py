@@ -325,7 +325,7 @@ def versions() -> dict[str, str]:
     found["sort"] = subprocess.run(["sort", "--version"], capture_output=True, text=True).stdout.split("\n")[
         0
     ]
-    for name in ("launcher", "torch"):
+    for name in ("gpu-launcher", "torch"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

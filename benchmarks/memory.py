@@ -183,7 +183,7 @@ def _header(report: dict[str, Any]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    names = ("launcher", "torch", "transformers", "accelerate", "bitsandbytes")
+    names = ("gpu-launcher", "torch", "transformers", "accelerate", "bitsandbytes")
     found = {name: importlib.metadata.version(name) for name in names}
     return found | {"deepspeed": DEEPSPEED, "python": platform.python_version()}
 

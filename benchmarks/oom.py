@@ -70,7 +70,7 @@ def main() -> int:
     report = {
         "command": f"python benchmarks/oom.py {' '.join(sys.argv[1:])}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "versions": {name: version(name) for name in ("launcher", "torch", "accelerate", "lightning")}
+        "versions": {name: version(name) for name in ("gpu-launcher", "torch", "accelerate", "lightning")}
         | {"python": platform.python_version()},
         "budget_bytes": budget,
         "ways": rows,

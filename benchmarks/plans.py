@@ -49,7 +49,7 @@ def main() -> int:
     report = {
         "command": "python benchmarks/plans.py --save",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}",
-        "versions": {name: version(name) for name in ("launcher", "torch")}
+        "versions": {name: version(name) for name in ("gpu-launcher", "torch")}
         | {"python": platform.python_version()},
         "results": results,
     }

@@ -91,7 +91,7 @@ def _in_parts(chosen: list[dict[str, Any]], ranks: int) -> list[Any]:
 def _versions() -> dict[str, str]:
     import importlib.metadata as metadata
 
-    names = ("launcher", "torch", "bitsandbytes")
+    names = ("gpu-launcher", "torch", "bitsandbytes")
     return {name: metadata.version(name) for name in names} | {"python": platform.python_version()}
 
 

@@ -258,7 +258,7 @@ def goals_of(site: str, rows: dict[str, dict[str, Any]], interpreter: float) -> 
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "slurm": ".".join(map(str, slurm_version()))}
-    for name in ("launcher", "submitit", "torchx", "torch"):
+    for name in ("gpu-launcher", "submitit", "torchx", "torch"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -89,7 +89,9 @@ def main() -> int:
         "command": f"python benchmarks/train.py {' '.join(sys.argv[1:])}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        "versions": {n: _version(n) for n in ("launcher", "torch", "transformers", "accelerate", "lightning")}
+        "versions": {
+            n: _version(n) for n in ("gpu-launcher", "torch", "transformers", "accelerate", "lightning")
+        }
         | {"python": platform.python_version()},
         "results": results,
     }

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from calendar import timegm
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from launcher import __version__
@@ -19,7 +20,11 @@ from launcher.images.builders import Builder
 from launcher.images.catalogue import Image
 from launcher.render.render import RenderedFile
 from launcher.rundir.files import replace_text
+from launcher.rundir.versions import DISTRIBUTION
 from launcher.spec.long_work import working
+
+WHEELS = f"{DISTRIBUTION.replace('-', '_')}-*.whl"
+"The file name of launcher's wheel."
 
 
 def local_tag(image: Image) -> str:
@@ -61,7 +66,7 @@ def own_wheel(folder: Path) -> Path:
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
         raise ImageError(
-            "launcher is installed without its sources: give its wheel, --launcher-wheel launcher-*.whl"
+            f"launcher is installed without its sources: give its wheel, --launcher-wheel {WHEELS}"
         )
     # hatchling is a development dependency; without it pip downloads it.
     no_isolation = ("--no-build-isolation",) if importlib.util.find_spec("hatchling") is not None else ()
@@ -79,7 +84,7 @@ def own_wheel(folder: Path) -> Path:
     result = subprocess.run([*command, str(checkout)], capture_output=True, text=True)
     if result.returncode != 0:
         raise ImageError(f"launcher's wheel cannot be built: {result.stderr.strip()}")
-    return next(folder.glob("launcher-*.whl"))
+    return next(folder.glob(WHEELS))
 
 
 def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
@@ -89,14 +94,14 @@ def add_wheels(context: Path, wheel: Path | None, wheels: Path | None) -> Path:
     """
     folder = context / "wheels"
     if wheels is not None:
-        others = [file for file in sorted(wheels.glob("*.whl")) if not file.name.startswith("launcher-")]
+        others = [file for file in sorted(wheels.glob("*.whl")) if not fnmatch(file.name, WHEELS)]
         if not others:
             raise ImageError(f"{wheels} has no wheels")
         for file in others:
             _link_or_copy(file, folder / file.name)
     if wheel is None:
         return own_wheel(folder)
-    if not (wheel.name.startswith("launcher-") and wheel.suffix == ".whl" and zipfile.is_zipfile(wheel)):
+    if not (fnmatch(wheel.name, WHEELS) and zipfile.is_zipfile(wheel)):
         raise ImageError(f"{wheel} is not a wheel of launcher")
     return Path(shutil.copy(wheel, folder / wheel.name))
 

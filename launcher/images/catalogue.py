@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from launcher.render.shipped import containers_dir
+from launcher.rundir.versions import DISTRIBUTION
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.load import read, validate
@@ -97,7 +98,7 @@ class Image(Value):
 def _extras() -> tuple[str, ...]:
     """Return launcher's extras, or none if it is not installed as a package."""
     try:
-        return tuple(sorted(importlib.metadata.metadata("launcher").get_all("Provides-Extra") or ()))
+        return tuple(sorted(importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ()))
     except importlib.metadata.PackageNotFoundError:
         return ()
 

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from launcher.rundir.versions import DISTRIBUTION
+
 DPKG_STATUS = Path("/var/lib/dpkg/status")
 
 
 def sbom(os_release: dict[str, str]) -> dict[str, Any]:
     parts = [*python_parts(), *debian_parts(os_release)]
-    version = next(part["version"] for part in parts if part["name"] == "launcher")
+    version = next(part["version"] for part in parts if part["name"] == DISTRIBUTION)
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -9,6 +9,7 @@ from typing import Any
 from launcher.images import ImageError
 from launcher.images.builders import Builder
 from launcher.images.catalogue import Image
+from launcher.rundir.versions import DISTRIBUTION
 from launcher.spec.long_work import working
 
 _MODULES = {
@@ -43,7 +44,7 @@ def verify(builder: Builder, image: Image, locked: Mapping[str, str], tag: str) 
 def labelled(config: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line if the label names another version of launcher than the one inside."""
     label = (config.get("Labels") or {}).get("org.opencontainers.image.version")
-    if label != (inside := report["distributions"].get("launcher")):
+    if label != (inside := report["distributions"].get(DISTRIBUTION)):
         yield f"launcher is {inside or 'missing'}, the label says {label}"
 
 
@@ -69,7 +70,7 @@ def differences(image: Image, locked: Mapping[str, str], report: Mapping[str, An
     for package, version in locked.items():
         if installed.get(package) != version:
             yield f"{package} is {installed.get(package, 'missing')}, not {version}"
-    for package in sorted(set(installed) - set(locked) - {"launcher", "pip"}):
+    for package in sorted(set(installed) - set(locked) - {DISTRIBUTION, "pip"}):
         yield f"{package} {installed[package]} is in no lock file"
     if report["cuda"] != image.cuda:
         yield f"torch is built for CUDA {report['cuda']}, not {image.cuda}"

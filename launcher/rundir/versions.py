@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 
+DISTRIBUTION = "gpu-launcher"
+"Name of launcher's package for pip. Its wheel begins with this name, with an underscore."
+
 
 @functools.cache
 def version_of(package: str) -> str | None:

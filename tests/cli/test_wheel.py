@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_wheel_in_an_empty_environment_outside_the_checkout_renders_a_job(tmp_path):
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("launcher-*.whl")
+    (wheel,) = tmp_path.glob("gpu_launcher-*.whl")
     venv.create(tmp_path / "empty", with_pip=True)
     python = tmp_path / "empty/bin/python"
     install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel]

@@ -71,7 +71,7 @@ def test_nothing_that_is_shipped_installs_launcher_by_name_from_an_index() -> No
         b"has launcher[runpod,sandbox]",
     ):
         assert wrong.search(bad)
-    for good in (b"pip install /opt/launcher/launcher-*.whl", b"pip install -e ."):
+    for good in (b"pip install /opt/launcher/gpu_launcher-*.whl", b"pip install -e ."):
         assert not wrong.search(good)
 
 

@@ -74,7 +74,7 @@ def test_what_is_installed_here_fits_together() -> None:
 def test_a_launcher_without_package_metadata_is_source() -> None:
     ask = "from launcher.doctor.measure.host import launcher_version; print(launcher_version())"
     with_metadata = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    assert with_metadata.stdout.strip() == version("launcher")
+    assert with_metadata.stdout.strip() == version("gpu-launcher")
     hidden = (
         "import importlib.metadata as m\n"
         "def absent(name): raise m.PackageNotFoundError(name)\n"

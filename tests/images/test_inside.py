@@ -15,6 +15,7 @@ from launcher.images import ImageError, inside, sbom
 from launcher.images.build import add_wheels, epoch_of, own_wheel
 from launcher.images.builders import BUILDERS, choose
 from launcher.images.verify import configured, differences, labelled
+from launcher.rundir.versions import DISTRIBUTION
 from tests.images.examples import images, rendered
 
 CPU, _, RUNPOD, _ = images()
@@ -22,7 +23,7 @@ LOCKED = {"torch": "2.13.0+cpu", "numpy": "2.4.6"}
 
 
 def report(**changes: Any) -> dict[str, Any]:
-    installed = {**LOCKED, "launcher": "0.1.0", "pip": "23.0.1"}
+    installed = {**LOCKED, DISTRIBUTION: "0.1.0", "pip": "23.0.1"}
     good = {
         "python": "3.11.2",
         "distributions": installed,
@@ -45,7 +46,7 @@ def report(**changes: Any) -> dict[str, Any]:
             {"commands": {"launcher": True, "dumb-init": False, "gcc": False}},
             ["there is no command dumb-init"],
         ),
-        ({"listed": {}}, ["the list of parts (SBOM) differs from what is installed: launcher==0.1.0"]),
+        ({"listed": {}}, ["the list of parts (SBOM) differs from what is installed: gpu-launcher==0.1.0"]),
     ],
 )
 def test_verify_tells_every_difference(changes: dict[str, Any], told: list[str]) -> None:
@@ -56,7 +57,7 @@ def test_verify_tells_every_difference(changes: dict[str, Any], told: list[str])
 
 
 def test_a_package_more_or_another_version_is_a_difference() -> None:
-    installed = {"torch": "2.13.0", "numpy": "2.4.6", "launcher": "0.1.0", "requests": "2.0"}
+    installed = {"torch": "2.13.0", "numpy": "2.4.6", DISTRIBUTION: "0.1.0", "requests": "2.0"}
     found = list(differences(CPU, LOCKED, report(distributions=installed, listed=installed)))
     assert found == ["torch is 2.13.0, not 2.13.0+cpu", "requests 2.0 is in no lock file"]
 
@@ -128,9 +129,9 @@ def test_launchers_own_wheel_is_the_same_each_time_and_dates_the_image(
 
 def test_what_is_no_wheel_of_launcher_is_refused(tmp_path: Path) -> None:
     (tmp_path / "context/wheels").mkdir(parents=True)
-    (tmp_path / "launcher-1.whl").write_text("not a zip")
+    (tmp_path / "gpu_launcher-1.whl").write_text("not a zip")
     with pytest.raises(ImageError, match="is not a wheel of launcher"):
-        add_wheels(tmp_path / "context", tmp_path / "launcher-1.whl", None)
+        add_wheels(tmp_path / "context", tmp_path / "gpu_launcher-1.whl", None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ImageError, match="has no wheels"):
         add_wheels(tmp_path / "context", None, tmp_path / "empty")
@@ -154,7 +155,7 @@ def test_without_a_builder_each_is_named_with_its_reason(
 
 
 def test_an_image_whose_label_tells_of_another_launcher_is_not_what_it_says() -> None:
-    inside = report(distributions={**LOCKED, "launcher": "0.1.0"})
+    inside = report(distributions={**LOCKED, DISTRIBUTION: "0.1.0"})
     assert list(labelled({"Labels": {"org.opencontainers.image.version": "0.1.0"}}, inside)) == []
     (said,) = labelled({"Labels": {"org.opencontainers.image.version": "0.2.0"}}, inside)
     assert said == "launcher is 0.1.0, the label says 0.2.0"

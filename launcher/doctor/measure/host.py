@@ -18,7 +18,7 @@ from typing import Any
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.values import Measured
 from launcher.rundir.host_memory import free_and_total, memory_limit
-from launcher.rundir.versions import version_of
+from launcher.rundir.versions import DISTRIBUTION, version_of
 
 SHM = Path("/dev/shm")
 
@@ -44,7 +44,7 @@ def measure_host(node: int, run: Path) -> Iterator[Measured]:
 
 def launcher_version() -> str:
     """Return the installed version, or "source" for a launcher that is only on PYTHONPATH."""
-    return version_of("launcher") or "source"
+    return version_of(DISTRIBUTION) or "source"
 
 
 def memlock() -> dict[str, Any]:

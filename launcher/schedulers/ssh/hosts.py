@@ -15,6 +15,7 @@ from launcher.schedulers.over_ssh.ssh import login_environment
 
 _PACKAGE = Path(__file__).parents[2]
 _MODULES = (
+    "rundir.versions",
     "supervise.secrets",
     "supervise.gpus",
     "supervise.start",

@@ -7,7 +7,6 @@ reads one JSON request from stdin (which may contain secrets) and prints one JSO
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -23,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.rundir.versions import DISTRIBUTION, version_of
 from launcher.schedulers.ssh.reachability import meet
 from launcher.supervise.gpus import GpusError, claim, installed, survey, user
 from launcher.supervise.secrets import SecretError, read_secret_file
@@ -53,7 +53,7 @@ def look(request: Request) -> dict[str, Any]:
         except GpusError as error:
             trouble = str(error)
     return {
-        "launcher": _version("launcher"),
+        "launcher": _version(),
         "torch": importlib.util.find_spec("torch") is not None,
         "runs": _unwritable(request["runs"]),
         "tools": [tool for tool in TOOLS if shutil.which(tool) is None],
@@ -71,13 +71,9 @@ def gpus(request: Request) -> dict[str, Any]:
     return {"gpus": installed() if shutil.which("nvidia-smi") else []}
 
 
-def _version(package: str) -> str | None:
-    if importlib.util.find_spec(package) is None:
-        return None
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # only on PYTHONPATH
-        return ""
+def _version() -> str | None:
+    """Return launcher's version here, "" if it is only on PYTHONPATH, None if it is missing."""
+    return None if importlib.util.find_spec("launcher") is None else version_of(DISTRIBUTION) or ""
 
 
 def _unwritable(folder: str) -> str:

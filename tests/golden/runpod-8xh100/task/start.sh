@@ -64,7 +64,7 @@ setup_failed() {
 if [[ -z ${LAUNCHER_SETUP_DONE:-} ]]; then
   set +u
   _setup_at=$LINENO; trap '((LINENO > _setup_at)) && _setup_line=$LINENO' DEBUG; trap 'setup_failed $? "" die' ERR EXIT
-  python3 -c 'import launcher' 2>/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet /workspace/wheels/launcher-*.whl
+  python3 -c 'import launcher' 2>/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet /workspace/wheels/gpu_launcher-*.whl
   trap - ERR EXIT DEBUG
   set -u
 fi
