@@ -28,7 +28,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.compiling.compiling import apply_compile
 from launcher.train.rng import NumpyGenerator
 from launcher.train.task import TaskError
-from launcher.train.undo.state_finder import SMALL
+from launcher.train.undo.objects import SMALL
 from tests.train.runs import recipe
 
 WIDTH = 8

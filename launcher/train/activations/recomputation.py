@@ -27,18 +27,17 @@ from launcher.train.activations.places import Place, items_of
 from launcher.train.rng import GLOBAL_GENERATORS
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint
-from launcher.train.undo.state_finder import (
+from launcher.train.undo.kept import State, state_of
+from launcher.train.undo.objects import (
     INTERNAL,
     MOST_DATA,
     MOST_ITEMS,
     SMALL,
-    State,
     attributes_of,
     bound_to,
     classes_of,
     content,
     sort_of,
-    state_of,
 )
 
 WATCHED = 2

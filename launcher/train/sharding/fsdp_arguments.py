@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 
 from launcher.train.activations.places import entries_of
-from launcher.train.undo.state_finder import MOST_ITEMS, attributes_of, sort_of
+from launcher.train.undo.objects import MOST_ITEMS, attributes_of, sort_of
 
 
 def share_arguments(unit: FSDPModule) -> None:

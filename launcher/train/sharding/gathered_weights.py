@@ -18,7 +18,7 @@ from launcher.train.activations.recomputation import WATCHED
 from launcher.train.shards import groups_of
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import fingerprint
-from launcher.train.undo.state_finder import MOST_DATA, content
+from launcher.train.undo.objects import MOST_DATA, content
 
 
 def refuse_changes(unit: FSDPModule, name: str) -> None:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from launcher.train.rank import SetupError
 from launcher.train.replaced import Replaced
 from launcher.train.task import Task
-from launcher.train.undo.state_finder import (
+from launcher.train.undo.objects import (
     INTERNAL,
     MOST_OBJECTS,
     attributes_of,

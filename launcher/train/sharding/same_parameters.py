@@ -20,7 +20,7 @@ from launcher.train.rank import Rank
 from launcher.train.seeds import derive_seed
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import fingerprint
-from launcher.train.undo.state_finder import content
+from launcher.train.undo.objects import content
 
 COMPARED = 2
 """The step of an attempt after which ranks compare their parameters. They also do so before each checkpoint.

@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-from launcher.train.undo.state_finder import INTERNAL
+from launcher.train.undo.objects import INTERNAL
 
 DEPTH = 4
 "Maximum depth of nested containers that are searched for tensors."

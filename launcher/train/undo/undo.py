@@ -21,7 +21,8 @@ from launcher.train.host_memory import free_on_host
 from launcher.train.rng import random_state, set_rng_state
 from launcher.train.task import Task, TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint
-from launcher.train.undo.state_finder import MOST_DATA, SMALL, FoundState, StateFinder, content
+from launcher.train.undo.objects import MOST_DATA, SMALL, content
+from launcher.train.undo.state_finder import FoundState, StateFinder
 
 HASHING_THREADS = 4
 "Threads per rank that hash large tensors in host memory, at about 1.5 GB/s each."
