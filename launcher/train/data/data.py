@@ -48,7 +48,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     def moves_itself(part: Any) -> bool:
         return device.type != "cpu" and callable(getattr(part, "to", None))
 
-    return tree_map(move, batch, is_leaf=moves_itself)
+    return move(batch) if isinstance(batch, torch.Tensor) else tree_map(move, batch, is_leaf=moves_itself)
 
 
 MOST_LISTED = 2**26

@@ -40,9 +40,9 @@ class PeakParts:
 
     def before_update(self, gradients: Iterable[torch.Tensor], recipe: Recipe) -> None:
         """Call this after the last backward pass of a step."""
-        repeated, self._last_recipe = self._last_recipe == recipe, recipe
+        repeated, self._last_recipe = self._last_recipe is recipe, recipe
         self._backward = None
-        if repeated and self._measured != recipe and self._meter.counts:
+        if self._meter.counts and repeated and self._measured != recipe:
             self._backward = self._meter.read()
             self._gradients = self._bytes(gradients)
 

@@ -29,7 +29,7 @@ from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.rank import SetupError
 from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.collectives import kind_of
-from launcher.train.recovery.modes import kept_modes
+from launcher.train.recovery.modes import KeptModes
 from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
 from launcher.train.recovery.recovery import Failure, Recovery, failure_of
 from launcher.train.rng import seed_all
@@ -132,7 +132,7 @@ class Probe:
         writes = _Writes()
         try:
             with (
-                kept_modes(self.rank.device),
+                KeptModes(self.rank.device),
                 torch.no_grad(),
                 torch.compiler.set_stance("force_eager") if self.rank.recipe.compile else nullcontext(),
                 self.where.during("init", users=True),
@@ -215,7 +215,7 @@ class Probe:
     def _completes(self, recipe: Recipe) -> bool:
         completed = False
         try:
-            with self.where.during("probe"), kept_modes(self.rank.device):
+            with self.where.during("probe"), KeptModes(self.rank.device):
                 with self.budget.host_side():
                     self.undo.take()  # before `_alone` registers hooks, which are not the model's state
                 with self._alone(recipe):

@@ -26,7 +26,7 @@ from launcher.train.rank import Rank
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.deadline import Deadline
-from launcher.train.recovery.modes import kept_modes
+from launcher.train.recovery.modes import KeptModes
 from launcher.train.recovery.selftest import self_test
 from launcher.train.sharding.cleanup import clean, free_failed_pass
 from launcher.train.task import Task
@@ -171,7 +171,7 @@ class Recovery:
             self.collectives.begin(kind)
         before = self.where.phase, self.where.users
         try:
-            with kept_modes(self.rank.device):
+            with KeptModes(self.rank.device):
                 result = micro_batch()
         except (Exception, SystemExit) as error:
             kind_of_error = classify(error, self.where)
