@@ -35,6 +35,7 @@ from launcher.cli import (
     submit,
     sweep_verbs,
     top,
+    why,
 )
 from launcher.cli.long_work import LongWork
 from launcher.cli.output import (
@@ -82,7 +83,7 @@ app.command("list", rich_help_panel=WATCH)(runs.list_runs)
 app.command(rich_help_panel=WATCH)(top.top)
 app.command(rich_help_panel=WATCH)(runs.status)
 app.command(rich_help_panel=WATCH)(logs.logs)
-app.command(rich_help_panel=WATCH)(logs.why)
+app.command(rich_help_panel=WATCH)(why.why)
 app.command(rich_help_panel=WATCH)(report.report)
 app.command(rich_help_panel=WATCH)(compare.compare)
 app.command(rich_help_panel=WATCH)(snapshot.snapshot)
