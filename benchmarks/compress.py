@@ -35,9 +35,9 @@ from launcher.train.budget import MemoryBudget, Unlimited  # noqa: E402
 from launcher.train.data.data import to_device  # noqa: E402
 from launcher.train.forward import loss_of  # noqa: E402
 from launcher.train.loop import Trainer  # noqa: E402
+from launcher.train.phase import Where  # noqa: E402
 from launcher.train.rank import join_ranks  # noqa: E402
 from launcher.train.task import outermost  # noqa: E402
-from launcher.train.where import Where  # noqa: E402
 from tests.train.runs import job, one_rank, recipe  # noqa: E402
 
 BATCH = 16

@@ -29,8 +29,8 @@ from launcher.tasks.brain import BrainAutoencoder, Shape  # noqa: E402
 from launcher.train.budget import Unlimited  # noqa: E402
 from launcher.train.failure import leave  # noqa: E402
 from launcher.train.loop import Trainer  # noqa: E402
+from launcher.train.phase import Where  # noqa: E402
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank  # noqa: E402
-from launcher.train.where import Where  # noqa: E402
 from tests.train.runs import job, measure, recipe  # noqa: E402
 
 BATCH = 32

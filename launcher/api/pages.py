@@ -12,7 +12,7 @@ from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Status
 from launcher.schedulers.lookup import fetch_to_read, scheduler_of
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 
 class Written(NamedTuple):

@@ -12,7 +12,7 @@ from launcher.api.prepare import named_cluster, with_hardware
 from launcher.api.sources import traces_dir
 from launcher.planning.cost import Cost, cost_of
 from launcher.planning.plan import PlanRefusedError
-from launcher.planning.zero import stages_of
+from launcher.planning.zero_stages import stages_of
 from launcher.report.content import Page
 from launcher.spec.errors import UsageError
 from launcher.spec.recipe import Recipe

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from launcher.api.job_source import GivenJob, JobLike, as_given_job
-from launcher.api.planned import planned
+from launcher.api.submission_plan import planned
 from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.find import default_root

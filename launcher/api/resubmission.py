@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.api.planned import planned
 from launcher.api.prepare import named_cluster, prepare, with_hardware
+from launcher.api.submission_plan import planned
 from launcher.planning.replanning import changes, no_higher
 from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import why_not_on

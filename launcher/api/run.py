@@ -154,7 +154,7 @@ class Run:
         if stream not in ("both", "out", "err"):
             raise ValueError(f"stream: {stream!r} is not one of both, out, err")
         from launcher.logs.show import LogOptions, show_logs
-        from launcher.schedulers.wanted import Wanted
+        from launcher.schedulers.wanted_files import Wanted
 
         ranks, nodes = _numbers(rank), _numbers(node)
         self._fetch(Wanted(logs=True, ranks=ranks, nodes=nodes))

@@ -13,7 +13,7 @@ from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs
 from launcher.api.warn import warn_caller
 from launcher.schedulers.base import Prepared, Scheduler
-from launcher.schedulers.missing import check_workdir
+from launcher.schedulers.missing_files import check_workdir
 from launcher.spec.errors import UsageError
 
 Sweep = Mapping[str, Sequence[Any] | str]

@@ -12,7 +12,7 @@ from launcher.api.job_source import JobLike, as_given_job
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import Field, combinations, field_of
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
-from launcher.schedulers.missing import check_workdir
+from launcher.schedulers.missing_files import check_workdir
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.spec.command import affects_ranks, environment_name, placeholder_of, uses

@@ -82,7 +82,7 @@ def export(
     types = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
     try:
         if merge:
-            from launcher.api.merge import export_merged
+            from launcher.api.merged_adapter import export_merged
 
             files = export_merged(run_dir, complete[chosen], to, types[dtype])
         else:

@@ -18,7 +18,7 @@ from launcher.report.why import why
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.long_work import be_silent
 
 

@@ -42,7 +42,7 @@ def logs(
     from launcher.rundir.find import find_run
     from launcher.schedulers.base import Streaming
     from launcher.schedulers.lookup import fetch_to_read, scheduler_of
-    from launcher.schedulers.wanted import Wanted
+    from launcher.schedulers.wanted_files import Wanted
     from launcher.spec.long_work import be_silent
 
     run_dir = find_run(run, by_job=True)

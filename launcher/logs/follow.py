@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from launcher.logs.files import RankFile
-from launcher.logs.merge import Source, merge
+from launcher.logs.merged_lines import Source, merge
 
 POLL = 0.15  # seconds between two polls; a line is shown at most this plus one read after it was written
 STATS_PER_SECOND = 5000  # limit for runs with so many files that polling all of them takes longer than POLL

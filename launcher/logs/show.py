@@ -12,7 +12,7 @@ from typing import BinaryIO, Literal
 from launcher.logs.clean import RESET
 from launcher.logs.files import RankFile, attempt_files, check_selection, parse_selection
 from launcher.logs.follow import Follower
-from launcher.logs.merge import Source
+from launcher.logs.merged_lines import Source
 from launcher.logs.read import TEXT_START, OffsetReader, offset_of
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import stamp

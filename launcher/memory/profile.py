@@ -31,8 +31,8 @@ from launcher.memory.trace import (
 )
 from launcher.memory.update import temporaries_of
 from launcher.spec.mesh import in_buckets, stages_of
+from launcher.spec.pipeline_schedule import ScheduleMoment, held_beside
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.spec.schedule import ScheduleMoment, held_beside
 
 SCALAR = 8
 "Maximum bytes of one number."

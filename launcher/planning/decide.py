@@ -22,7 +22,7 @@ from launcher.spec.base import Value, counted, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import LauncherError, Problem
 from launcher.spec.job import Job
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.mesh import UNCUT, in_buckets
 from launcher.spec.recipe import WHOLE_LOSS, Recipe
 from launcher.spec.rules import changes_line

@@ -26,8 +26,8 @@ from launcher.planning.speed import StepTime, step_time
 from launcher.planning.traces import Traces, args_key, keeping
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.pipeline_schedule import held_beside
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
-from launcher.spec.schedule import held_beside
 
 LEAST_BAND = 0.02
 "Minimum error band, even if earlier runs agree better."

@@ -18,8 +18,8 @@ from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.mesh import data_ranks, in_buckets
 from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.pipeline_schedule import bubble
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
-from launcher.spec.schedule import bubble
 
 # Share of the data sheet's FLOP/s that training reaches, by GPU or architecture. "Fitted" means to the tables
 # in benchmarks/results.

@@ -18,8 +18,8 @@ from launcher.planning.plan import NotEstimatedError
 from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
 from launcher.spec.mesh import UNCUT, Part, in_buckets, model_parallel
+from launcher.spec.pipeline_schedule import held_beside
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
-from launcher.spec.schedule import held_beside
 
 _WORTH_A_TRACE = 0.1
 "A loss in parts is traced only if it could save this share of the highest peak."

@@ -11,12 +11,12 @@ from launcher.planning.decide import Decision
 from launcher.planning.hardware import gpu_types_of
 from launcher.planning.questions import Comparison
 from launcher.planning.speed import StepTime
-from launcher.planning.zero import Stages
+from launcher.planning.zero_stages import Stages
 from launcher.report.terminal import cost_lines, ladder_line, plan_rows, recipe_line
 from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.rules import changes_line
 
 LAUNCH_BOUND = 0.01

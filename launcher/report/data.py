@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.planning.choice import Candidate
 from launcher.planning.cost import cost_of
 from launcher.planning.questions import Answer, Comparison
-from launcher.planning.zero import Stages
+from launcher.planning.zero_stages import Stages
 from launcher.report.content import Page
 
 if TYPE_CHECKING:

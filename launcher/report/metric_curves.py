@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from launcher.report.steps import Steps, number
-from launcher.report.thin import ends, is_gap, parts_of, parts_with_gaps, thinned
+from launcher.report.thinned_series import ends, is_gap, parts_of, parts_with_gaps, thinned
 
 PARTS = 1000
 "Maximum number of parts of a curve. A longer run is drawn with the extremes of each part."

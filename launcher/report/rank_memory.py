@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.report.steps import number
-from launcher.report.thin import ends, extremes, parts_of
+from launcher.report.thinned_series import ends, extremes, parts_of
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.time import seconds_of

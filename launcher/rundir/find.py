@@ -16,7 +16,7 @@ import platformdirs
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
 from launcher.spec.errors import LauncherError
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.records import RunRecord
 
 SHOWN = 5

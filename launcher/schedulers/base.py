@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
     from launcher.rundir.layout import RunDir
-    from launcher.schedulers.wanted import Wanted
+    from launcher.schedulers.wanted_files import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 

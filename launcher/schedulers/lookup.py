@@ -10,7 +10,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING, Cancelled, Scheduler, SchedulerError, Status
 from launcher.schedulers.registry import UnknownSchedulerError, of_record, scheduler_class
 from launcher.schedulers.rundir import was_sent
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 LOCAL = {"scheduler": "local"}
 

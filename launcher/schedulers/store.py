@@ -17,7 +17,7 @@ from launcher.schedulers.rundir import write_run
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request
-    from launcher.schedulers.wanted import Wanted
+    from launcher.schedulers.wanted_files import Wanted
 
 T = TypeVar("T")
 

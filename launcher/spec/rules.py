@@ -251,7 +251,7 @@ RULES = (
         "stages-need-pipeline",
         lambda r, s: r.pipeline == 1 and bool(_unread_without_pipeline(r)),
         "schedule, virtual_stages and stages are for a pipeline; with pipeline: 1 nothing reads them",
-        "launcher.spec.schedule",
+        "launcher.spec.pipeline_schedule",
         lambda r, s: _unread_without_pipeline(r),
     ),
     Rule(
@@ -260,7 +260,7 @@ RULES = (
             r.pipeline > 1 and r.stages is not None and len(r.stages) != r.pipeline * r.virtual_stages
         ),
         "stages has the number of blocks of each of the pipeline x virtual_stages stages",
-        "launcher.spec.schedule",
+        "launcher.spec.pipeline_schedule",
         lambda r, s: {"stages": None},
     ),
     Rule(

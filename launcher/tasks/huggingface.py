@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.overrides import TorchFunctionMode
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.tasks.stored_weights import Weights, copy_part
 from launcher.tasks.text import Text
 from launcher.tasks.windows import Windows, check_counts

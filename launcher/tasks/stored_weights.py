@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.shards import local, slices_of
 from launcher.train.task import TaskError
 

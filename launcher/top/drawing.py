@@ -15,7 +15,7 @@ from launcher.report.terminal import STATE_STYLE
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.one_line import plain
 from launcher.top.board import Entry
-from launcher.top.fitted import shortened
+from launcher.top.fitted_text import shortened
 from launcher.top.live import Live
 from launcher.top.rank_lines import Rank
 

@@ -17,7 +17,7 @@ from textual.widgets import Footer, RichLog, Static, TabbedContent, TabPane
 
 from launcher.logs.files import RankFile, attempt_files
 from launcher.logs.follow import Follower
-from launcher.logs.merge import Source
+from launcher.logs.merged_lines import Source
 from launcher.logs.new_lines import NewLines
 from launcher.logs.read import OffsetReader, offset_near_end
 from launcher.logs.show import tag
@@ -27,14 +27,14 @@ from launcher.report.why import why
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import progress_text
 from launcher.schedulers.lookup import scheduler_of
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.errors import LauncherError
 from launcher.spec.events import read_event
 from launcher.spec.one_line import plain
 from launcher.top.background import Background
 from launcher.top.board import Board
 from launcher.top.drawing import curve, rank_text
-from launcher.top.fitted import log_line
+from launcher.top.fitted_text import log_line
 from launcher.top.live import Live
 
 READ_SECONDS, FETCH_SECONDS = 0.5, 10.0

@@ -42,8 +42,8 @@ from launcher.train.handover.to_checkpoint import save_handover
 from launcher.train.loop import Trainer
 from launcher.train.metrics.snapshot import watch_out_of_memory
 from launcher.train.metrics.trackers import check_trackers
+from launcher.train.phase import Where
 from launcher.train.rank import Place, Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 
 gc.freeze()
 gc.enable()

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.spec.fire_drill import BUDGET, DRILLS, parse_budget
 from launcher.train.drill import Drills
+from launcher.train.phase import Where
 from launcher.train.rank import SetupError
-from launcher.train.where import Where
 
 MIB = 2**20
 aten = torch.ops.aten

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from launcher.spec.fire_drill import DRILLS, Drill, parse_drills
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, SetupError
-from launcher.train.where import Where
 
 
 @dataclass

@@ -32,9 +32,9 @@ from launcher.train.checkpoints.folder import (
     RefusedError,
 )
 from launcher.train.largest_tensors import with_tensors
+from launcher.train.phase import Where
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.task import TaskError
-from launcher.train.where import Where
 
 USERS_OWN = (
     TaskError,

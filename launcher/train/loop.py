@@ -29,10 +29,10 @@ from launcher.spec.events import (
     StateNotSaved,
     StepLeftOut,
 )
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.mesh import in_buckets
+from launcher.spec.pipeline_schedule import in_groups, table_of
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, Recipe
-from launcher.spec.schedule import in_groups, table_of
 from launcher.spec.supported import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapters.adapter import write_config
@@ -40,7 +40,7 @@ from launcher.train.adapters.adapter_use import warnings_about
 from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
-from launcher.train.coupling import to_compare
+from launcher.train.coupled_samples import to_compare
 from launcher.train.data.data import to_device
 from launcher.train.data.feed import Feed, check_lengths, open_feed
 from launcher.train.data.same_samples import (
@@ -55,12 +55,10 @@ from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.ddp import without_ddp
 from launcher.train.failure import fail
 from launcher.train.forward import loss_of
-from launcher.train.guard import Guard
 from launcher.train.handover.grace_period import GracePeriod
 from launcher.train.handover.handover import Handover
 from launcher.train.handover.progress import Progress
 from launcher.train.handover.restart import Restart
-from launcher.train.logged import NOTHING, Sums, added, open_logged
 from launcher.train.mesh import meshes, replicas_of
 from launcher.train.metrics.recorder import Recorder, StepResult
 from launcher.train.model import arranged, new_model
@@ -69,6 +67,7 @@ from launcher.train.optimizers.gradient_norm import divide_and_clip
 from launcher.train.optimizers.learning_rate import set_learning_rate
 from launcher.train.optimizers.offload import gradient_of
 from launcher.train.optimizers.state import restore_settings, settings
+from launcher.train.phase import Where
 from launcher.train.pipeline.stage import Stages
 from launcher.train.rank import Rank, SetupError
 from launcher.train.recovery.collective_order import CollectiveOrder, Issuer
@@ -92,10 +91,11 @@ from launcher.train.sharding.sharding import (
 )
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
+from launcher.train.task_metrics import NOTHING, Sums, added, open_logged
 from launcher.train.tensor.copies import Copies
 from launcher.train.undeclared import setting_of
 from launcher.train.undo.containers import Containers
-from launcher.train.where import Where
+from launcher.train.update_guard import Guard
 
 
 class Trainer:

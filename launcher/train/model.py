@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations.activations import apply_activations
 from launcher.train.adapters.adapter import initialise_adapter, initialise_with_adapter, with_adapter
@@ -26,7 +26,7 @@ from launcher.train.pipeline.cut import cut, is_elsewhere
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast, rounded_buffers, with_fp32_outputs
 from launcher.train.rank import Rank
-from launcher.train.replaced import Originals
+from launcher.train.replaced_parameters import Originals
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.sharding.sharding import shard
 from launcher.train.task import Task, TaskError, called

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.spec.similar import similar
-from launcher.train import logged
+from launcher.train import task_metrics
 from launcher.train.pipeline_parts import Pipeline
 
 Split = Literal["train", "eval"]
@@ -123,7 +123,7 @@ class Task(ABC):
             if not (isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)):
                 raise TaskError(f"log: {name}: must be a number or a one-element tensor, not {value!r:.80}")
         try:
-            logged.log(name, total, weight)
+            task_metrics.log(name, total, weight)
         except KeyError:
             raise TaskError(f"log: {name!r} is not in {type(self).__name__}.metrics {self.metrics}") from None
 

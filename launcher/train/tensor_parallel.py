@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.activations.in_place import changeable
 from launcher.train.rank import SetupError
 from launcher.train.shards import local, offset_of

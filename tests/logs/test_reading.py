@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.logs import merge as merging
+from launcher.logs import merged_lines as merging
 from launcher.logs.clean import harmless
 from launcher.logs.files import attempt_files, parse_selection, ranges
 from launcher.logs.read import OffsetReader, last_stamp, offset_of

@@ -21,11 +21,11 @@ from launcher.train.failure import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.offload import HostOptimizer, gradient_of
 from launcher.train.optimizers.sharded_states import ShardedStates
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.sharding import price_of_last
 from launcher.train.shards import local
-from launcher.train.where import Where
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> int:

@@ -38,10 +38,10 @@ from launcher.train.data import feed
 from launcher.train.data.data import TrainingData
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import collectives
 from launcher.train.shards import local
-from launcher.train.where import Where
 
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."

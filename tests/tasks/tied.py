@@ -9,8 +9,8 @@ from pathlib import Path
 
 from launcher.train.budget import Unlimited
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 from runs import job, recipe
 
 

@@ -21,7 +21,7 @@ from launcher.schedulers import lookup
 from launcher.spec.one_line import plain
 from launcher.top.board import Board
 from launcher.top.drawing import short_number
-from launcher.top.fitted import log_line, shortened
+from launcher.top.fitted_text import log_line, shortened
 from launcher.top.run_screen import RunScreen
 from launcher.top.screen import Confirm, Top
 from tests.report.written_run import eventful

@@ -40,9 +40,9 @@ from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks
 from launcher.train.recovery.current_recipe import CurrentRecipe
-from launcher.train.where import Where
 from observed import observed
 from runs import HERE, job, one_rank, recipe
 from saves import Bits

@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 from gradients import Capture, distance
 from launcher.train.budget import Unlimited
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 from runs import job, recipe
 
 GPT = {"layers": 12, "dim": 16, "heads": 2, "context": 16}

@@ -12,8 +12,8 @@ import torch
 from gradients import Capture, distance
 from launcher.train.budget import MemoryBudget
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 from runs import first_cases, job, recipe
 
 LLAMA = {"layers": 4, "dim": 64, "heads": 2, "kv_heads": 1, "hidden": 128, "vocabulary": 256}

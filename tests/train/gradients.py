@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from launcher.train.budget import Unlimited
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.rng import seed_all
 from launcher.train.seeds import derive_seed
-from launcher.train.where import Where
 from ragged import Ragged
 from runs import HERE, job, recipe
 

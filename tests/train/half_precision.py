@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from gradients import Capture, captured, distance
 from launcher.train.budget import Unlimited
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
-from launcher.train.where import Where
 from runs import job, recipe
 
 TOO_MUCH = 2.0**40

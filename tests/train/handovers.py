@@ -18,8 +18,8 @@ from launcher.rundir.shared import handover_folder
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 from runs import HERE, first_cases, job, recipe
 from saves import bits, different, everywhere, steps
 

@@ -16,9 +16,9 @@ from launcher.rundir.layout import RunDir
 from launcher.train.budget import MemoryBudget
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.offload import gradient_of
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.shards import local
-from launcher.train.where import Where
 from optimizers import BATCH, digest
 from ragged import Ragged
 from runs import job, recipe

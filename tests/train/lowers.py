@@ -19,10 +19,10 @@ from launcher.train.budget import MemoryBudget, open_budget
 from launcher.train.drill import Drills, parse_drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import fallback
 from launcher.train.recovery.current_recipe import CurrentRecipe
-from launcher.train.where import Where
 from runs import HERE, job, recipe
 from saves import Bits, bits, different, everywhere
 

@@ -17,8 +17,8 @@ from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 
 STEPS = int(os.environ.get("STEPS", "20"))
 BATCH = 8

@@ -16,8 +16,8 @@ from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
 from launcher.train.initialise import draw_normal
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 from optimizers import OPTIMIZERS, digest, steps, trainer
 from ragged import Ragged
 from runs import job, recipe

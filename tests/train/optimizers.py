@@ -21,10 +21,10 @@ from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.local_shards import EightBit
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.scaler import LossScaler
 from launcher.train.shards import local
-from launcher.train.where import Where
 from runs import HERE, job, recipe
 
 STEPS = 20

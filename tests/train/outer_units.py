@@ -17,8 +17,8 @@ from gradients import Capture
 from launcher.tasks.gpt import GPT, PydocGPT
 from launcher.train.budget import MemoryBudget
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.where import Where
 from runs import first_cases, job, recipe
 
 ARGS = {"layers": 3, "dim": 32, "heads": 2, "context": 32}

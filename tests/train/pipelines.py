@@ -18,9 +18,9 @@ from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.sharding.sharding import fsdp_roots
-from launcher.train.where import Where
 from runs import HERE, job, recipe
 
 STEPS, GLOBAL_BATCH = 5, 8

@@ -15,9 +15,9 @@ from gradients import Capture, distance
 from launcher.train.budget import MemoryBudget
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.sharding.sharding import price_of_last
-from launcher.train.where import Where
 from runs import job, recipe
 
 GPT = {"layers": 6, "dim": 32, "heads": 2, "context": 64, "dropout": 0.2}

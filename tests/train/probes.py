@@ -21,9 +21,9 @@ from launcher.tasks import gpt
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.shards import local
-from launcher.train.where import Where
 from runs import HERE, job, recipe
 
 PLENTY = 2**40

@@ -18,9 +18,9 @@ from launcher.train.checkpoints import checkpoints, writer
 from launcher.train.checkpoints.folder import NotSavedError, complete_checkpoints
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.shards import local
-from launcher.train.where import Where
 from runs import HERE, job, recipe
 
 Bits = dict[str, torch.Tensor]

@@ -38,13 +38,13 @@ from launcher.train.compiling.compiling import apply_compile
 from launcher.train.failure import leave
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
 from launcher.train.shards import local
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor.copies import COMPARED
 from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of
-from launcher.train.where import Where
 from runs import HERE, recipe
 from saves import bits, different, everywhere
 

@@ -25,9 +25,9 @@ from launcher.train.data.data import EvaluationData, Order, TrainingData, shuffl
 from launcher.train.data.loading import SampleError
 from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.failure import classify, in_a_line
+from launcher.train.phase import Where
 from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all
-from launcher.train.where import Where
 from tests.train.runs import job, one_rank, prepare, recipe
 
 

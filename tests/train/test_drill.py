@@ -10,8 +10,8 @@ import torch
 from launcher.rundir.layout import RunDir
 from launcher.train.budget import MIB, MemoryBudget, open_budget
 from launcher.train.drill import Drill, Drills, parse_drills, read_drills
+from launcher.train.phase import Where
 from launcher.train.rank import SetupError
-from launcher.train.where import Where
 from tests.train.countdown import Countdown
 from tests.train.runs import one_rank, recipe
 

@@ -17,8 +17,8 @@ from launcher.spec.job import Training
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.failure import classify, write_error
 from launcher.train.optimizers.learning_rate import learning_rate
+from launcher.train.phase import Where
 from launcher.train.rank import Place, RendezvousError, SetupError
-from launcher.train.where import Where
 
 GLOO_CLOSED = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711"

@@ -15,8 +15,8 @@ from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
 from launcher.train.budget import Unlimited
+from launcher.train.phase import Where
 from launcher.train.recovery.recovery import Recovery
-from launcher.train.where import Where
 from tests.train.runs import job, measure, one_rank, prepare, recipe, start
 
 

@@ -21,8 +21,8 @@ from launcher.train.metrics.memory import Reading
 from launcher.train.metrics.notes import Notes
 from launcher.train.metrics.snapshot import Snapshots
 from launcher.train.metrics.trackers import check_trackers
+from launcher.train.phase import Where
 from launcher.train.rank import SetupError
-from launcher.train.where import Where
 from tests.train.runs import job, one_rank, prepare, recipe, start
 
 ALERT = 128 * 2**10

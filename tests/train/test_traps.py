@@ -32,7 +32,7 @@ from launcher.train.ddp import DDP
 from launcher.train.forward import check_loss, loss_of
 from launcher.train.mesh import SHARD
 from launcher.train.rank import SetupError
-from launcher.train.replaced import Originals
+from launcher.train.replaced_parameters import Originals
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.gathered_weights import refuse_changes
 from launcher.train.sharding.kept_memory import KeptMemory

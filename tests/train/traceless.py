@@ -23,10 +23,10 @@ from launcher.train.budget import MemoryBudget
 from launcher.train.drill import Drills
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer
+from launcher.train.phase import Where
 from launcher.train.rank import join_ranks, this_place, this_rank
 from launcher.train.recovery import fallback
 from launcher.train.shards import local
-from launcher.train.where import Where
 from runs import HERE, job, recipe
 from saves import everywhere
 

@@ -18,7 +18,7 @@ from launcher.doctor.measure.gpus import visible_handles
 from launcher.doctor.measure.guarded import guarded
 from launcher.doctor.measure.host import free_memory
 from launcher.doctor.values import Measured
-from launcher.schedulers.missing import missing, script_of
+from launcher.schedulers.missing_files import missing, script_of
 from launcher.spec.job import Job
 
 IMPORT_SECONDS = 120.0

@@ -10,7 +10,7 @@ from shlex import quote
 
 from launcher.rundir.contents import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
 from launcher.schedulers.over_ssh.rsh import unpack
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 PART = 4 * 2**20
 "Maximum bytes that one round trip fetches. More data takes further round trips."

@@ -29,7 +29,7 @@ from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoint
 from launcher.schedulers.login import CutError, Login
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Piece, RoundTrip, SyncedFile
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 INDEX = ".mirror.json"
 "File in the copy of a run that lists its files as of the last round trip."

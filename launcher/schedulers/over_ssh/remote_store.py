@@ -19,7 +19,7 @@ from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import asking_to_stop
 from launcher.schedulers.store import Place, Store, write_requests_to_stop
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Prepared, Request

@@ -18,7 +18,7 @@ from launcher.schedulers.over_ssh import rsh
 from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.spec.base import format_bytes
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.long_work import working
 
 LIMIT = 256 * 2**20

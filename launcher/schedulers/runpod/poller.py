@@ -22,7 +22,7 @@ from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
 from launcher.schedulers.runpod.queue import has_turn, is_attended
 from launcher.schedulers.runpod.records import adopt, end_duplicate, has_run, record, reject
 from launcher.schedulers.runpod.settings import pace
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.events import Found, RejectedEnded, Waiting
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
     from launcher.schedulers.base import PreparedSweep
-    from launcher.schedulers.wanted import Wanted
+    from launcher.schedulers.wanted_files import Wanted
 
 DEFAULT_PYTHON = "python3"
 

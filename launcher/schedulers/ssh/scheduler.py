@@ -53,7 +53,7 @@ from launcher.spec.events import Refused, Submitting
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.snapshot import Snapshot
-    from launcher.schedulers.wanted import Wanted
+    from launcher.schedulers.wanted_files import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.spec.base import format_bytes
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.activations.in_place import changeable
 from launcher.train.activations.local_parts import memory_of
 from launcher.train.activations.places import Place, items_of

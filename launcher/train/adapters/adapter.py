@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from launcher.spec.adapter import Adapter
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.recipe import Recipe
 from launcher.spec.similar import did_you_mean
 from launcher.train.adapters.adapter_use import use_as_linear

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.rank import Rank
 from launcher.train.shards import local
 

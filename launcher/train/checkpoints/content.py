@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from launcher.spec.adapter import Adapter
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.adapters.adapter import peft_name
 from launcher.train.adapters.frozen import MARK, FrozenWeights
 from launcher.train.checkpoints.folder import CHANGED_BUFFERS, CheckpointError, read_marker

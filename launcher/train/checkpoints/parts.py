@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.checkpoints.folder import (
     PartsError,
     complete_checkpoints,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.optimizers.state import IN_CHECKPOINT
 
 MODEL = "model."

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from launcher.spec.recipe import WHOLE_LOSS
 from launcher.train.checkpoints.folder import complete_checkpoints
 from launcher.train.data.data import EvaluationData, TrainingData
+from launcher.train.phase import Where
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all
 from launcher.train.seeds import derive_seed
 from launcher.train.task import Task, TaskError, load_task
-from launcher.train.where import Where
 
 
 @dataclass(frozen=True)

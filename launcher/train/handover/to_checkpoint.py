@@ -11,11 +11,11 @@ from launcher.train.handover.progress import Progress
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model
 from launcher.train.optimizers.build import build_optimizer
+from launcher.train.phase import Where
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.seeds import derive_seed
-from launcher.train.where import Where
 
 
 def save_handover(rank: Rank, where: Where, budget: Budget) -> None:

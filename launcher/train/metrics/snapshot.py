@@ -20,8 +20,8 @@ from launcher.spec.events import MemorySnapshot
 from launcher.train.budget import Budget, Held, MemoryBudget
 from launcher.train.largest_tensors import Moment, Piece, cuda_pieces, largest
 from launcher.train.metrics.notes import Notes
+from launcher.train.phase import Where
 from launcher.train.rank import Rank
-from launcher.train.where import Where
 
 SECONDS_BETWEEN_LOOKS = 1.0
 LOOKS_PER_SECOND = 100

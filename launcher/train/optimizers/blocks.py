@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.optimizers import BLOCK
 from launcher.train.optimizers.state import IN_CHECKPOINT
 from launcher.train.shards import local, sharded_like

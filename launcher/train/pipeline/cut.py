@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from launcher.spec.mesh import stages_of
+from launcher.spec.pipeline_schedule import balanced
 from launcher.spec.recipe import Recipe
-from launcher.spec.schedule import balanced
 from launcher.train.pipeline_parts import CHUNKS, Pipeline
 from launcher.train.precision import inputs
 from launcher.train.rank import Rank, SetupError

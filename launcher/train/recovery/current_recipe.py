@@ -12,7 +12,7 @@ from launcher.planning.lower import words_of
 from launcher.spec.events import Climb, CouplesSamples, Downgrade, Probed, ProbeSkipped, RecoveryOff
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
-from launcher.train.coupling import Split
+from launcher.train.coupled_samples import Split
 from launcher.train.metrics.recorder import Recorder
 from launcher.train.rank import Rank
 from launcher.train.recovery.fallback import CLIMB_AFTER, Fallback

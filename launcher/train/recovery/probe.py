@@ -19,19 +19,18 @@ from launcher.train.activations.local_parts import memory_of
 from launcher.train.activations.selective import written
 from launcher.train.batch_norm import batch_norms_in_evaluation
 from launcher.train.budget import MemoryBudget
-from launcher.train.coupling import Split, split
+from launcher.train.coupled_samples import Split, split
 from launcher.train.data.data import to_device
 from launcher.train.ddp import DDP, without_ddp
 from launcher.train.failure import classify, in_a_line
 from launcher.train.forward import loss_of
-from launcher.train.logged import NOTHING, added
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.rank import SetupError
-from launcher.train.recovery.buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.collectives import kind_of
-from launcher.train.recovery.modes import KeptModes
+from launcher.train.recovery.ddp_buckets import as_in_buckets, bytes_of_new_buckets
 from launcher.train.recovery.optimizer_dry_run import OptimizerDryRun, dry_run_of
 from launcher.train.recovery.recovery import Failure, Recovery, failure_of
+from launcher.train.recovery.torch_modes import KeptModes
 from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding.cleanup import clean, free_failed_pass
@@ -39,6 +38,7 @@ from launcher.train.sharding.sharding import accumulate, reduces_gradients
 from launcher.train.shards import local
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
+from launcher.train.task_metrics import NOTHING, added
 
 
 class Probe:

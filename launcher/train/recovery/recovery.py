@@ -22,16 +22,16 @@ from launcher.diagnosis.memory import out_of_memory
 from launcher.spec.verdict import FailureClass, Phase
 from launcher.train.budget import Budget
 from launcher.train.failure import causes, classify, in_a_line, shortened
+from launcher.train.phase import Where
 from launcher.train.rank import Rank
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.recovery.deadline import Deadline
-from launcher.train.recovery.modes import KeptModes
 from launcher.train.recovery.selftest import self_test
+from launcher.train.recovery.torch_modes import KeptModes
 from launcher.train.sharding.cleanup import clean, free_failed_pass
 from launcher.train.task import Task
 from launcher.train.undo.undo import Undo
-from launcher.train.where import Where
 
 T = TypeVar("T")
 _self_tested: dict[tuple[str, str], str | None] = {}

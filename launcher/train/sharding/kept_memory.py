@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from launcher.train.rank import SetupError
-from launcher.train.replaced import Replaced
+from launcher.train.replaced_parameters import Replaced
 from launcher.train.task import Task
 from launcher.train.undo.objects import (
     INTERNAL,

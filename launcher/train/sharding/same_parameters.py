@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.spec.recipe import SHARDED
 from launcher.train.rank import Rank
 from launcher.train.seeds import derive_seed

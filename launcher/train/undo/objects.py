@@ -30,7 +30,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from launcher.train.pipeline_parts import CHUNKS
-from launcher.train.replaced import Replaced
+from launcher.train.replaced_parameters import Replaced
 from launcher.train.rng import numpy
 
 MOST_ITEMS = 1000

@@ -21,7 +21,7 @@ from launcher.schedulers.login import LocalLogin, LoginError, ask
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
 from launcher.schedulers.over_ssh.ssh import SshLogin
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 from tests.schedulers.sshd import Sshd
 
 

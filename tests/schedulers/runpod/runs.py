@@ -14,7 +14,7 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import Status
 from launcher.schedulers.runpod.request import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 from tests.lab import PATIENCE, wait_for
 from tests.sandbox.server import VOLUME, Sandbox
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import CouplesSamples
-from launcher.train.coupling import MAX_COMPARED, MAX_LOOKED_AT, Split, split, to_compare
+from launcher.train.coupled_samples import MAX_COMPARED, MAX_LOOKED_AT, Split, split, to_compare
 from launcher.train.rank import SetupError
 from launcher.train.undeclared import setting_of
 from tests.train.conditioned import Conditioned

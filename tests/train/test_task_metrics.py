@@ -16,9 +16,9 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.events import StateNotSaved
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
-from launcher.train.logged import log, open_logged
 from launcher.train.metrics.recorder import RESERVED, check_names
 from launcher.train.task import TaskError
+from launcher.train.task_metrics import log, open_logged
 from tests.train.runs import job, prepare, recipe, start
 from tests.train.test_traps import any_error
 from tests.train.traps import Counted

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.rank import SetupError
 from launcher.train.task import TaskError
 

@@ -55,7 +55,7 @@ def project(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(**fields: Any) -> None:
     from launcher.api.prepare import prepared
-    from launcher.schedulers.missing import check_workdir
+    from launcher.schedulers.missing_files import check_workdir
 
     base = {"name": "x", "batch": {"global": 2}, "resources": {"gpus_per_node": 0}}
     more = {"steps": 2} if "task" in fields else {}

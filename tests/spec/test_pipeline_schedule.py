@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from launcher.spec.recipe import Recipe, Schedule
-from launcher.spec.schedule import (
+from launcher.spec.pipeline_schedule import (
     SCHEDULES,
     Action,
     DeadlockError,
@@ -20,6 +19,7 @@ from launcher.spec.schedule import (
     one_f_one_b,
     zero_bubble,
 )
+from launcher.spec.recipe import Recipe, Schedule
 from tests.train.runs import recipe
 
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.report.thin import ends, is_gap, parts_of, parts_with_gaps, thinned
+from launcher.report.thinned_series import ends, is_gap, parts_of, parts_with_gaps, thinned
 
 VALUES = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=300)
 

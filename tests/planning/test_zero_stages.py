@@ -9,7 +9,7 @@ import pytest
 
 from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
-from launcher.planning.zero import Stages, stages_of
+from launcher.planning.zero_stages import Stages, stages_of
 from launcher.report.content import Page, sections
 from launcher.report.data import as_data
 from launcher.spec.cluster import Cluster
