@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import parametrizations
 
 from launcher.spec.adapter import Adapter
 from launcher.train.budget import MIB, MemoryBudget
@@ -428,6 +429,20 @@ def test_undo_puts_back_a_parameter_in_whose_place_a_pass_had_put_a_tensor() -> 
         layer.weight = weight * 0.5
         undo.restore()
         assert layer.weight is weight and [*layer._parameters] == order and "weight" not in vars(layer)
+        undo.take()
+
+
+def test_undo_takes_back_a_parametrization_that_a_pass_has_registered() -> None:
+    task = Critic()
+    model = task.model()
+    undo = Undo(model, torch.device("cpu"), task)
+    for layer in (model[0], task.critic[0]) * 2:
+        weight, names = layer.weight, [*layer.state_dict()]
+        for _ in range(2):  # the step is repeated
+            parametrizations.weight_norm(layer)
+            layer(torch.ones(2))
+            undo.restore()
+            assert type(layer) is nn.Linear and layer.weight is weight and [*layer.state_dict()] == names
         undo.take()
 
 

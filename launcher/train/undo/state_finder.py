@@ -62,6 +62,8 @@ CHANGED_FOR_A_PASS = (
 "Those of them that code may change for a part of a pass, which does not reach its end if memory runs out."
 SEARCHED = ("grad", *HOOKS_OF_TENSOR)
 "Attributes of tensors that hold what a search visits."
+SWITCHES = ("training", "__class__", "requires_grad", *SEARCHED)
+"Attributes of modules and tensors that are kept one by one."
 
 
 class Search:
@@ -131,9 +133,7 @@ class FoundState:
     "Ids of tensors that are buffers or parameters of the model."
     trained: set[int] = field(default_factory=set)
     "Ids of parameters that the optimizer changes."
-    switches: dict[str, Switches] = field(
-        default_factory=lambda: {name: Switches(name) for name in ("training", "requires_grad", *SEARCHED)}
-    )
+    switches: dict[str, Switches] = field(default_factory=lambda: {name: Switches(name) for name in SWITCHES})
     "Attributes of modules and tensors, keyed by name."
     of_model: set[int] = field(default_factory=set)
     "Ids of the tensors in `in_checkpoints` and in attributes of the model's modules."
@@ -289,6 +289,7 @@ class StateFinder:
         found.switches["training"].add(module)
         if isinstance(module, LazyModuleMixin):
             return  # its first pass makes it another module, which it stays
+        found.switches["__class__"].add(module)  # a parametrization makes it an instance of a new class
         attributes = vars(module)
         for key in CHANGED_FOR_A_PASS:
             container = attributes.get(key)
