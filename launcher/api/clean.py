@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.rundir.find import SweepRuns, find, runs_in
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.base import UNFINISHED, SchedulerError
 from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.lookup import scheduler_of, statuses
 from launcher.spec.base import parse_seconds
@@ -50,7 +50,5 @@ def _older_than(text: str) -> Iterable[RunDir]:
         raise UsageError(f"--older-than: {error}") from None
     old = [run for run in runs_in() if run.state.exists() and run.state.stat().st_mtime < limit]
     return [
-        RunDir(Path(status.path))
-        for status in statuses(old)
-        if status.resumable or status.state == "succeeded"
+        RunDir(Path(status.path)) for status in statuses(old) if status.state in UNFINISHED | {"succeeded"}
     ]

@@ -121,8 +121,7 @@ class Run:
         """Return the text of `launcher why`: the cause first, then what was done and what to do."""
         from launcher.report.why import why
 
-        now = self.status()
-        return "\n".join(why(self.directory, now.state, now.reason))
+        return "\n".join(why(self.directory, self.status()))
 
     def metrics(self) -> Metrics:
         """Return one mapping per step of the built-in entrypoint, or per call of `launcher.log`.

@@ -42,7 +42,7 @@ def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> i
     status = scheduler.status(run)
     print(f"\n{run.id}: {status.state}" + (f": {status.reason}" if status.reason else ""))
     if status.state != "succeeded":
-        print("\n".join(why(run, status.state, status.reason)))
+        print("\n".join(why(run, status)))
     return status.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from launcher.logs.clean import harmless
 from launcher.spec.errors import shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import Console
@@ -24,12 +26,38 @@ EXIT_UNCLEAR = 5  # the scheduler may have started it
 EXIT_DETACHED = 130  # Ctrl-C while following; the run continues
 
 
+@contextlib.contextmanager
+def telling_of(sentence: str) -> Iterator[None]:
+    """Print what was done to standard error, and exit, if standard output cannot be written in the block.
+
+    A caller must learn of a run that was started, because it costs GPUs or money.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        fail(f"{sentence}; {message_of(error)}", EXIT_UNCLEAR)
+
+
 class HarmlessText(io.TextIOWrapper):
     """A text stream that spells out terminal control sequences. Colours stay."""
 
     def write(self, text: str) -> int:
-        super().write(harmless_text(text))
+        with self._named_in_errors():
+            super().write(harmless_text(text))
         return len(text)
+
+    def flush(self) -> None:
+        with self._named_in_errors():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = f"standard {'error' if self.fileno() == 2 else 'output'}"
+            raise
 
 
 def make_output_harmless() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from launcher.cli.options import AsJson, RunName, complete_clusters
+
+if TYPE_CHECKING:
+    from launcher.api.resume import Resumed
+    from launcher.rundir.layout import RunDir
 
 _REST = "for the rest of the run, which is planned again"
 
@@ -39,7 +43,7 @@ def resume(
     """Continue from the last checkpoint, with the recipe of the last attempt or with your changes."""
     from launcher.api.resume import resume as resume_run
     from launcher.cli.follow import follow_run
-    from launcher.cli.output import fail, print_json
+    from launcher.cli.output import fail, telling_of
     from launcher.rundir.find import find_run
     from launcher.rundir.time import now
 
@@ -47,13 +51,22 @@ def resume(
         fail("give --json or --follow, not both")
     run_dir, since = find_run(run), now()
     resumed = resume_run(run_dir, set_ or [], cluster)
-    before, replanned = resumed.before, resumed.again
+    with telling_of(f"{run_dir.id} was resumed"):
+        _show(resumed, run_dir, json)
+    if follow:
+        raise SystemExit(follow_run(resumed.scheduler, run_dir, since))
+
+
+def _show(resumed: Resumed, run_dir: RunDir, json: bool) -> None:
+    from launcher.cli.output import print_json
+
+    replanned, saved = resumed.again, resumed.before.checkpoint_step
     changed = replanned.about["changed"] if replanned is not None else {}
     if json:
         fields = {
             "run_id": run_dir.id,
             "handle": resumed.scheduler.handle(run_dir),
-            "from_step": before.checkpoint_step,
+            "from_step": saved,
         }
         print_json(fields | ({"changed": changed} if replanned is not None else {}))
         return
@@ -71,7 +84,5 @@ def resume(
     if run_dir.read_about().job.task is None:
         print(f"{run_dir.id}: its command is started again and finds what it has saved")
     else:
-        start = "the start" if before.checkpoint_step is None else f"step {before.checkpoint_step}"
+        start = "the start" if saved is None else f"step {saved}"
         print(f"{run_dir.id} goes on from {start}")
-    if follow:
-        raise SystemExit(follow_run(resumed.scheduler, run_dir, since))

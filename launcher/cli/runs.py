@@ -61,9 +61,9 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     scheduler = scheduler_of(target)
     current = scheduler.status(target)
     if json:
-        print_json({**as_json(current, target), "why": why(target, current.state, current.reason)})
+        print_json({**as_json(current, target), "why": why(target, current)})
     else:
-        lines = why(target, current.state, current.reason)[1:4] if current.resumable else unsaved(target)
+        lines = why(target, current)[1:4] if current.resumable else unsaved(target)
         show_status(console(), replace(current, path=scheduler.where(target)), row_of(current, target), lines)
     raise SystemExit(current.exit_code)
 

@@ -149,7 +149,7 @@ def submit(
 ) -> None:
     """Plan a job as `launcher plan` does, show the plan, and start the job detached."""
     from launcher.api.prepare import Limits, prepared, queue_sets
-    from launcher.cli.output import console, print_json
+    from launcher.cli.output import console, print_json, telling_of
     from launcher.report.terminal import show_plan, show_prepared
 
     limits = Limits(max_price, budget, max_hours, unplanned or None)
@@ -192,17 +192,20 @@ def submit(
     except KeyboardInterrupt:
         _interrupted(request.run_id)
     handle = scheduler.handle(run_dir)
-    if json:
-        from launcher.report.data import submitted_data
+    ways = f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}"
+    with telling_of(f"{request.run_id} was submitted ({ways})"):
+        if json:
+            from launcher.report.data import submitted_data
 
-        print_json(submitted_data(ready, warnings, handle))
-        return
-    print(f"\n{request.run_id} submitted ({handle})")
+            print_json(submitted_data(ready, warnings, handle))
+            return
+        print(f"\n{request.run_id} submitted ({handle})")
+        if not follow:
+            print(ways)
     if follow:
         from launcher.cli.follow import follow_run
 
         raise SystemExit(follow_run(scheduler, run_dir))
-    print(f"follow: launcher logs {request.run_id} -f    cancel: launcher cancel {request.run_id}")
 
 
 def _interrupted(run_id: str) -> NoReturn:

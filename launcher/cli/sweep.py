@@ -23,7 +23,7 @@ def submit_sweep(
     dry_run: bool,
 ) -> None:
     from launcher.api.sweep import checked_sweep, prepared_sweep
-    from launcher.cli.output import EXIT_DETACHED, console, fail
+    from launcher.cli.output import EXIT_DETACHED, console, fail, telling_of
     from launcher.report.terminal import show_plan, show_prepared
     from launcher.schedulers.lookup import scheduler_of
 
@@ -46,10 +46,12 @@ def submit_sweep(
         fail(_interrupted_message(sweep), EXIT_DETACHED)
     handles = [scheduler_of(run).handle(run) for run in runs]
     array = f" as one array ({handles[0].rpartition('_')[0]})" if sweep.script is not None else ""
-    print(f"\n{len(handles)} runs submitted{array}")
-    for ready, handle in zip(sweep.runs, handles, strict=True):
-        print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
-    print(f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}")
+    ways = f"all of them: launcher status {sweep.id}    cancel: launcher cancel {sweep.id}"
+    with telling_of(f"{len(handles)} runs were submitted ({ways})"):
+        print(f"\n{len(handles)} runs submitted{array}")
+        for ready, handle in zip(sweep.runs, handles, strict=True):
+            print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
+        print(ways)
 
 
 def _interrupted_message(sweep: PreparedSweep) -> str:

@@ -55,14 +55,14 @@ def resume(
     from launcher.api.resume import resume as resume_run
     from launcher.cli.output import fail
     from launcher.rundir.find import SweepRuns, find
-    from launcher.schedulers.base import SchedulerError
+    from launcher.schedulers.base import UNFINISHED, SchedulerError
     from launcher.schedulers.lookup import states_of
 
     match = find(sweep)
     if not isinstance(match, SweepRuns):
         fail(f"{sweep} is a run, not a sweep: launcher resume {sweep}")
     states = states_of(match.runs).items()
-    ended = [run for run, status in states if status.resumable or status.state == "damaged"]
+    ended = [run for run, status in states if status.state in UNFINISHED or status.state == "damaged"]
     errors: list[SchedulerError] = []
     for run in ended:
         try:

@@ -42,7 +42,7 @@ def why(
             {"run_id": run_dir.id, "state": status.state, "reason": status.reason, "attempts": attempts}
         )
         return None
-    print("\n".join([*explain(run_dir, status.state, status.reason), *history(run_dir)]))
+    print("\n".join([*explain(run_dir, status), *history(run_dir)]))
     return None
 
 

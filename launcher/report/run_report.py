@@ -160,7 +160,7 @@ def report_of(run: RunDir, status: Status, now: float) -> Report:
         bars=tuple(bars(estimate)) if estimate is not None else (),
         timeline=timeline,
         rungs=_rungs(plan, events),
-        why=tuple(why(run, status.state, status.reason)),
+        why=tuple(why(run, status)),
         history=tuple(history_lines(run, events, turns)),
         failures=_failures(run),
         environment=_environment(run, events),

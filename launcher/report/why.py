@@ -9,7 +9,7 @@ from launcher.diagnosis.cause import label_of, other_sentence
 from launcher.doctor.options import Options
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import LIVING
+from launcher.schedulers.base import LIVING, Status
 from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointFailed, CheckpointSaved, Downgrade, StepLeftOut
 from launcher.spec.failures import OF_THE_CLUSTER
@@ -39,16 +39,14 @@ def verdicts(run: RunDir) -> list[tuple[int, Verdict, str]]:
     return judged_attempts
 
 
-def why(run: RunDir, state: str, reason: str) -> list[str]:
+def why(run: RunDir, status: Status) -> list[str]:
     """Return at most MAX_LINES lines: class, rank, phase, exception, log lines, what was done, what to do."""
-    judged = verdicts(run)
-    if state in _BETWEEN and judged:
-        reason = reason or _BETWEEN[state]
+    judged, state = verdicts(run), status.state
     if state in (*_BETWEEN, *_UNJUDGED) or not judged:
-        return _unjudged(run, state, reason)
+        return _unjudged(run, status, _BETWEEN.get(state, "") if judged else "")
     failures = [entry for entry in judged if not entry[1].ok]
     if not failures:
-        return _without_failure(run) if state == "succeeded" else _unjudged(run, state, reason)
+        return _without_failure(run) if state == "succeeded" else _unjudged(run, status)
     number, verdict, _ = failures[-1]
     ended = run.read_state()
     between = ended.reason not in ("", verdict.reason) and ended.failure != verdict.failure
@@ -62,15 +60,13 @@ def why(run: RunDir, state: str, reason: str) -> list[str]:
     return _failed(run, state, failures)
 
 
-def _unjudged(run: RunDir, state: str, reason: str) -> list[str]:
-    """Return why a run is in a state that no verdict explains."""
+def _unjudged(run: RunDir, status: Status, reason: str = "") -> list[str]:
+    """Return why a run is in a state that no verdict explains. `reason` is used if the status has none."""
+    state, reason = status.state, status.reason or reason
     if state == "lost":
         when = f"in attempt {len(run.attempts()) - 1}" if run.attempts() else "before the first attempt"
-        return [
-            f"{run.id} is lost: {reason}",
-            f"cause     node-failed, {when}",
-            f"do        launcher resume {run.id}",
-        ]
+        advice = [f"do        launcher resume {run.id}"] if status.resumable else []
+        return [f"{run.id} is lost: {reason}", f"cause     node-failed, {when}", *advice]
     nothing = "no attempt was judged"
     if state in LIVING:
         nothing = "".join(unsaved(run)) or "nothing has failed so far."

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
 
 LIVING = frozenset({"submitted", "running", "stopping"})
 "States of a run that has not ended."
+UNFINISHED = frozenset({"lost", "failed", "interrupted", "cancelled"})
+"States of a run that has ended without success."
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Status:
     updated: str = ""
     checkpoint_step: int | None = None
     path: str = ""
+    resumable: bool = False
+    "Whether `launcher resume` can continue the run. False if it was never sent or its directory is gone."
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -141,10 +145,6 @@ class Status:
         from launcher.spec.verdict import exit_code
 
         return exit_code(self.failure)
-
-    @property
-    def resumable(self) -> bool:
-        return self.state in ("lost", "failed", "interrupted", "cancelled")
 
 
 @dataclass(frozen=True)

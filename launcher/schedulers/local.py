@@ -149,20 +149,22 @@ class LocalScheduler(OneByOne):
         if state.get("state") in LIVING and supervisor_gone(run):
             state = run.read_state()  # it may have ended between the two checks
         name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
-        if name == "submitted" and _is_unsent(run):
+        exists, unsent = run.run.exists(), _is_unsent(run)
+        if unsent:
             name, reason = ("submitted", SENDING) if may_be_sent(run) else ("failed", UNSENT)
         elif name in LIVING and supervisor_gone(run):
             lost = {"state": "lost", "failure": "node-failed", "reason": _why_lost(run)}
             end = end_told(run) or lost
             name, failure, reason = end["state"], end["failure"], end["reason"] or ""
-        if not state and not run.run.exists():
+        if not state and not exists:
             name, failure, reason = "lost", "node-failed", f"{run.path} was deleted"
         elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
         elif name == "rendered":
             scheduler = scheduler_class(run.read_about().get("cluster", {}).get("scheduler", "local"))
             reason = f"written by `launcher render`, not started; {scheduler.by_hand(run.scripts)}"
-        return status_of(run, self.handle(run), state | {"state": name, "reason": reason, "failure": failure})
+        judged = {"state": name, "reason": reason, "failure": failure, "resumable": exists and not unsent}
+        return status_of(run, self.handle(run), state | judged)
 
     def cancel(self, run: RunDir) -> None:
         """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""

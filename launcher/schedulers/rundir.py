@@ -15,7 +15,7 @@ from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
 from launcher.rundir.time import seconds_of
-from launcher.schedulers.base import MaybeDoneError, Prepared, SchedulerError, Status
+from launcher.schedulers.base import UNFINISHED, MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import (
     Found,
@@ -220,14 +220,18 @@ def end_told(run: RunDir) -> dict[str, Any]:
 
 
 def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
-    """Return the status from a run's files, with `state` in place of its state.json."""
+    """Return the status from a run's files, with `state` in place of its state.json.
+
+    `resumable: False` in `state` marks a run that cannot be continued.
+    """
     about = run.read_about()
     job: dict[str, Any] = about.get("job", {})
     attempts = run.attempts()
+    name = state.get("state", "submitted")
     return Status(
         run_id=run.id,
         name=job.get("name", ""),
-        state=state.get("state", "submitted"),
+        state=name,
         handle=handle,
         attempt=state.get("attempt", attempts[-1].number if attempts else None),
         step=_int(newest(run, "step")),
@@ -238,6 +242,7 @@ def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
         updated=state.get("time", ""),
         checkpoint_step=latest_checkpoint(run),
         path=str(run.path),
+        resumable=name in UNFINISHED and state.get("resumable", True),
     )
 
 

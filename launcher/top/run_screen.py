@@ -186,7 +186,7 @@ class RunScreen(Screen[None]):
 
         def work() -> None:
             try:
-                lines = [*why(self.run, entry.status.state, entry.status.reason), *history(self.run)]
+                lines = [*why(self.run, entry.status), *history(self.run)]
             except (LauncherError, OSError) as error:
                 lines = [str(error)]
             self.post_message(Explained("\n".join(map(plain, lines))))

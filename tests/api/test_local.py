@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_a_run_is_waited_for_cancelled_resumed_and_told_of_as_the_command_line_d
     assert repr(run).startswith(f"<Run {run.id}: succeeded") and run.id in run._repr_html_()
     assert launcher.runs(name="waits", cluster="local").statuses()[0].state == "succeeded"
     assert len(launcher.runs(name="other")) == 0 and repr(launcher.runs(name="other")) == "no runs"
+
+
+@pytest.mark.e2e
+def test_a_run_that_was_deleted_cannot_be_resumed_and_is_not_said_to_be(lab: Lab) -> None:
+    lab.script("print('done')")
+    resources = {"gpus_per_node": 0, "ranks_per_node": 1}
+    run = launcher.run(
+        {"name": "x", "command": "python train.py", "batch": {"global": 1}, "resources": resources}
+    )
+    shutil.rmtree(run.path)
+    assert (run.state, run.status().resumable) == ("lost", False)
+    assert f"{run.path} was deleted" in run.why() and "launcher resume" not in run.why()
 
 
 def test_metrics_have_each_step_as_the_last_attempt_did_it(lab: Lab) -> None:

@@ -20,6 +20,7 @@ from launcher.report.why import MAX_LINES, why
 from launcher.report.why_log import judged_log, why_log
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.rundir import status_of
 from launcher.spec.verdict import REMEDY, Verdict
 
 
@@ -28,10 +29,22 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "demo-1")
 
 
+def explained(run: RunDir, state: str, reason: str, *, resumable: bool = True) -> list[str]:
+    return why(run, status_of(run, "", {"state": state, "reason": reason, "resumable": resumable}))
+
+
 def judged(run: RunDir, number: int, then: str = "", **fields) -> None:
     attempt = run.attempt(number)
     attempt.path.mkdir(parents=True)
     replace_json(attempt.verdict, {**Verdict(**fields).model_dump(), "then": then})
+
+
+def test_a_lost_run_that_cannot_be_resumed_is_not_said_to_be(run: RunDir) -> None:
+    assert "do        launcher resume demo-1" in explained(run, "lost", "gone")
+    assert explained(run, "lost", "gone", resumable=False) == [
+        "demo-1 is lost: gone",
+        "cause     node-failed, before the first attempt",
+    ]
 
 
 def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
@@ -42,7 +55,7 @@ def test_a_verbose_failure_after_many_others_still_fits(run: RunDir) -> None:
             phase="forward", step=9, exit_code=1, exception="ValueError: " + "y" * 900,
             last_lines=lines, evidence=("e",) * 50,
         )  # fmt: skip
-    shown = why(run, "failed", "")
+    shown = explained(run, "failed", "")
     assert len(shown) <= MAX_LINES < 15
     assert all(len(line) < (720 if line.startswith(("exception", "done")) else 200) for line in shown)
     assert shown[1].startswith("cause     user-error: r (attempt 5)")
@@ -53,7 +66,7 @@ def test_what_to_do_about_a_long_message_is_not_cut_off(run: RunDir) -> None:
     """DDP's message about parameters without a gradient has 1,100 characters and advises its argument."""
     message = f"RuntimeError: Expected to have finished{' words' * 200}\n{REMEDY}In the job file, set x: true"
     judged(run, 0, failure="user-error", reason="r", exception=message)
-    [line] = [line for line in why(run, "failed", "") if line.startswith("exception")]
+    [line] = [line for line in explained(run, "failed", "") if line.startswith("exception")]
     assert line.endswith("... | In the job file, set x: true") and len(line) < 720
 
 
@@ -61,33 +74,33 @@ def test_a_snapshot_of_the_rank_that_ran_out_of_memory_is_named(run: RunDir) -> 
     judged(run, 0, failure="gpu-oom", reason="r", rank=3)
     path = run.attempt(0).snapshot(3, None, "pickle")
     path.parent.mkdir()
-    assert "snapshot" not in "\n".join(why(run, "failed", ""))
+    assert "snapshot" not in "\n".join(explained(run, "failed", ""))
     path.touch()
-    assert f"snapshot  {path}" in why(run, "failed", "")
+    assert f"snapshot  {path}" in explained(run, "failed", "")
 
 
 def test_the_exception_is_not_repeated_by_the_lines_before_it(run: RunDir) -> None:
     lines = ("loading shard 7", "Traceback (most recent call last):", "ValueError: bad token")
     judged(run, 0, failure="user-error", reason="r", exception="ValueError: bad token", last_lines=lines)
-    text = "\n".join(why(run, "failed", ""))
+    text = "\n".join(explained(run, "failed", ""))
     assert text.count("bad token") == 1 and "loading shard 7" in text
 
 
 def test_a_first_attempt_that_went_on_lower_is_not_said_to_have_met_nothing(run: RunDir) -> None:
     judged(run, 0, failure="succeeded", reason="r")
-    assert why(run, "succeeded", "") == ["demo-1 succeeded in its first attempt: nothing failed."]
+    assert explained(run, "succeeded", "") == ["demo-1 succeeded in its first attempt: nothing failed."]
     run.event("downgrade", in_process=True)
-    [told] = why(run, "succeeded", "")
+    [told] = explained(run, "succeeded", "")
     assert told == "demo-1 succeeded in its first attempt; memory ran out on the way:"
 
 
 def test_what_follows_a_success_is_told_as_what_it_is(run: RunDir) -> None:
     """The run was resumed for more steps."""
     judged(run, 0, failure="succeeded", reason="r")
-    assert why(run, "running", "") == ["demo-1 is running: nothing has failed so far."]
-    assert why(run, "failed", "no such module") == ["demo-1 is failed: no such module"]
+    assert explained(run, "running", "") == ["demo-1 is running: nothing has failed so far."]
+    assert explained(run, "failed", "no such module") == ["demo-1 is failed: no such module"]
     judged(run, 1, failure="succeeded", reason="r")
-    assert why(run, "succeeded", "") == ["demo-1 succeeded: nothing failed."]
+    assert explained(run, "succeeded", "") == ["demo-1 succeeded: nothing failed."]
 
 
 def test_a_run_whose_steps_did_not_change_the_model_is_said_to_have_skipped_them(run: RunDir) -> None:
@@ -95,17 +108,20 @@ def test_a_run_whose_steps_did_not_change_the_model_is_said_to_have_skipped_them
     for step in (3, 4, 4):  # the next attempt may skip a step again
         run.event("step-left-out", step=step, reason="not finite: loss nan, gradient norm nan")
     skipped = "skipped   2 steps, the last one step 4: not finite: loss nan, gradient norm nan"
-    assert why(run, "succeeded", "") == ["demo-1 succeeded in its first attempt: no attempt failed.", skipped]
+    assert explained(run, "succeeded", "") == [
+        "demo-1 succeeded in its first attempt: no attempt failed.",
+        skipped,
+    ]
     judged(run, 1, failure="node-failed", reason="lost")
     judged(run, 2, failure="succeeded", reason="r")
-    assert skipped in why(run, "succeeded", "")
+    assert skipped in explained(run, "succeeded", "")
 
 
 @pytest.mark.parametrize("state", ["submitted", "stopping"])
 def test_a_run_that_goes_on_after_a_verdict_has_not_ended_with_it(run: RunDir, state: str) -> None:
     judged(run, 0, failure="preempted", reason="taken away")
-    assert any("launcher resume" in line for line in why(run, "interrupted", ""))
-    (told,) = why(run, state, "")
+    assert any("launcher resume" in line for line in explained(run, "interrupted", ""))
+    (told,) = explained(run, state, "")
     assert told.startswith(f"demo-1 is {state}: it") and "resume" not in told and "taken" not in told
 
 
@@ -118,7 +134,7 @@ def test_a_run_that_goes_on_after_a_verdict_has_not_ended_with_it(run: RunDir, s
     ],
 )
 def test_a_run_without_a_verdict_says_what_is_known(run: RunDir, state: str, sentence: str) -> None:
-    assert sentence in "\n".join(why(run, state, ""))
+    assert sentence in "\n".join(explained(run, state, ""))
 
 
 def test_a_run_whose_newest_checkpoint_failed_says_so_until_another_is_written(run: RunDir) -> None:
@@ -126,9 +142,9 @@ def test_a_run_whose_newest_checkpoint_failed_says_so_until_another_is_written(r
     run.event("checkpoint", step=2)
     run.event("checkpoint-failed", step=4, reason="checkpoint of step 4 could not be written: disk full")
     told = ["demo-1 is running: checkpoint of step 4 could not be written: disk full"]
-    assert why(run, "running", "") == told
+    assert explained(run, "running", "") == told
     run.event("checkpoint", step=6)
-    assert why(run, "running", "") == ["demo-1 is running: nothing has failed so far."]
+    assert explained(run, "running", "") == ["demo-1 is running: nothing has failed so far."]
 
 
 STEPS_AND_MEMORY = """
@@ -228,11 +244,11 @@ def test_what_to_do_about_a_known_message_is_said_of_a_log_and_of_a_run(
     assert failure in first and remedy in do
     assert ("examine   launcher doctor -c CLUSTER" in others) == (failure == "nccl-timeout")
     judged(run, 0, failure=failure, reason="r", exception=line)
-    (told,) = (one for one in why(run, "failed", "") if one.startswith("do        "))
+    (told,) = (one for one in explained(run, "failed", "") if one.startswith("do        "))
     assert remedy in told and ("`launcher resume demo-1`" in told) == (failure == "user-error")
 
 
 def test_a_message_that_follows_from_another_failure_brings_no_advice_of_its_own(run: RunDir) -> None:
     line = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error"
     judged(run, 0, failure="host-oom", reason="r", exception=line)
-    assert "NCCL_SHM_DISABLE" not in "\n".join(why(run, "failed", ""))
+    assert "NCCL_SHM_DISABLE" not in "\n".join(explained(run, "failed", ""))

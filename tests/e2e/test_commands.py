@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from launcher.api.resume import resume
 from launcher.cli.main import app
-from launcher.rundir.files import delete_folder
+from launcher.rundir.files import delete_folder, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.spec.verdict import EXIT_CODES
@@ -66,6 +66,29 @@ def main():
     dist.barrier()
 main()
 """
+
+
+def test_a_run_whose_id_cannot_be_printed_is_named_by_the_error(lab: Lab) -> None:
+    lab.script("print('done')")
+    job = lab.job(command="python train.py", resources={"gpus_per_node": 0, "ranks_per_node": 1})
+    launcher = f"{sys.executable} -m launcher"
+
+    def told(verb: str) -> str:
+        """What is said where standard output cannot be written."""
+        program = ["bash", "-c", f"{launcher} {verb} > /dev/full"]
+        done = subprocess.run(program, cwd=lab.folder, env=lab.environ, capture_output=True, text=True)
+        assert done.returncode == 5 and done.stderr.endswith("; standard output: No space left on device\n")
+        return done.stderr
+
+    said = told(f"submit {job} --json")
+    run = lab.newest()
+    assert f"{run.id} was submitted" in said and f"launcher cancel {run.id}" in said
+    lab.wait(run, "succeeded")
+    replace_json(run.state, {**run.read_state(), "state": "failed"})
+    assert f"{run.id} was resumed" in told(f"resume {run.id} --json")
+    program = f"set -o pipefail; {launcher} submit {job} --json | true"
+    done = subprocess.run(["bash", "-c", program], cwd=lab.folder, env=lab.environ, capture_output=True)
+    assert done.returncode == 141 and lab.newest().id in done.stderr.decode()
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -54,7 +54,7 @@ def corrected_state(run: RunDir, lock: str, trouble: str, where: str) -> Mapping
             or _lost("the supervisor was killed or its host was restarted; its ranks ended with it")
         )
     if lock == "lost":
-        return state | _lost(f"{where} no longer exists")
+        return state | _lost(f"{where} no longer exists") | {"resumable": False}
     if lock == "none" and _seconds_since_submission(run) > UNSTARTED_SECONDS:
         return state | _lost("no supervisor has started: the connection was lost during the submission")
     return state

@@ -151,7 +151,7 @@ def test_slurm_s_record_and_the_output_give_one_verdict_where_the_supervisor_die
     told = read_record(attempt.verdict)
     assert (status.failure, told["failure"], told["confidence"]) == (failure, failure, confidence)
     assert f"Slurm: 7 {word}" in told["evidence"] and "job 7" in status.reason
-    said = "\n".join(why(run, status.state, status.reason))
+    said = "\n".join(why(run, status))
     assert f"cause     {failure}" in said and f"Slurm: 7 {word}" in said
     if failure in ("gpu-oom", "disk-full"):
         assert "rank-000.err:1" in said
@@ -485,6 +485,7 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
     replace_json(run.state, {**run.read_state(), "submitter": {**this_process(), "pid": ended.pid}})
     status = states_of([run])[run]
     assert (status.state, status.failure) == ("failed", None) and "it was not submitted" in status.reason
+    assert not status.resumable and "launcher resume" not in "".join(why(run, status))
     with pytest.raises(SchedulerError, match="submit it again"):
         resume(run)
     with monkeypatch.context() as patch:

@@ -43,6 +43,7 @@ def test_only_a_lock_that_was_let_go_makes_a_living_run_lost(
 ) -> None:
     told = corrected_state(run_with(tmp_path, state), lock, trouble, "tensor01:/runs/a run")
     assert told["state"] == seen and told["attempt"] == 0
+    assert told.get("resumable", True) == (lock != "lost")
     assert (told.get("failure") == "node-failed") == (seen == "lost")
     if trouble and seen in ("running", "submitted"):
         assert told["reason"] == "last known state; no connection"
