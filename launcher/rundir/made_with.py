@@ -32,15 +32,18 @@ def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
     return named if samples is None else {**named, "samples": samples}
 
 
-def why_not_from(marker: Marker, job: Job, recipe: Recipe) -> str | None:
-    """Why `job` cannot continue from the checkpoint under `recipe`, and what can; None if it can."""
+def why_not_from(marker: Marker, job: Job, recipe: Recipe, samples: int | None = None) -> str | None:
+    """Why `job` cannot continue from the checkpoint under `recipe`, and what can; None if it can.
+
+    `samples` is the size of the training data now; None if it is not known.
+    """
     done = int(marker.get("step", 0))
     if job.steps is not None and done > job.steps:
         return (
             f"`steps` counts from the start of the run: {done} are done, it is {job.steps} now; "
             f"continue with `--set steps={done + job.steps}` for {job.steps} more"
         )
-    steps_per_epoch = int(marker.get("samples", 0)) // job.batch.global_
+    steps_per_epoch = int(marker.get("samples", 0) if samples is None else samples) // job.batch.global_
     if job.epochs is not None and steps_per_epoch and done > job.epochs * steps_per_epoch:
         passes = -(-done // steps_per_epoch)
         return (

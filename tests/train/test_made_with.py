@@ -139,6 +139,9 @@ def test_fewer_steps_than_are_done_are_refused_with_what_to_set() -> None:
     told = why_not_from(marker, job(steps=None, epochs=2), WHOLE)
     assert told is not None and "3 are done or begun" in told and "`--set epochs=5` for 2 more" in told
     assert why_not_from(marker, job(steps=None, epochs=3), WHOLE) is None
+    told = why_not_from(marker, job(steps=None, epochs=3), WHOLE, samples=24)
+    assert told is not None and "4 are done or begun, it is 3 now" in told, "the data is smaller now"
+    assert why_not_from(marker, job(steps=None, epochs=2), WHOLE, samples=80) is None
 
 
 def test_fewer_steps_than_are_done_are_refused_before_a_host_that_has_the_checkpoint_is_asked(

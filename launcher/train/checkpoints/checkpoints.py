@@ -240,7 +240,7 @@ class Checkpoints:
 
     def _made_with(self, path: Path) -> dict[str, Any]:
         marker = read_marker(path)
-        reason = why_not_from(marker, self.rank.job, self.rank.recipe)
+        reason = why_not_from(marker, self.rank.job, self.rank.recipe, self.made_with.get("samples"))
         frozen = self.made_with.get(MARK)
         if reason is None and marker.get(MARK, frozen) != frozen:
             reason = "its adapter was trained over other frozen weights than the task's model has now"
