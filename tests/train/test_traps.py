@@ -36,7 +36,7 @@ from launcher.train.replaced_parameters import Originals
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.gathered_weights import refuse_changes
 from launcher.train.sharding.kept_memory import KeptMemory
-from launcher.train.sharding.sharding import check_shardable, check_types
+from launcher.train.sharding.sharding import check_shardable, check_types, shared_with_root
 from launcher.train.task import Task, TaskError
 from launcher.train.undo.state_finder import StateFinder
 from tests.train import traps
@@ -66,6 +66,37 @@ def test_weights_that_two_blocks_share_are_refused_under_fsdp_with_what_to_do(tm
     failure = any_error(run.attempt(0))
     assert failure["failure"] == "user-error"
     assert "layers.0.weight is shared by 2 of the units" in failure["exception"]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "where"),
+    [
+        ("ddp", "same block"),
+        pytest.param("zero1", "another block", marks=pytest.mark.slow),
+        pytest.param("fsdp", "outside", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_has_a_module_twice_trains_as_on_one_rank_and_is_resumed(
+    sharding: str, where: str, tmp_path: Path
+) -> None:
+    whole = prepare(tmp_path / "whole", job(task="traps:Repeated", steps=4, args={"where": where}))
+    assert start(whole, recipe("none", micro=8), ranks=1).codes == {0: 0}
+    args = {"where": where, "stop_at": 2}
+    run = prepare(tmp_path / "stopped", job(task="traps:Repeated", steps=4, args=args))
+    for code in (EXIT_STOPPED, 0):
+        ended = start(run, recipe(sharding))
+        assert set(ended.codes.values()) == {code}, ended.output
+    assert losses(run) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_a_module_that_two_blocks_have_is_refused_under_fsdp_with_what_to_do() -> None:
+    for where in ("outside", "same block"):
+        model = traps.Twice(where)
+        shared = shared_with_root(model, [*model.blocks])
+        assert shared == ({*model.again.parameters()} if where == "outside" else set())
+    model = traps.Twice("another block")
+    with pytest.raises(SetupError, match=r"blocks\.0\.0\.weight is shared by 2 of the units"):
+        shared_with_root(model, [*model.blocks])
 
 
 def test_a_parameter_without_dimensions_is_refused_under_fsdp_with_what_to_do() -> None:

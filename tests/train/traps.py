@@ -74,19 +74,60 @@ class Trap(Task):
     def data(self, split: str) -> torch.Tensor:
         return torch.randint(0, VOCABULARY, (64, 9), generator=torch.Generator().manual_seed(0))
 
+    def count_call(self) -> None:
+        self.calls += 1
+        if self.calls == self.stop_at and os.environ["RANK"] == os.environ["LAUNCHER_ATTEMPT"] == "0":
+            Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
+
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         logits = model(batch[:, :-1]).flatten(0, 1)
         if self.half:
             logits = logits.bfloat16()
-        self.calls += 1
-        if self.calls == self.stop_at and os.environ["RANK"] == os.environ["LAUNCHER_ATTEMPT"] == "0":
-            Path(os.environ["LAUNCHER_STOP_FILE"]).write_text("preempted")
+        self.count_call()
         if self.empty and self.calls == 2 and os.environ["RANK"] == "1":
             return (logits.sum() * 0 if self.empty == "attached" else torch.zeros(())), 0
         total = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction=self.reduction)
         if self.calls in self.bad:
             total = total * float("nan")
         return total, self.sign * batch[:, 1:].numel()
+
+
+class Twice(nn.Module):
+    """A layer of the first block is also outside of the blocks or in the second block, or the second block is
+    the first one."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.again = self.blocks[0][0] if where == "outside" else nn.Identity()
+        if where == "another block":
+            self.blocks[1][0] = self.blocks[0][0]
+        if where == "same block":
+            self.blocks[1] = self.blocks[0]
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(self.again(x))
+
+
+class Repeated(Trap):
+    """A module in two places."""
+
+    def __init__(self, where: str, stop_at: int = 0) -> None:
+        super().__init__(stop_at=stop_at)
+        self.where = where
+
+    def model(self) -> nn.Module:
+        return Twice(self.where)
+
+    def data(self, split: str) -> torch.Tensor:
+        return torch.randn((64, 8), generator=torch.Generator().manual_seed(0))
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        self.count_call()
+        return (model(batch) - batch.sum(1, keepdim=True)).square().sum(), len(batch)
 
 
 class Normed(Task):

@@ -61,6 +61,7 @@ from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReade
 from launcher.train.checkpoints.same_model import model_difference, with_states
 from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
 from launcher.train.checkpoints.writer import Writer
+from launcher.train.ddp import without_ddp
 from launcher.train.issued_collectives import BACKGROUND_GROUP
 from launcher.train.optimizers.blocks import other_shards
 from launcher.train.optimizers.state import make_states
@@ -101,7 +102,8 @@ class Checkpoints:
     ) -> None:
         """`samples` is the number in the training data. Raises TaskError if the task's state cannot be
         saved."""
-        self.model, self.optimizer, self.scaler, self.rank = model, optimizer, scaler, rank
+        # torch would add DDP's prefix to only one of the names of a module that has several.
+        self.model, self.optimizer, self.scaler, self.rank = without_ddp(model), optimizer, scaler, rank
         self.folder = rank.run.checkpoints
         self.saved = 0
         "The step of the newest checkpoint that this attempt has read or completed."
@@ -119,7 +121,7 @@ class Checkpoints:
         self._stager: DefaultStager | None = None
         self.rank_state = RankState(model, rank.device, task)
         if task is not None and rank.job.adapter is not None:
-            self.made_with[MARK] = fingerprint(self.rank_state.model, task, rank)
+            self.made_with[MARK] = fingerprint(self.model, task, rank)
 
     def save(self, step: int) -> Saved | None:
         """Save a checkpoint. Every rank calls this while no save is in progress. None means that the save
@@ -355,7 +357,7 @@ class Checkpoints:
             make_states(self.optimizer)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options)
         # torch leaves out a frozen parameter under one name only; a tied parameter has several.
-        for name, parameter in self.rank_state.model.named_parameters(remove_duplicate=False):
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if not self.holds(parameter):
                 model.pop(name, None)
         return {"model": model, "optimizer": optimizer}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -20,7 +20,6 @@ from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.ddp import DDP
 from launcher.train.mesh import Meshes
-from launcher.train.outer_units import owners_of
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision, parametrize_in_fp32
 from launcher.train.rank import Rank, SetupError
@@ -280,11 +279,9 @@ def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Pa
 
     Raises SetupError for weights that two blocks share and the root does not have.
     """
-    block_of = {module: block for block in outermost(blocks) for module in block.modules()}
     names = {parameter: name for name, parameter in model.named_parameters()}
     shared = set()
-    for parameter, owners in owners_of(model).items():
-        users = {block_of.get(module) for module in owners}  # None: outside of all blocks
+    for parameter, users in _users(model, {*outermost(blocks)}).items():
         if len(users) > 1 and None not in users:
             raise SetupError(
                 f"{names[parameter]} is shared by {len(users)} of the units that the task's blocks() "
@@ -294,6 +291,26 @@ def shared_with_root(model: nn.Module, blocks: Iterable[nn.Module]) -> set[nn.Pa
         if len(users) > 1:
             shared.add(parameter)
     return shared
+
+
+def _users(model: nn.Module, blocks: Container[nn.Module]) -> dict[nn.Parameter, set[nn.Module | None]]:
+    """Return the blocks that have each parameter, and None if it is also outside of all blocks. A module may
+    be in several places."""
+    users: dict[nn.Parameter, set[nn.Module | None]] = {}
+    seen = set[tuple[nn.Module, nn.Module | None]]()
+
+    def visit(module: nn.Module, block: nn.Module | None) -> None:
+        block = module if module in blocks else block
+        if (module, block) in seen:
+            return
+        seen.add((module, block))
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(parameter, set()).add(block)
+        for child in module.children():
+            visit(child, block)
+
+    visit(model, None)
+    return users
 
 
 def offload_policy(rank: Rank) -> OffloadPolicy:
