@@ -78,34 +78,24 @@ class LocalLogin:
             raise CutError(f"{self.name} gave no answer within {timeout:.0f} s") from None
 
 
-def ask(login: Login, questions: Mapping[str, Sequence[str]], timeout: float = 60.0) -> dict[str, Answer]:
+def ask(login: Login, questions: Mapping[str, Sequence[str]]) -> dict[str, Answer]:
     """Run commands in parallel in one round trip. Return the answers by the names in `questions`.
 
     Raises LoginError if the host cannot be reached or an answer is incomplete.
     """
-    mark = secrets.token_hex(8)  # a login shell's own output cannot contain it
-    commands = list(questions.items())
-    script_lines = ["t=$(mktemp -d) || exit 70", "trap 'rm -rf \"$t\"' EXIT", "export LC_ALL=C"]
-    for i, (_, command) in enumerate(commands):
-        script_lines.append(
+    mark = secrets.token_hex(8)  # begins each part of the answer; no other output can contain it
+    script = ["t=$(mktemp -d) || exit 70", "trap 'rm -rf \"$t\"' EXIT", "export LC_ALL=C"]
+    for i, command in enumerate(questions.values()):
+        script.append(
             f'{{ {shlex.join(command)}; echo $? >"$t/{i}.c"; }} >"$t/{i}.o" 2>"$t/{i}.e" </dev/null &'
         )
-    files = [f'"$t/{i}.{kind}"' for i in range(len(commands)) for kind in "coe"]
-    all_files = " ".join(files)
-    script_lines.append(f"wait; echo {mark}; wc -c {all_files}; echo {mark}; cat {all_files}")
-    done = login.run("\n".join(script_lines), timeout=timeout)
-    _, _, rest = done.stdout.partition(f"{mark}\n".encode())
-    size_lines, _, rest = rest.partition(f"{mark}\n".encode())
-    sizes = [int(line.split()[0]) for line in size_lines.splitlines()]
-    parts = []
-    for size in sizes[:-1]:  # the last one is their sum
-        parts.append(rest[:size].decode(errors="replace"))
-        rest = rest[size:]
-    if len(parts) != len(files) or rest or not all(code.strip().isdigit() for code in parts[::3]):
+    parts = (f'"$t/mark" "$t/{i}.{kind}"' for i in range(len(questions)) for kind in "coe")
+    script.append(f'wait; echo {mark} >"$t/mark"; cat {" ".join(parts)} "$t/mark"')
+    done = login.run("\n".join(script))
+    texts = [text.decode(errors="replace") for text in done.stdout.split(f"{mark}\n".encode())[1:]]
+    codes, outs, errs = texts[:-1:3], texts[1:-1:3], texts[2:-1:3]
+    if len(texts) != 3 * len(questions) + 1 or not all(code.strip().isdigit() for code in codes):
         message = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
         raise LoginError(f"{login.name}: the answer is incomplete: {message}")
-    answers = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    return {
-        name: Answer(int(code), out, err)
-        for (name, _), (code, out, err) in zip(commands, answers, strict=True)
-    }
+    answers = zip(questions, codes, outs, errs, strict=True)
+    return {name: Answer(int(code), out, err) for name, code, out, err in answers}
