@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -40,6 +41,14 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
         if isinstance(error, OSError):
             error.filename = str(path)  # the temporary name would not help the user
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on this file, which is created if it is missing, during the block."""
+    with open(path, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def replace_bytes(path: Path, data: bytes) -> None:

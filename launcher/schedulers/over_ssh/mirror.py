@@ -6,8 +6,6 @@ directory.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
 import json
 import os
@@ -17,12 +15,12 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from launcher.rundir.contents import DELETED, GROWING, SENT, expression
-from launcher.rundir.files import read_record, replace_bytes
+from launcher.rundir.files import locked, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints, private_folder
@@ -109,7 +107,8 @@ class Mirrored:
         self, script: str, stdin: bytes, timeout: float, *, send: bool = True, strict: bool = False
     ) -> RoundTrip:
         mark = secrets.token_hex(8)
-        with _locked(self.local_root):  # two processes would both send what neither has sent yet
+        # Two processes would both send what neither has sent yet.
+        with locked(private_folder(self.local_root) / ".lock"):
             index = {run: _read_index(self.local_root / run) for run in self._runs}
             changes = _changes(self.local_root, index) if send else Changes()
             sent = _sent_versions(self.local_root, index, send)
@@ -328,10 +327,3 @@ def _write_index(run: Path, files: Mapping[str, SyncedFile]) -> None:
     if run.is_dir():  # not deleted in the meantime
         record = {name: (file.inode, file.size, file.time, file.local_time) for name, file in files.items()}
         replace_bytes(run / INDEX, json.dumps(record).encode())
-
-
-@contextlib.contextmanager
-def _locked(local_root: Path) -> Iterator[None]:
-    with open(private_folder(local_root) / ".lock", "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

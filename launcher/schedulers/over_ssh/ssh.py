@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from launcher.rundir.files import locked
 from launcher.rundir.shared import private_folder
 from launcher.schedulers.login import CutError, LoginError, all_or_nothing
 from launcher.spec.long_work import working
@@ -91,7 +90,8 @@ class SshLogin:
         self._options = self._options or _connection_options(self.name)
         if self._is_open():
             return
-        with _one_at_a_time(self.name):  # so that two commands at once ask for one second factor, not two
+        # Two commands at once ask for one second factor, not two.
+        with locked(_sockets() / f"{self.name[:100]}.lock"):
             if not self._is_open():
                 self._log_in()
 
@@ -167,13 +167,6 @@ def _private(folder: Path) -> Path:
         return private_folder(folder)
     except PermissionError as error:
         raise LoginError(f"the folder for ssh's shared connections: {error}") from None
-
-
-@contextlib.contextmanager
-def _one_at_a_time(host: str) -> Iterator[None]:
-    with open(_sockets() / f"{host[:100]}.lock", "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _has_terminal() -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.rundir.contents import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
-from launcher.rundir.files import read_record, replace_bytes
+from launcher.rundir.files import locked, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD
@@ -256,8 +255,7 @@ class Copy:
     @contextlib.contextmanager
     def _index(self) -> Iterator[Index]:
         """Open the index under a lock, so that two processes do not append the same bytes."""
-        with open(self.run.path / ".volume.lock", "w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.run.path / ".volume.lock"):
             index: Index = read_record(self.run.path / INDEX)
             try:
                 yield index
