@@ -48,6 +48,11 @@ class Section(Value):
         return cluster.section if isinstance(cluster.section, cls) else None
 
     @classmethod
+    def used_by(cls: type[S], cluster: Cluster) -> S:
+        """Return the section of a profile with this section's scheduler, or the defaults if it has none."""
+        return cls.of(cluster) or cls()
+
+    @classmethod
     def implied(cls, section: Any) -> Mapping[str, Any]:
         """Return fields of the profile that follow from a section as it was written, valid or not."""
         return {}

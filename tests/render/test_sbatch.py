@@ -61,6 +61,13 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, errors.decode()
 
 
+def test_a_profile_needs_no_slurm_section(tmp_path: Path) -> None:
+    stub, plain = stubs.make(tmp_path / "stubs"), {"name": "s", "scheduler": "slurm"}
+    without = write(tmp_path, stub, Cluster.model_validate(plain)).read_text()
+    assert without == write(tmp_path, stub, Cluster.model_validate({**plain, "slurm": {}})).read_text()
+    assert "#SBATCH --signal=B:USR2@120" in without
+
+
 @pytest.mark.parametrize("code", [0, 1, 85, 143])
 def test_the_exit_code_of_the_supervisor_survives_srun_and_the_batch_shell(tmp_path: Path, code: int) -> None:
     stub = stubs.make(tmp_path / "stubs")

@@ -270,8 +270,8 @@ def _has_server_limit(run: RunDir) -> bool:
     from launcher.spec.cluster import Cluster
 
     about = run.read_about()
-    section = RunPod.of(Cluster.model_validate(about["cluster"]))
-    return section is None or section.no_server_limit(int(about["nodes"])) is None
+    section = RunPod.used_by(Cluster.model_validate(about["cluster"]))
+    return section.no_server_limit(int(about["nodes"])) is None
 
 
 def _renewals_left(run: RunDir) -> bool:

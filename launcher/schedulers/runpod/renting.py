@@ -301,9 +301,7 @@ def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
     """Return run.json, and the job, cluster and `runpod` section in it."""
     about = run.read_about()
     cluster = Cluster.model_validate(about["cluster"])
-    section = RunPod.of(cluster)
-    assert section is not None  # it was submitted with one
-    return about, Job.model_validate(about["job"]), cluster, section
+    return about, Job.model_validate(about["job"]), cluster, RunPod.used_by(cluster)
 
 
 def _planned(run: RunDir) -> Plan | None:

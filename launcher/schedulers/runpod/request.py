@@ -74,9 +74,7 @@ class PodPrepared(Prepared):
 
     @property
     def section(self) -> RunPod:
-        section = RunPod.of(self.request.cluster)
-        assert section is not None  # a cluster of this scheduler has one
-        return section
+        return RunPod.used_by(self.request.cluster)
 
     @property
     def gpu_id(self) -> str | None:
@@ -218,16 +216,15 @@ def _prepare_for_gpu(request: Request, digest: str | None, packed: bytes | None)
         run_dir=run_dir,
         files=files,
         target=where,
-        command=command(RunPod.of(request.cluster), layout.nodes, layout.gpus_per_node),
+        command=command(RunPod.used_by(request.cluster), layout.nodes, layout.gpus_per_node),
         about=record,
         warnings=(*request.plan.warnings, *notes(where)),
         archive=archive,
     )
 
 
-def command(section: RunPod | None, nodes: int, gpus: int) -> tuple[str, ...]:
+def command(section: RunPod, nodes: int, gpus: int) -> tuple[str, ...]:
     """Return the request that rents the pod, in the form shown to the user."""
-    assert section is not None  # a cluster of this scheduler has one
     if (name := mutation(section, nodes, gpus)) is not None:
         return ("POST", "/graphql", name)
     return ("POST", "/v2/clusters" if nodes > 1 else "/v2/pods")

@@ -71,7 +71,7 @@ def scripts(target: Target) -> tuple[RenderedFile, ...]:
 
 def notes(target: Target) -> tuple[str, ...]:
     """Return what the user should know before anything is rented."""
-    lines, runpod = list[str](), _section(target.cluster)
+    lines, runpod = list[str](), RunPod.used_by(target.cluster)
     if runpod.volume_id == CHANGE_ME:
         lines.append(NO_VOLUME_YET)
     if runpod.volume_id is None:
@@ -92,12 +92,14 @@ def notes(target: Target) -> tuple[str, ...]:
 
 def pod_run_dir(cluster: Cluster, run_id: str) -> str:
     """Return the run directory's path on the pod's volume."""
-    return posixpath.join(cluster.paths.runs or posixpath.join(_section(cluster).volume_path, "runs"), run_id)
+    return posixpath.join(
+        cluster.paths.runs or posixpath.join(RunPod.used_by(cluster).volume_path, "runs"), run_id
+    )
 
 
 def code_folder(cluster: Cluster) -> str:
     """Return the path on the volume that holds a folder and an archive for each snapshot of a job's code."""
-    return posixpath.join(_section(cluster).volume_path, ".launcher", "code")
+    return posixpath.join(RunPod.used_by(cluster).volume_path, ".launcher", "code")
 
 
 def brings_code(job: Job) -> bool:
@@ -141,7 +143,7 @@ def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
         "run_dir_mode": f"{MODES[target.cluster.paths.access]:o}",
         "python": target.python,
         "nodes": target.nodes,
-        "max_seconds": _section(target.cluster).max_seconds(target.job),
+        "max_seconds": RunPod.used_by(target.cluster).max_seconds(target.job),
         # Beginning of the run's handle; the id of the pod or cluster follows.
         "handle_prefix": f"runpod:{target.cluster.name}:" + ("cluster/" if target.nodes > 1 else ""),
         "setup": setup_lines(target.cluster),
@@ -175,7 +177,7 @@ def request_values(target: Target, on_pod_sh: str) -> dict[str, Any]:
 
     Raises RenderError.
     """
-    runpod = _section(target.cluster)
+    runpod = RunPod.used_by(target.cluster)
     if target.image is None:
         raise RenderError("RunPod needs an image: `image:` in the job or `container.image` in the cluster")
     gpus = target.gpus_per_node
@@ -185,7 +187,7 @@ def request_values(target: Target, on_pod_sh: str) -> dict[str, Any]:
     env = {
         variables.RUN_ID: target.run_id,
         variables.SUBMISSION: "1",
-        variables.MAX_SECONDS: str(_section(target.cluster).max_seconds(target.job)),
+        variables.MAX_SECONDS: str(runpod.max_seconds(target.job)),
     }
     for secret in target.job.secrets:
         if secret.runpod is not None:
@@ -240,9 +242,3 @@ def _args(script: str, run_id: str) -> str:
 
 def _base64(text: str) -> quote.Written:
     return quote.Written(base64.b64encode(text.encode()).decode())
-
-
-def _section(cluster: Cluster) -> RunPod:
-    if (section := RunPod.of(cluster)) is None:
-        raise RenderError(f"cluster {cluster.name} has no `runpod:` section")
-    return section

@@ -35,7 +35,7 @@ class Feasibility:
 
     @property
     def slurm(self) -> Slurm:
-        return Slurm.of(self.cluster) or Slurm()
+        return Slurm.used_by(self.cluster)
 
     @property
     def partitions(self) -> list[Partition]:

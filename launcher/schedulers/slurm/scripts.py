@@ -85,7 +85,7 @@ _MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 def batch_values(target: Target) -> dict[str, Any]:
     """Return the values of slurm/job.sbatch.j2, slurm-lib.sh.j2, check-node.sh.j2 and on-node.sh.j2."""
     options, flags = _sbatch_options(target)
-    slurm = Slurm.of(target.cluster) or Slurm()
+    slurm = Slurm.used_by(target.cluster)
     inside = container(target)
     return {
         "version": __version__,
@@ -153,14 +153,14 @@ def array_values(
         "output": quote.slurm_file(folder) + "/%a/slurm-%j.out",
         "options": options,
         "flags": flags,
-        "with_comment": (Slurm.of(target.cluster) or Slurm()).comment,
+        "with_comment": Slurm.used_by(target.cluster).comment,
         "requeue": target.job.requeue,
     }
 
 
 def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | None:
     """Return the CPUs per node that the job requests from Slurm. None leaves the number to the site."""
-    node, slurm = cluster.node, Slurm.of(cluster) or Slurm()
+    node, slurm = cluster.node, Slurm.used_by(cluster)
     if job.resources.cpus_per_node is not None:
         return job.resources.cpus_per_node
     if node.cpus is not None:  # a fair share: proportional to the GPUs asked for
@@ -172,8 +172,8 @@ def cpus_per_node(job: Job, cluster: Cluster, gpus: int, ranks: int) -> int | No
 
 def cpus_note(target: Target) -> str | None:
     """Return a note about the CPUs that a job gets if the profile does not set the CPUs per node, or None."""
-    slurm, ranks = Slurm.of(target.cluster), target.ranks_per_node
-    if slurm is None or slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
+    slurm, ranks = Slurm.used_by(target.cluster), target.ranks_per_node
+    if slurm.exclusive or target.cluster.node.cpus or "cpus-per-gpu" in slurm.extra:
         return None
     if target.job.resources.cpus_per_node is not None:
         return None
@@ -183,9 +183,7 @@ def cpus_note(target: Target) -> str | None:
 
 def _sbatch_options(target: Target) -> tuple[Pairs, tuple[str, ...]]:
     """Return the options of sbatch with a value, and those without one. Raises RenderError."""
-    slurm = Slurm.of(target.cluster)
-    if slurm is None:
-        raise RenderError(f"cluster {target.cluster.name} has no `slurm:` section")
+    slurm = Slurm.used_by(target.cluster)
     options = [
         *_places(slurm),
         *_gpus(slurm, target.gpus_per_node),

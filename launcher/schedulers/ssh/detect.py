@@ -21,10 +21,8 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
 
     Raises SchedulerError if no host answers or if their GPUs differ.
     """
-    section = Ssh.of(cluster)
-    assert section is not None
     python = cluster.paths.python or DEFAULT_PYTHON
-    hosts = [SshLogin(host) for host in section.hosts]
+    hosts = [SshLogin(host) for host in Ssh.used_by(cluster).hosts]
     answers = in_parallel(lambda host: ask_host(host, python, {"do": "gpus"}), hosts)
     if all(isinstance(answer, SchedulerError) for answer in answers):
         results_or_raise(answers)
