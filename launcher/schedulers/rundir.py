@@ -79,6 +79,22 @@ def was_sent(run: RunDir) -> bool:
     return any(event.get("event") in kinds for event in run.read_events())
 
 
+def latest_handle(events: Sequence[Mapping[str, Any]], prefix: str) -> str | None:
+    """Return the latest handle with this prefix in a run's events.
+
+    Return None if there is none, or if the answer to the last submission was lost.
+    """
+    refused = False
+    for event in reversed(events):
+        handle = str(event.get("handle", ""))
+        if handle.startswith(prefix) and not handle.endswith(":"):
+            return handle
+        if event.get("event") == "submitting" and not refused:
+            return None
+        refused = event.get("event") == "refused"
+    return None
+
+
 def may_be_sent(run: RunDir) -> bool:
     """Return whether the process that wrote the run directory may still be sending the job's code."""
     state = run.read_state()

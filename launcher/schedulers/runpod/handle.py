@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.rundir import latest_handle
 
 PREFIX = "runpod:"
 POD_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
@@ -76,12 +77,5 @@ def handle_in(events: Sequence[Mapping[str, Any]], profile: str, run_id: str) ->
 
     It has no pod if the answer to the last submission was lost.
     """
-    refused = False
-    for event in reversed(events):
-        name = str(event.get("handle", ""))
-        if name.startswith(PREFIX) and not name.endswith(":"):
-            return Handle(profile, name.rpartition(":")[2])
-        if event.get("event") == "submitting" and not refused:
-            break
-        refused = event.get("event") == "refused"
-    return Handle(profile, None, run_id)
+    handle = latest_handle(events, PREFIX)
+    return Handle(profile, None, run_id) if handle is None else Handle(profile, handle.rpartition(":")[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.rundir import latest_handle
 
 PREFIX = "slurm:"
 UNKNOWN = "run/"
@@ -26,15 +27,8 @@ class Handle:
 def handle_of(run: RunDir) -> Handle:
     """Return the handle of the run's latest job, with job None if sbatch's last answer was lost."""
     cluster = run.read_about().get("cluster", {}).get("name", "")
-    refused = False
-    for event in reversed(run.read_events()):
-        name = str(event.get("handle", ""))
-        if name.startswith(PREFIX):
-            return Handle(cluster, name.rpartition(":")[2])
-        if event.get("event") == "submitting" and not refused:
-            break
-        refused = event.get("event") == "refused"
-    return Handle(cluster, None, run.id)
+    handle = latest_handle(run.read_events(), PREFIX)
+    return Handle(cluster, None if handle is None else handle.rpartition(":")[2], run.id)
 
 
 def job_in(handle: str) -> str:
