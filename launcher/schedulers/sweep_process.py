@@ -24,41 +24,28 @@ def has_sweep_process(folder: Path) -> bool:
     return held(folder / LOCK)
 
 
-def start_sweep_process(folder: Path, module: str, *arguments: str) -> None:
-    """Start `python -m MODULE FOLDER ARGUMENTS...`, unless it is alive. Raises SchedulerError."""
-    with _locked(folder) as lock:
-        if lock is not None:
-            _start(lock, folder, module, arguments)
-
-
 @contextlib.contextmanager
-def sweep_process_afterwards(folder: Path, module: str) -> Iterator[None]:
+def sweep_process_afterwards(folder: Path, module: str, *arguments: str) -> Iterator[None]:
     """Wrap the code that submits runs of a sweep, and start the sweep's process after it, unless it is alive.
 
-    During the block the lock is held, so that the sweep counts as having a process. Raises SchedulerError.
+    The process is `python -m MODULE FOLDER ARGUMENTS...`. During the block the lock is held, so that the
+    sweep counts as having a process. Raises SchedulerError.
     """
-    with _locked(folder) as lock:
-        try:
-            yield
-        finally:  # also after an error: the runs that were submitted before it continue
-            if lock is not None:
-                _start(lock, folder, module)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[TextIO | None]:
-    """Take the lock, or yield None if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a", encoding="utf-8") as lock:
+        alive = False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield None
-        else:
-            yield lock
+            alive = True
+        try:
+            yield
+        finally:  # also after an error: the runs that were submitted before it continue
+            if not alive:
+                _start(lock, folder, module, arguments)
 
 
-def _start(lock: TextIO, folder: Path, module: str, arguments: Sequence[str] = ()) -> None:
+def _start(lock: TextIO, folder: Path, module: str, arguments: Sequence[str]) -> None:
     """Start the process, which inherits the lock, and write its id. Raises SchedulerError."""
     command = [sys.executable, "-m", module, str(folder), *arguments]
     with open_log(folder / LOG) as log:

@@ -47,7 +47,7 @@ from launcher.schedulers.ssh.moves import LiveRun, next_move
 from launcher.schedulers.ssh.no_shared_folder import check_resume, hosts_with_directory, notes, send_to_all
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import corrected_state, locks_script, parse_locks
-from launcher.schedulers.sweep_process import start_sweep_process
+from launcher.schedulers.sweep_process import sweep_process_afterwards
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Refused, Submitting
 
@@ -162,7 +162,8 @@ class SshHosts(OneByOne):
         roots = [self._store_on(host).local_root for host in self.hosts]
         folders = [root / "sweeps" / sweep for root in roots if any(root.glob(f"{escape(sweep)}-*"))]
         if len(self.hosts) > 1:  # a single host has no other to move to
-            start_sweep_process(folders[0], SPREAD, *map(str, folders[1:]))
+            with sweep_process_afterwards(folders[0], SPREAD, *map(str, folders[1:])):
+                pass  # all runs are submitted
 
     def spread(self, runs: Sequence[RunDir]) -> Iterator[RunDir]:
         """Move waiting runs of a sweep to hosts of the profile that are free. Yield each moved run.
