@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher import __version__
 from launcher.schedulers.base import Findings
+from launcher.schedulers.ssh.hosts import HostError
 from launcher.supervise.gpus import InstalledGpu, short_of
 
 _INSTALL = "in launcher's checkout there: {python} -m pip install '.[train]'"
@@ -61,14 +62,14 @@ def problems(host: str, facts: Mapping[str, Any], need: Need) -> Findings:
 
 
 def separate_folders(hosts: Sequence[str], visits: Sequence[Mapping[str, Any]], runs: str) -> bool:
-    """Return whether each host has its own folder `runs`. Raises ValueError if only some hosts share it.
+    """Return whether each host has its own folder `runs`. Raises HostError if only some hosts share it.
 
     `visits` holds the answers of `meet` from all hosts but the first.
     """
     without = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["shared"]]
     if without and len(without) < len(visits):
         sharing = [host for host in hosts if host not in without]
-        raise ValueError(
+        raise HostError(
             f"{', '.join(without)}: files that {hosts[0]} writes into paths.runs ({runs}) are missing there, "
             f"while {', '.join(sharing)} share the folder; all hosts of a job must share it, or none"
         )
@@ -81,14 +82,14 @@ def rendezvous_address(
     """Return the address at which all other hosts reach the first one.
 
     `facts` is the first host's answer to `look`; `visits` holds the others' answers to `meet`. Raises
-    ValueError if there is no such address.
+    HostError if there is no such address.
     """
     for address in facts["addresses"]:
         if all(address in visit["reached"] for visit in visits):
             return str(address)
     unreachable = [host for host, visit in zip(hosts[1:], visits, strict=True) if not visit["reached"]]
     tried = ", ".join(facts["addresses"]) or "none that other hosts can use"
-    raise ValueError(
+    raise HostError(
         f"{', '.join(unreachable or hosts[1:])} cannot reach {hosts[0]} at port {facts['port']} (its "
         f"addresses: {tried}); open the ports from 61000 to 65535 between the hosts"
     )

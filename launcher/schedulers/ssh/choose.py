@@ -50,6 +50,8 @@ class Chosen:
     notes: tuple[str, ...]
     separate_folders: bool = False
     "Whether the hosts share no folder, so that each has its own run directory."
+    places: int | None = None
+    "Number of runs of a sweep that run there at the same time, or None for as many as its GPUs allow."
 
 
 def hosts_of(about: About) -> tuple[str, ...]:
@@ -88,19 +90,10 @@ def choose(
     return Chosen(chosen, Rendezvous(address, first["port"]), tuple(notes), separate_folders)
 
 
-@dataclass(frozen=True)
-class Share:
-    """A host's share of a sweep."""
-
-    chosen: Chosen
-    places: int | None
-    "Number of runs that run there at the same time, or None for as many as its GPUs allow."
-
-
 def distribute(
     hosts: Sequence[SshLogin], about: About, remote_root: str, tasks: int, at_once: int | None
-) -> tuple[list[Share], tuple[str, ...]]:
-    """Distribute the runs of a sweep over the hosts. Return the share of each run's host, and notes.
+) -> tuple[list[Chosen], tuple[str, ...]]:
+    """Distribute the runs of a sweep over the hosts. Return each run's host, and notes.
 
     `about` is the run.json of a run that needs the most GPUs. Raises SchedulerError if no host can run it.
     """
@@ -113,13 +106,10 @@ def distribute(
     seats = assign_seats(
         [len(facts[rank]["gpus"]) // need if need else 1 for rank in usable], at_once or tasks
     )
-    shares = [
-        Share(
-            Chosen((hosts[rank],), Rendezvous(None, facts[rank]["port"]), ()),
-            seats.count(seat) if at_once is not None else None,
-        )
-        for seat, rank in enumerate(usable)
-    ]
+    chosen = []
+    for seat, rank in enumerate(usable):
+        places = seats.count(seat) if at_once is not None else None
+        chosen.append(Chosen((hosts[rank],), Rendezvous(None, facts[rank]["port"]), (), places=places))
     per_task = [seats[task % len(seats)] for task in range(tasks)]
     counts = ", ".join(
         f"{per_task.count(seat)} on {hosts[rank].name}"
@@ -129,7 +119,7 @@ def distribute(
     notes = [f"runs: {counts}"] if len(hosts) > 1 else []
     notes += [f"passed over: {refusal}" for refusal in refused]
     notes += [warning for rank in usable for warning in findings[rank].warnings]
-    return [shares[seat] for seat in per_task], tuple(notes)
+    return [chosen[seat] for seat in per_task], tuple(notes)
 
 
 def runs_that_fit(host: SshLogin, about: About, remote_root: str) -> float:
@@ -201,10 +191,7 @@ def _meet(
 
     visits = results_or_raise(in_parallel(visit, range(len(hosts))))[1:]
     names = [host.name for host in hosts]
-    try:
-        return rendezvous_address(names, first, visits), separate_folders(names, visits, remote_root)
-    except ValueError as error:
-        raise HostError(str(error)) from None
+    return rendezvous_address(names, first, visits), separate_folders(names, visits, remote_root)
 
 
 def python_of(about: About) -> str:

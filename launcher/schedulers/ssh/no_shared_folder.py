@@ -29,32 +29,31 @@ done
 """
 
 
-def send_to_all(run: RunDir, remote_root: str, hosts: Sequence[RemoteStore]) -> None:
+def send_to_all(run: RunDir, stores: Sequence[RemoteStore]) -> None:
     """Send the run directory and the job's code to every host. Node 0 receives the run directory separately.
 
     The hosts come one after the other, so that two hosts that share a folder find each other's marks. Raises
     NotSentError; in that case, nothing was started.
     """
-    for rank, store in enumerate(hosts):
+    for rank, store in enumerate(stores):
         try:
-            done = _send_to(run, remote_root, rank, store)
+            done = _send_to(run, rank, store)
         except LoginError as error:
             raise NotSentError(str(error)) from None
         if done.returncode == _SHARED:
             raise NotSentError(
-                f"{store.name} shares {remote_root} with another host of the job, but not with all; either "
-                "all hosts must share that folder, or none"
+                f"{store.name} shares {store.remote_root} with another host of the job, but not with all; "
+                "either all hosts must share that folder, or none"
             )
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             why = lines[-1] if lines else f"exit code {done.returncode}"
-            raise NotSentError(f"{store.name}: {remote_root}/{run.id} could not be written: {why}")
+            raise NotSentError(f"{store.name}: {store.path(run, run.path)} could not be written: {why}")
 
 
-def _send_to(
-    run: RunDir, remote_root: str, rank: int, store: RemoteStore
-) -> subprocess.CompletedProcess[bytes]:
-    script = _MARK.format(folder=quote(f"{remote_root}/{run.id}"), mark=f".node-{rank:02d}", shared=_SHARED)
+def _send_to(run: RunDir, rank: int, store: RemoteStore) -> subprocess.CompletedProcess[bytes]:
+    folder = quote(store.path(run, run.path))
+    script = _MARK.format(folder=folder, mark=f".node-{rank:02d}", shared=_SHARED)
     if rank == 0:
         return store.run(script)
     parcel = packed(run.path, SUBMITTED)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ from launcher.schedulers.ssh.choose import (
 )
 from launcher.schedulers.ssh.hosts import HostError, ask_host, in_parallel, results_or_raise
 from launcher.schedulers.ssh.moves import LiveRun, next_move
-from launcher.schedulers.ssh.no_shared_folder import check_resume, hosts_with_directory, notes, send_to_all
+from launcher.schedulers.ssh.no_shared_folder import check_resume, hosts_with_directory, notes
 from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import corrected_state, locks_script, parse_locks
 from launcher.schedulers.sweep_process import sweep_process_afterwards
@@ -83,9 +82,7 @@ class SshHosts(OneByOne):
         "Key: host, and the folder of the local copies if it is another host's."
         self._codes: dict[str, Snapshot] = {}
         self._chosen: dict[str, Chosen] = {}
-        "Run id -> the hosts that `check` has chosen."
-        self._places: dict[str, int | None] = {}
-        "Run id -> how many runs of the sweep run at the same time on its host, from `check_sweep`."
+        "Run id -> the hosts that `check` or `check_sweep` has chosen."
 
     @classmethod
     def at(cls, cluster: Mapping[str, Any]) -> SshHosts:
@@ -140,12 +137,10 @@ class SshHosts(OneByOne):
             )
         hosts = [self._store_on(host).ssh for host in self.hosts]
         largest = max((prepared.about for prepared in sweep.runs), key=lambda about: about["gpus_per_node"])
-        shares, notes = distribute(
+        chosen, notes = distribute(
             hosts, largest, self.remote_root, len(sweep.runs), largest["sweep"]["at_once"]
         )
-        for prepared, share in zip(sweep.runs, shares, strict=True):
-            self._chosen[prepared.request.run_id] = share.chosen
-            self._places[prepared.request.run_id] = share.places
+        self._chosen |= zip((prepared.request.run_id for prepared in sweep.runs), chosen, strict=True)
         return notes
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
@@ -226,11 +221,10 @@ class SshHosts(OneByOne):
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Submit the run. Raises SchedulerError. If nothing was started, nothing is left over."""
-        run_id, about = prepared.request.run_id, prepared.about
-        chosen = self._chosen.pop(run_id, None) or self._choose((), about)
-        if run_id in self._places:
-            in_all = about["sweep"]["at_once"]
-            sweep = {**about["sweep"], "at_once": self._places.pop(run_id), "at_once_in_all": in_all}
+        about = prepared.about
+        chosen = self._chosen.pop(prepared.request.run_id, None) or self._choose((), about)
+        if (sweep := about.get("sweep")) is not None:
+            sweep = {**sweep, "at_once": chosen.places, "at_once_in_all": sweep["at_once"]}
             prepared = replace(prepared, about={**about, "sweep": sweep})
         store = self._store_on(chosen.hosts[0].name)
         try:
@@ -241,7 +235,8 @@ class SshHosts(OneByOne):
         try:
             self._start(run, chosen, "submitted")
         except (NotSentError, HostError):
-            self._withdraw(run)
+            with suppress(SchedulerError):  # on errors, the run stays on both sides
+                self.remove([run])
             raise
         return run
 
@@ -388,15 +383,8 @@ class SshHosts(OneByOne):
         """
         run.append(Submitting())
         store = self._store_of(run)
-        run_dir = f"{self.remote_root}/{run.id}"
-        spread = None
-        if chosen.separate_folders:
-            spread = partial(
-                send_to_all, run, self.remote_root, [self._store_on(host.name) for host in chosen.hosts]
-            )
-        start = Start(
-            chosen.hosts, store, run_dir, run.read_about(), chosen.rendezvous, event, self.handle(run), spread
-        )
+        stores = [store, *(self._store_on(host.name) for host in chosen.hosts[1:])]
+        start = Start(run, chosen, stores, event, self.handle(run))
         try:
             store.deliver([run], (), start.start_all)
         except LoginError as error:
@@ -404,10 +392,6 @@ class SshHosts(OneByOne):
                 f"{error}; the run may or may not have started: run `launcher status {run.id}` when "
                 f"{store.name} answers again"
             ) from None
-
-    def _withdraw(self, run: RunDir) -> None:
-        with suppress(SchedulerError):  # on errors, the run stays on both sides
-            self.remove([run])
 
 
 def _living(run: RunDir, status: Status) -> LiveRun:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.ssh.choose import About, Rendezvous, local_secrets, python_of
+from launcher.schedulers.ssh.choose import Chosen, local_secrets, python_of
 from launcher.schedulers.ssh.hosts import ask_host, in_parallel, results_or_raise
+from launcher.schedulers.ssh.no_shared_folder import send_to_all
 
 if TYPE_CHECKING:
-    from launcher.schedulers.login import Login
+    from launcher.schedulers.over_ssh.remote_store import RemoteStore
 
 START_SECONDS = 240.0
 "Timeout for one host, which may wait for its disk, processes of an earlier start and a cold interpreter."
@@ -20,20 +22,16 @@ START_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Start:
-    """One start of all supervisors.
+    """One start of all supervisors of a run.
 
-    `first` is node 0, through which the run directory is also sent and fetched.
+    `stores` are those on the chosen hosts. Round trips of node 0's also send and fetch the run directory.
     """
 
-    hosts: Sequence[Login]
-    first: Login
-    run_dir: str
-    about: About
-    rendezvous: Rendezvous
+    run: RunDir
+    chosen: Chosen
+    stores: Sequence[RemoteStore]
     event: str
     handle: str
-    spread: Callable[[], None] | None = None
-    "Sends the run directory to hosts that do not share it."
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     "Token by which these supervisors recognise each other."
 
@@ -43,40 +41,43 @@ class Start:
         If one cannot be started, end the others and raise SchedulerError.
         """
         gpus: dict[str, list[int]] = {}
-        others = range(1, len(self.hosts))
-        if self.spread is not None:
-            self.spread()
+        others = range(1, len(self.stores))
+        if self.chosen.separate_folders:
+            send_to_all(self.run, self.stores)
         elif others:
-            self.first.run(":")  # sends the run directory
-        answers = in_parallel(lambda rank: self._start(rank, self.hosts[rank]), others)
+            self.stores[0].run(":")  # sends the run directory
+        answers = in_parallel(self._start, others)
         try:
             for rank, answer in zip(others, results_or_raise(answers), strict=True):
-                gpus[self.hosts[rank].name] = answer["gpus"]
-            self._start(0, self.first, gpus)
+                gpus[self.stores[rank].name] = answer["gpus"]
+            self._start(0, gpus)
         except SchedulerError:
             started = [rank for rank, answer in zip(others, answers, strict=True) if isinstance(answer, dict)]
             in_parallel(self._stop, started)
             raise
 
-    def _start(self, rank: int, login: Login, gpus: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
+    def _start(self, rank: int, gpus: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
         """Start one supervisor. `gpus` maps the other hosts to their GPUs."""
-        command = [python_of(self.about), "-m", "launcher.supervise", self.run_dir]
+        about, store = self.run.read_about(), self.stores[rank]
+        run_dir, python = store.path(self.run, self.run.path), python_of(about)
+        command = [python, "-m", "launcher.supervise", run_dir]
         event = {"event": self.event, "handle": self.handle, "command": command}
         request = {
             "do": "start",
-            "run_dir": self.run_dir,
+            "run_dir": run_dir,
             "rank": rank,
-            "host": self.hosts[rank].name,
+            "host": store.name,
             # The supervisor of a sweep's run waits for GPUs by itself.
-            "gpus": self.about["gpus_per_node"] if self.about.get("sweep") is None else 0,
-            "place": self.rendezvous.options(rank, len(self.hosts)),
+            "gpus": about["gpus_per_node"] if about.get("sweep") is None else 0,
+            "place": self.chosen.rendezvous.options(rank, len(self.stores)),
             "event": event if rank == 0 else None,
             "others_gpus": gpus,
-            "secrets": local_secrets(self.about),
+            "secrets": local_secrets(about),
             "token": self.token,
         }
-        return ask_host(login, python_of(self.about), request, timeout=START_SECONDS)
+        return ask_host(store if rank == 0 else store.ssh, python, request, timeout=START_SECONDS)
 
     def _stop(self, rank: int) -> dict[str, Any]:
-        request = {"do": "stop", "run_dir": self.run_dir, "rank": rank}
-        return ask_host(self.hosts[rank], python_of(self.about), request)
+        store = self.stores[rank]
+        request = {"do": "stop", "run_dir": store.path(self.run, self.run.path), "rank": rank}
+        return ask_host(store.ssh, python_of(self.run.read_about()), request)

@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(laptop: Laptop) -> None:
 def test_all_hosts_share_the_folder_or_none_does() -> None:
     visits = [{"shared": True}, {"shared": False}]
     with pytest.raises(
-        ValueError, match=r"^c: files that a writes into paths.runs \(/data/runs\) .* a, b share the folder"
+        HostError, match=r"^c: files that a writes into paths.runs \(/data/runs\) .* a, b share the folder"
     ):
         separate_folders(["a", "b", "c"], visits, "/data/runs")
     assert not separate_folders(["a", "b"], visits[:1], "/data/runs") and separate_folders(
@@ -158,7 +158,7 @@ def test_all_hosts_share_the_folder_or_none_does() -> None:
 def test_the_address_that_every_host_reaches_is_the_rendezvous() -> None:
     visits = [{"shared": True, "reached": GOOD["addresses"]}, {"shared": True, "reached": ["192.168.0.1"]}]
     assert rendezvous_address(["a", "b", "c"], GOOD, visits) == "192.168.0.1"
-    with pytest.raises(ValueError, match=r"b cannot reach a at port 61007 .*10.0.0.1, 192.168.0.1.*open the"):
+    with pytest.raises(HostError, match=r"b cannot reach a at port 61007 .*10.0.0.1, 192.168.0.1.*open the"):
         rendezvous_address(["a", "b"], GOOD, [{"shared": True, "reached": []}])
 
 
