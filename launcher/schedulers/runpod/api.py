@@ -43,10 +43,6 @@ LARGEST_SKEW = 10.0
 "Seconds that this machine's clock may differ from RunPod's. An answer is as late, and dated to the second."
 
 
-def base_url() -> str:
-    return os.environ.get(RUNPOD_API, BASE).rstrip("/")
-
-
 def secure(url: str, name: str) -> str:
     """Return `url` if keys may be sent to it: over TLS, or to this machine. Raises ApiError."""
     try:
@@ -63,9 +59,9 @@ def secure(url: str, name: str) -> str:
 class Client:
     """An HTTP client for one command. Its key is never printed, and its messages hold no secrets."""
 
-    def __init__(self, base: str | None = None) -> None:
+    def __init__(self) -> None:
         key = api_key()
-        self.base = secure(base or base_url(), RUNPOD_API)
+        self.base = secure(os.environ.get(RUNPOD_API, BASE).rstrip("/"), RUNPOD_API)
         self.pause = pause_seconds()
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {key}", "User-Agent": f"launcher/{__version__}"},
@@ -83,12 +79,6 @@ class Client:
     def hide(self, values: Iterable[str]) -> None:
         """Mask these values in messages, because an answer may quote the request."""
         self._secrets |= set(values)
-
-    def __repr__(self) -> str:
-        return f"Client({self.base!r})"
-
-    def close(self) -> None:
-        self._http.close()
 
     def get(self, path: str, **params: str) -> Any:
         """Send a GET request and return the JSON answer. Raises ApiError."""
@@ -196,7 +186,8 @@ class Client:
                     raise self._refusal(answer, what)
                 data = self._read(answer, what)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotReachedError(f"cannot reach RunPod ({what}): {self._message(error)}") from None
+            message = f"cannot reach RunPod ({what}): {self._message(error)}"
+            raise NotReachedError(message, fate=Fate.RETRY) from None
         except httpx.HTTPError as error:
             raise LostAnswerError(f"RunPod: {what}: {self._message(error)}", fate=Fate.RETRY) from None
         if not data:
@@ -268,9 +259,6 @@ class Client:
 
 class NotReachedError(ApiError):
     """The connection failed, so the request was certainly not sent."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, fate=Fate.RETRY)
 
 
 def _fate(error: BaseException) -> Fate | None:

@@ -167,17 +167,13 @@ def unconfirmed_in(events: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
-def waits_in(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the run waits for another interruptible pod or for its turn in its sweep."""
-    return _last_wait(events) is not None
-
-
 def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the run waits for its turn in its sweep."""
-    return bool((_last_wait(events) or {}).get("queued"))
+    return bool((wait_in(events) or {}).get("queued"))
 
 
-def _last_wait(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def wait_in(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the event since which the run waits for another pod or for its turn; None if it does not."""
     waits: Mapping[str, Any] | None = None
     earlier = waits
     for event in events:
@@ -255,7 +251,7 @@ def from_events(
             None,
         ),
         rejected=rejected_in(events),
-        waiting=waits_in(events),
+        waiting=wait_in(events) is not None,
         queued=queues_in(events),
         interruptible=cluster["runpod"].get("bid_per_gpu") is not None,
         **fields,

@@ -223,10 +223,9 @@ class Poller:
                 queued = queues_in(run.read_events())
                 if not queued:
                     lease(self.client, self.copy(run), "requeued", market, reason="preempted")
-                elif submission_in(run.read_events()).number:
-                    lease(self.client, self.copy(run), "resubmitted", market)
                 else:
-                    lease(self.client, self.copy(run), "submitted", market)
+                    again = submission_in(run.read_events()).number > 0
+                    lease(self.client, self.copy(run), "resubmitted" if again else "submitted", market)
                 self.renewed.add(run.path)
         except (BusyError, UnendedError):
             pass  # another process is renting; the next poll finds the pod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class Volume:
             if status == 404 and details.get("Code") != "NoSuchBucket":
                 raise GoneError(f"{where}: there is no such object") from None
             if status == 416:  # `start` is at or beyond the end
-                return {"Body": _Empty()}
+                return {"Body": io.BytesIO()}
             message = clean(details.get("Message") or details.get("Code") or status)
             raise VolumeError(f"{where}: {message}") from None
         except (ConnectionClosedError, ReadTimeoutError, ResponseStreamingError) as error:
@@ -135,11 +136,6 @@ class Volume:
         except (BotoCoreError, OSError, ValueError, KeyError) as error:
             raise VolumeError(f"{where}: {clean(error)}") from None
         return answer
-
-
-class _Empty:
-    def read(self, _: int) -> bytes:
-        return b""
 
 
 def _object(answer: dict[str, Any]) -> Object:
