@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from launcher.planning import cost
 from launcher.rundir.time import seconds_of
@@ -43,36 +43,24 @@ class DataCenter(Answer):
     availability: Stock
 
 
-class Prices(Answer):
-    secure: Money
-
-
-class Counts(Answer):
-    secure: int
-
-
 class GpuType(Answer):
     id: Name
     secure: bool
-    price: Prices
+    price: Money = Field(validation_alias=AliasPath("price", "secure"))
     "USD per hour of one GPU."
-    maxCount: Counts  # noqa: N815
-    dataCenters: list[DataCenter] = []  # noqa: N815
+    max_count: int = Field(validation_alias=AliasPath("maxCount", "secure"))
+    data_centers: list[DataCenter] = Field([], validation_alias="dataCenters")
 
 
 class GpuTypes(Answer):
     gpus: list[GpuType]
 
 
-class CpuPrice(Answer):
-    securePerVcpu: Money  # noqa: N815
-
-
 class CpuType(Answer):
     id: Name
-    ramGbPerVcpu: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # noqa: N815
-    price: CpuPrice
-    dataCenters: list[DataCenter] = []  # noqa: N815
+    ram_gb_per_vcpu: float = Field(gt=0, allow_inf_nan=False, validation_alias="ramGbPerVcpu")
+    usd_per_vcpu: Money = Field(validation_alias=AliasPath("price", "securePerVcpu"))
+    data_centers: list[DataCenter] = Field([], validation_alias="dataCenters")
 
 
 class CpuTypes(Answer):
@@ -81,7 +69,7 @@ class CpuTypes(Answer):
 
 class Volume(Answer):
     id: Id
-    dataCenter: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,40}$")]  # noqa: N815
+    data_center: str = Field(pattern=r"^[A-Za-z0-9-]{1,40}$", validation_alias="dataCenter")
 
 
 @dataclass(frozen=True)
@@ -103,7 +91,6 @@ class Offer:
     """A GPU type or CPU flavor in one data centre that may be rented for a run."""
 
     need: Need
-    cloud: str
     data_center: str | None
     stock: Stock
     usd_per_hour: float
@@ -137,7 +124,7 @@ class Offer:
             what = f"{self.need.nodes} pods of {what}"
         if self.need.host_gb is not None:
             what = f"{what} with at least {self.need.host_gb:,} GB of host memory"
-        return f"{what}, {self.cloud}, {self.data_center or 'any data centre'}, stock {self.stock}"
+        return f"{what}, {CLOUD}, {self.data_center or 'any data centre'}, stock {self.stock}"
 
     def __str__(self) -> str:
         hours = self.max_seconds / 3600
@@ -208,7 +195,7 @@ def query_market(
                 f"and launcher rents for at least {format_duration(least)}"
             )
         else:
-            offers += [Offer(need, CLOUD, p.id or None, p.availability, price, limit, ram) for p in places]
+            offers += [Offer(need, p.id or None, p.availability, price, limit, ram) for p in places]
     if "COMMUNITY" in section.clouds:
         left_out.append("COMMUNITY: every run needs a network volume, which RunPod offers in SECURE only")
     return Market(ordered(offers), tuple(dict.fromkeys(left_out)), centre, budget_too_small and not offers)
@@ -230,7 +217,7 @@ def volume_centre(client: Client, section: RunPod) -> str | None:
         return None
     what = f"/network-volumes/{section.volume_id}"
     try:
-        centre = get(client, Volume, what).dataCenter
+        centre = get(client, Volume, what).data_center
     except ApiError as error:
         if error.status == 404:
             raise SchedulerError(
@@ -274,9 +261,9 @@ def _gpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[DataCent
         raise NotOfferedError(f"RunPod's catalogue has no such GPU type; it has {near} ...")
     if not gpu_type.secure:
         raise NotOfferedError(f"not offered in the cloud {CLOUD}")
-    if gpu_type.maxCount.secure < need.gpus:
-        raise NotOfferedError(f"a pod can have at most {gpu_type.maxCount.secure} of them")
-    return gpu_type.dataCenters, (section.bid_per_gpu or gpu_type.price.secure) * need.gpus, None
+    if gpu_type.max_count < need.gpus:
+        raise NotOfferedError(f"a pod can have at most {gpu_type.max_count} of them")
+    return gpu_type.data_centers, (section.bid_per_gpu or gpu_type.price) * need.gpus, None
 
 
 def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[DataCenter], float, float]:
@@ -291,13 +278,11 @@ def _cpu(client: Client, section: RunPod, need: Need) -> tuple[Sequence[DataCent
     if cpu_type is None:
         near = ", ".join(cpu.id for cpu in types[:5])
         raise NotOfferedError(f"RunPod's catalogue has no such CPU flavor; it has {near} ...")
-    return cpu_type.dataCenters, cpu_type.price.securePerVcpu * vcpu, cpu_type.ramGbPerVcpu * vcpu
+    return cpu_type.data_centers, cpu_type.usd_per_vcpu * vcpu, cpu_type.ram_gb_per_vcpu * vcpu
 
 
-def s3_refusal(centre: str | None, endpoint: str | None, volume: str | None) -> str | None:
+def s3_refusal(centre: str | None, endpoint: str | None, volume: str) -> str | None:
     """Return why a run on this volume cannot be followed, or None. `endpoint` is one that the user set."""
-    if volume is None:
-        return "runpod.volume_id is not set: without a network volume the results are lost with the pod"
     if endpoint is not None:
         return None
     if centre is None:

@@ -52,7 +52,7 @@ class Pod(Answer):
 
 class Created(Answer):
     id: Id
-    costPerHr: Money = 0.0  # noqa: N815
+    usd_per_hour: Money = Field(0.0, validation_alias="costPerHr")
 
 
 class Pods(Answer):

@@ -35,7 +35,7 @@ from launcher.schedulers.runpod.lifecycle import (
     keep_first,
     too_expensive,
 )
-from launcher.schedulers.runpod.offers import Market, Need, Offer, query_market, spent_of
+from launcher.schedulers.runpod.offers import CLOUD, Market, Need, Offer, query_market, spent_of
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.records import end_duplicate, reject
 from launcher.schedulers.runpod.settings import pace
@@ -403,7 +403,7 @@ def lease(
         handle=str(handle),
         command=list(request.command(_recorded(run)[3], offer.need.nodes, offer.need.gpus)),
         gpu=offer.need.gpu_id,
-        cloud=offer.cloud,
+        cloud=CLOUD,
         data_center=offer.data_center,
         usd_per_hour=rented.usd_per_hour,
         seconds=offer.max_seconds,

@@ -21,6 +21,8 @@ from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.prepare import about, target
 from launcher.schedulers.runpod.errors import ApiError, Fate, LostAnswerError
+from launcher.schedulers.runpod.offers import CLOUD, Market, Need, Offer, query_market
+from launcher.schedulers.runpod.pods import Created, read
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.scripts import (
     TooLongError,
@@ -36,7 +38,6 @@ from launcher.spec.base import format_bytes
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.offers import Market, Need, Offer
     from launcher.spec.job import Job
 
 DEFAULT_PYTHON = "python3"
@@ -71,6 +72,10 @@ class PodPrepared(Prepared):
     "The same run, planned for the profile's other GPU types."
     archive: bytes | None = None
     "The job's code, if it is too large for the start script."
+    market: Market | None = None
+    "What can be rented for the run, if RunPod has been asked."
+    pause: ApiError | None = None
+    "The error in which RunPod asked for a pause before it is asked again."
 
     @property
     def section(self) -> RunPod:
@@ -106,8 +111,6 @@ class PodPrepared(Prepared):
     @property
     def needs(self) -> list[Need]:
         """What the run needs, for each GPU type that may be rented."""
-        from launcher.schedulers.runpod.offers import Need
-
         needs = []
         for prepared in (self, *self.others):
             if prepared.why_unplanned is not None and not self.section.unplanned:
@@ -141,8 +144,7 @@ def _host_memory(job: Job, plan: Plan) -> int | None:
 def prepare(request: Request) -> PodPrepared:
     """Render the run for each GPU type of the request. Raises RenderError, SchedulerError, OSError."""
     code = _code(request)
-    digest, packed = (code.digest, pack(code)) if code is not None else (None, None)
-    by_gpu = [_prepare_for_gpu(each, digest, packed) for each in (request, *request.others)]
+    by_gpu = [_prepare_for_gpu(each, code) for each in (request, *request.others)]
     _refuse(by_gpu[0])
     notes = code.notes if code is not None else ()
     return replace(by_gpu[0], others=tuple(by_gpu[1:]), warnings=(*by_gpu[0].warnings, *notes))
@@ -150,8 +152,6 @@ def prepare(request: Request) -> PodPrepared:
 
 def market_for(client: Client, prepared: PodPrepared) -> Market:
     """Query RunPod for what can be rented for the run. Raises SchedulerError."""
-    from launcher.schedulers.runpod.offers import query_market
-
     seconds = prepared.section.max_seconds(prepared.request.job)
     market = query_market(client, prepared.section, prepared.needs, seconds)
     if prepared.section.unplanned:
@@ -191,9 +191,9 @@ def _code(request: Request) -> snapshot.Snapshot | None:
     return snapshot.of_request(request, leave_out=[default_root().resolve()])
 
 
-def _prepare_for_gpu(request: Request, digest: str | None, packed: bytes | None) -> PodPrepared:
+def _prepare_for_gpu(request: Request, code: snapshot.Snapshot | None) -> PodPrepared:
     run_dir = pod_run_dir(request.cluster, request.run_id)
-    workdir = pod_workdir(request.cluster, request.job, run_dir, digest)
+    workdir = pod_workdir(request.cluster, request.job, run_dir, code.digest if code is not None else None)
     layout = request.plan.layout
     record = {**about(request), "workdir": workdir}
     carried = {
@@ -201,15 +201,15 @@ def _prepare_for_gpu(request: Request, digest: str | None, packed: bytes | None)
         "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
     }
     python = request.cluster.paths.python or DEFAULT_PYTHON
-    base = replace(target(request, run_dir, workdir, python, carried), secrets_given=True)
-    archive = None
-    where = base if digest is None else replace(base, code=PodCode(digest, packed))
+    where, archive = replace(target(request, run_dir, workdir, python, carried), secrets_given=True), None
+    if code is not None:
+        where = replace(where, code=PodCode(code.digest, pack(code)))
     try:
         files = scripts(where)
     except TooLongError:
-        if digest is None:
+        if code is None:
             raise
-        where, archive = replace(base, code=PodCode(digest, None)), packed
+        where, archive = replace(where, code=PodCode(code.digest, None)), pack(code)
         files = scripts(where)
     return PodPrepared(
         request=request,
@@ -312,7 +312,7 @@ def for_offer(
     if "compute" in body:
         body["compute"] = {**body["compute"], "gpuTypeId": offer.need.gpu_id}
         return body
-    body["cloud"] = offer.cloud
+    body["cloud"] = CLOUD
     if offer.need.gpu_id is not None:
         body["gpu"] = {**body["gpu"], "id": offer.need.gpu_id}
     return body
@@ -346,8 +346,6 @@ def rent_by_graphql(
 
     `body` is the REST request. Raises ApiError.
     """
-    from launcher.schedulers.runpod.pods import Created, read
-
     query = f"mutation rent($input: {_INPUTS[name]}!) {{ {name}(input: $input) {{ id costPerHr }} }}"
     try:
         data = client.graphql(query, {"input": _input(section, offer, body, client.now())})
@@ -360,7 +358,7 @@ def rent_by_graphql(
     if data.get(name) is None:
         raise ApiError("RunPod: GraphQL: the answer has neither a pod nor an error", 200, Fate.SKIP)
     created = read(Created, data[name], f"GraphQL {name}")
-    return created.id, created.costPerHr
+    return created.id, created.usd_per_hour
 
 
 def _refuses_the_request(error: ApiError) -> bool:

@@ -59,12 +59,8 @@ class RunPodScheduler(OneByOne):
 
     def __init__(self) -> None:
         self._volumes: dict[tuple[str, str | None], Volume] = {}
-        self._markets: dict[str, Market] = {}
-        "Run id -> what can be rented for it."
         self._queried: dict[str, tuple[float, Market]] = {}
         "Need -> (time of the query, what can be rented)."
-        self._pauses: dict[str, ApiError] = {}
-        "Run id -> the error in which RunPod asked for a pause."
         self._last: dict[Path, tuple[float, Status]] = {}
         self._poller = Poller(lambda: self.client, self.copy)
 
@@ -97,15 +93,14 @@ class RunPodScheduler(OneByOne):
         if not has_api_key():
             return requests.with_prices(prepared, ["prices and stock are shown if there is a RunPod API key"])
         try:
-            market = self._markets[request.run_id] = self._query_market(prepared)
+            market = self._query_market(prepared)
         except SchedulerError as error:
-            if isinstance(error, ApiError) and error.wait is not None:
-                self._pauses[request.run_id] = error
-            return requests.with_prices(prepared, [f"prices and stock are unknown: {error}"])
+            pause = error if isinstance(error, ApiError) and error.wait is not None else None
+            unknown = requests.with_prices(prepared, [f"prices and stock are unknown: {error}"])
+            return replace(unknown, pause=pause)
         lines = requests.offer_lines(market, prepared.section.budget)
-        return replace(
-            requests.with_prices(requests.order_by_offer(prepared, market), lines), offered=market.offered
-        )
+        ordered = requests.with_prices(requests.order_by_offer(prepared, market), lines)
+        return replace(ordered, market=market, offered=market.offered)
 
     @classmethod
     def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
@@ -127,18 +122,19 @@ class RunPodScheduler(OneByOne):
         from launcher.schedulers.runpod.volume import named_endpoint
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
-        run_id, section = prepared.request.run_id, prepared.section
+        section, pause = prepared.section, prepared.pause
         secret_values(prepared.request.job)
         if section.volume_id == CHANGE_ME:
             raise SchedulerError(NO_VOLUME_YET)
-        if section.volume_id is None and (why := s3_refusal(None, None, None)):
-            raise SchedulerError(why)
-        if (pause := self._pauses.pop(run_id, None)) is not None:
+        if section.volume_id is None:
+            raise SchedulerError(
+                "runpod.volume_id is not set: without a network volume the results are lost with the pod"
+            )
+        if pause is not None:
             if pause.wait is None or pause.wait > PAUSE_SECONDS:
                 raise pause
             time.sleep(pause.wait)
-        was_shown = run_id in self._markets
-        market = self._markets[run_id] = self._markets.get(run_id) or self._query_market(prepared)
+        market = prepared.market or self._query_market(prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
             raise SchedulerError(why)
         prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
@@ -146,10 +142,10 @@ class RunPodScheduler(OneByOne):
             raise SchedulerError(
                 f"paths.runs: {prepared.run_dir} is not below {section.volume_path}, the volume's mount point"
             )
-        self._volume(str(section.volume_id), market.data_center).walk(prefix)
+        self._volume(section.volume_id, market.data_center).walk(prefix)
         if not market.offers:
             raise SchedulerError("nothing can be rented:\n" + "\n".join(market.left_out))
-        return () if was_shown else offer_lines(market, section.budget)
+        return () if prepared.market is not None else offer_lines(market, section.budget)
 
     def submit(self, prepared: Prepared) -> RunDir:
         """Rent a pod for the run. Raises SchedulerError. If certainly no pod exists, nothing is left over."""
@@ -157,28 +153,18 @@ class RunPodScheduler(OneByOne):
         from launcher.schedulers.runpod.request import PodPrepared
 
         assert isinstance(prepared, PodPrepared)  # of this scheduler
-        market = self._markets.get(prepared.request.run_id) or self._query_market(prepared)
-        root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
-        by_gpu = {
-            option.gpu_id: replace(
-                option,
-                about={**option.about, "runpod": {"data_center": market.data_center}},
-            )
-            for option in (prepared, *prepared.others)
-        }
+        market = prepared.market or self._query_market(prepared)
+        by_gpu = {option.gpu_id: option for option in (prepared, *prepared.others)}
         chosen = market.offers[0].need.gpu_id if market.offers else prepared.gpu_id
-        try:
-            run = write_copy(by_gpu[chosen], root)
-        except OSError as error:
-            raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
-        remember_root(root)
+        run = _write(by_gpu[chosen], market)
+        remember_root(run.path.parent)
         copy = self.copy(run)
 
         def planned_for(offer: Offer) -> None:
             nonlocal chosen
             if offer.need.gpu_id != chosen:
                 chosen = offer.need.gpu_id
-                rewrite_run(run, by_gpu[chosen])
+                rewrite_run(run, _in_data_center(by_gpu[chosen], market))
                 copy.push()
 
         try:
@@ -206,26 +192,21 @@ class RunPodScheduler(OneByOne):
 
         Raises SchedulerError. The runs submitted before the error continue, unless the sweep was cancelled.
         """
-        market = self._markets.get(sweep.runs[0].request.run_id)
+        from launcher.schedulers.runpod.request import PodPrepared
+
         first = self.submit(sweep.runs[0])
 
         def submit(prepared: Prepared) -> RunDir:
-            return first if prepared is sweep.runs[0] else self._put_in_line(prepared, market)
+            if prepared is sweep.runs[0]:
+                return first
+            assert isinstance(prepared, PodPrepared)  # of this scheduler
+            return self._put_in_line(prepared)
 
         with sweep_process_afterwards(sweep_folder(first, sweep.id), QUEUE):
             return submit_in_order(self, sweep, submit)
 
-    def _put_in_line(self, prepared: Prepared, market: Market | None) -> RunDir:
-        from launcher.schedulers.runpod.request import PodPrepared
-
-        assert isinstance(prepared, PodPrepared)  # of this scheduler
-        root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
-        centre = market.data_center if market is not None else None
-        ready = replace(prepared, about={**prepared.about, "runpod": {"data_center": centre}})
-        try:
-            run = write_copy(ready, root)
-        except OSError as error:
-            raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
+    def _put_in_line(self, prepared: PodPrepared) -> RunDir:
+        run = _write(prepared, prepared.market or self._query_market(prepared))
         self._send_code(prepared, self.copy(run).volume)
         put_in_line(run)
         return run
@@ -431,6 +412,20 @@ class RunPodScheduler(OneByOne):
                 if pod.cluster is not None and pod.cluster.rank == 0:
                     return pod.id
         return None
+
+
+def _in_data_center(prepared: PodPrepared, market: Market) -> PodPrepared:
+    """Return the run with the data centre of its volume recorded."""
+    return replace(prepared, about={**prepared.about, "runpod": {"data_center": market.data_center}})
+
+
+def _write(prepared: PodPrepared, market: Market) -> RunDir:
+    """Write the local copy of a run. Raises SchedulerError."""
+    root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
+    try:
+        return write_copy(_in_data_center(prepared, market), root)
+    except OSError as error:
+        raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
 
 
 def folder_on_volume(section: Mapping[str, Any], path: str) -> str | None:

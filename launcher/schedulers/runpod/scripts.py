@@ -125,13 +125,11 @@ def added_at_creation(target: Target) -> tuple[Secret, ...]:
 
 def on_pod_values(target: Target, start_sh: str) -> dict[str, Any]:
     """Return the values of runpod/on-pod.sh.j2. `start_sh` is the rendered start.sh, which is embedded."""
-    files: list[dict[str, Any]] = []
-    for path, text in sorted(target.carried.items()):
-        normal = posixpath.normpath(path)
-        if posixpath.isabs(normal) or normal.startswith("..") or normal != path:
-            raise RenderError(f"carried file {path!r} is not a plain path below the run directory")
-        # Files that the run itself updates are not replaced.
-        files.append({"path": path, "content": _base64(text), "mode": "644", "replace": False})
+    # Files that the run itself updates are not replaced.
+    files: list[dict[str, Any]] = [
+        {"path": path, "content": _base64(text), "mode": "644", "replace": False}
+        for path, text in sorted(target.carried.items())
+    ]
     files.append({"path": "scripts/start.sh", "content": _base64(start_sh), "mode": "755", "replace": True})
     code = target.workdir if target.workdir != target.run_dir else None
     packed = target.code.inline if target.code is not None else None

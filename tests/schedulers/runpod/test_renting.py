@@ -34,7 +34,7 @@ BODY = {
 
 
 def offer(gpu: str = "A", price: float = 1.0, hours: float | None = None, **more: Any) -> Offer:
-    return Offer(Need(gpu, 2, 1, hours), "SECURE", "EU-RO-1", more.get("stock", "HIGH"), price, 3600)
+    return Offer(Need(gpu, 2, 1, hours), "EU-RO-1", more.get("stock", "HIGH"), price, 3600)
 
 
 def pod(id: str, cost: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def test_only_graphql_rents_a_pod_without_gpus_that_runpod_ends_itself(serve: An
         return Reply(200, {"data": made}) if asked.path == "/graphql" else Reply(201, there.pods["p1"])
 
     client, there = serve(posted)
-    cpu = Offer(Need(None, 0, 1, None), "SECURE", "EU-RO-1", "HIGH", 0.1, 3600, ram_gb=4.0)
+    cpu = Offer(Need(None, 0, 1, None), "EU-RO-1", "HIGH", 0.1, 3600, ram_gb=4.0)
     made = RunPod(cpu_id="cpu3c", vcpu=2, volume_id="v", server_limit=limit)
     body = {name: value for name, value in BODY.items() if name != "gpu"}
     body["cpu"] = {"id": "cpu3c", "vcpuCount": 2}
@@ -460,7 +460,7 @@ def test_a_cluster_of_pods_has_no_limit_of_runpods(serve: Any) -> None:
 
     client, there = serve(posted)
     there.pods |= {"p1": pod("p1"), "p2": pod("p2")}
-    several = Offer(Need("A", 2, 2, None), "SECURE", "EU-RO-1", "HIGH", 2.0, 3600)
+    several = Offer(Need("A", 2, 2, None), "EU-RO-1", "HIGH", 2.0, 3600)
     assert rent(client, order(several)).cluster
     assert [asked.path for asked in posts(there)] == ["/clusters"]
 
@@ -468,7 +468,7 @@ def test_a_cluster_of_pods_has_no_limit_of_runpods(serve: Any) -> None:
 def test_a_pod_of_a_cluster_that_is_listed_late_is_in_its_price(serve: Any) -> None:
     client, there = serve(lambda *_: Reply(201, {"id": "c1"}))
     there.pods |= {"p1": pod("p1"), "p2": pod("p2", cost=0.0)}
-    several = Offer(Need("A", 2, 3, None), "SECURE", "EU-RO-1", "HIGH", 3.0, 3600)
+    several = Offer(Need("A", 2, 3, None), "EU-RO-1", "HIGH", 3.0, 3600)
     assert rent(client, order(several)).usd_per_hour == 3.0
     with pytest.raises(NotRentedError, match=r"billed at 3\.000 USD/h, the limit is 2\.500"):
         rent(client, order(several, max_price=2.5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,8 +15,9 @@ pytest.importorskip("boto3")
 from launcher.cli.main import app
 from launcher.rundir.find import SweepRuns, find
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import Prepared, Status, UnclearError
+from launcher.schedulers.base import Status, UnclearError
 from launcher.schedulers.runpod.queue import is_attended
+from launcher.schedulers.runpod.request import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.schedulers.sweeps_without_queue import runs_of
 from launcher.supervise.sweep_turn import sweep_folder
@@ -110,10 +110,10 @@ def test_runs_before_one_that_cannot_be_submitted_go_on_and_are_attended(
 ) -> None:
     put = RunPodScheduler._put_in_line
 
-    def fails(self: RunPodScheduler, prepared: Prepared, market: Any) -> RunDir:
+    def fails(self: RunPodScheduler, prepared: PodPrepared) -> RunDir:
         if prepared.about["sweep"]["task"] == 2:
             raise UnclearError("no answer came")
-        return put(self, prepared, market)
+        return put(self, prepared)
 
     monkeypatch.setattr(RunPodScheduler, "_put_in_line", fails)
     lab.prepare(job={"env": {"N": "0"}})
