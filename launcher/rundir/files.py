@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from launcher.spec.json_forms import Form, fits
 
@@ -41,6 +41,15 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
         if isinstance(error, OSError):
             error.filename = str(path)  # the temporary name would not help the user
         raise
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Take an exclusive lock (flock) on an open file. Return False if another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import secrets
 import shlex
@@ -18,6 +17,7 @@ from typing import IO
 import uvicorn
 from starlette.applications import Starlette
 
+from launcher.rundir.files import try_lock
 from launcher.sandbox.cloud import Cloud, Pace
 from launcher.sandbox.contract import Contract
 from launcher.sandbox.control import Control
@@ -153,10 +153,8 @@ def _listen(port: int) -> socket.socket:
 def _lock(folder: Path) -> IO[str]:
     """Return a lock held until the process ends. A second server would end the pods of the first."""
     file = open(folder / "lock", "a")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"a sandbox is running in {folder}; use another --folder for a second one") from None
+    if not try_lock(file):
+        raise ValueError(f"a sandbox is running in {folder}; use another --folder for a second one")
     return file
 
 

@@ -6,13 +6,13 @@ It holds a lock in the sweep's folder until it ends, so there is at most one per
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from launcher.rundir.files import try_lock
 from launcher.schedulers.base import SchedulerError
 from launcher.supervise.start import held, open_log
 
@@ -33,11 +33,7 @@ def sweep_process_afterwards(folder: Path, module: str, *arguments: str) -> Iter
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a", encoding="utf-8") as lock:
-        alive = False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            alive = True
+        alive = not try_lock(lock)
         try:
             yield
         finally:  # also after an error: the runs that were submitted before it continue

@@ -25,7 +25,7 @@ from launcher.spec.events import Finished
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
-from launcher.supervise.host import AlreadySupervisedError, SupervisorLock
+from launcher.supervise.host import AlreadySupervisedError, supervisor_lock
 from launcher.supervise.journal import Journal
 from launcher.supervise.last_page import write_last_page
 from launcher.supervise.nodes import NodesError
@@ -76,7 +76,7 @@ def main() -> int:
             if not token:
                 raise NodesError("the hosts of this run share no folder: start it by `launcher resume`")
             link = mirror(run, place, token)  # before the lock, which shows others that the start worked
-        with SupervisorLock(run, place.rank):
+        with supervisor_lock(run, place.rank):
             try:
                 code = Supervisor(run, place, secrets, options.stop_file, link).main()
             except EXPECTED:

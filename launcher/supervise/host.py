@@ -11,12 +11,11 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from launcher.rundir.files import open_regular, read_record
+from launcher.rundir.files import open_regular, read_record, try_lock
 from launcher.rundir.host_memory import cgroups
 from launcher.rundir.layout import RunDir
 from launcher.supervise.start import lock_path
@@ -56,48 +55,34 @@ LOCK_SECONDS = 2.0
 "How long to retry the lock. A status query holds it for an instant."
 
 
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+@contextlib.contextmanager
+def supervisor_lock(run: RunDir, node: int = 0) -> Iterator[None]:
+    """Hold the lock of a supervisor during the block. The kernel releases it even after kill -9.
 
-
-class SupervisorLock:
-    """Held for a supervisor's whole life. The kernel releases it even if the process is killed (kill -9)."""
-
-    def __init__(self, run: RunDir, node: int = 0) -> None:
-        self.path = lock_path(run.path, node)
-        self._file: IO[str] | None = None
-        self._ended = threading.Event()
-
-    def __enter__(self) -> SupervisorLock:
-        self._file = open(self.path, "a+", encoding="utf-8")
+    Raises AlreadySupervisedError.
+    """
+    with open(lock_path(run.path, node), "a+", encoding="utf-8") as file:
         deadline = time.monotonic() + LOCK_SECONDS
-        while not _lock(self._file):
+        while not try_lock(file):
             if time.monotonic() > deadline:
-                self._file.close()
-                raise AlreadySupervisedError(f"{self.path.parent} already has a running supervisor")
+                raise AlreadySupervisedError(f"{run.path} already has a running supervisor")
             time.sleep(0.02)
         with contextlib.suppress(OSError):
-            self._file.truncate(0)
-            self._file.write(json.dumps(this_process()))
-            self._file.flush()
-        threading.Thread(target=self._keep_alive, args=(self._file.fileno(),), daemon=True).start()
-        return self
+            file.truncate(0)
+            file.write(json.dumps(this_process()))
+            file.flush()
+        ended = threading.Event()
+        threading.Thread(target=_keep_alive, args=(file.fileno(), ended), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
-    def _keep_alive(self, descriptor: int) -> None:
-        while not self._ended.wait(ALIVE_SECONDS):
-            with contextlib.suppress(OSError):
-                os.utime(descriptor)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        if self._file is not None:
-            self._file.close()
+def _keep_alive(descriptor: int, ended: threading.Event) -> None:
+    while not ended.wait(ALIVE_SECONDS):
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
 
 
 def supervisor_alive(run: RunDir) -> bool | None:

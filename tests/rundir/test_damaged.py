@@ -21,7 +21,7 @@ from launcher.rundir.find import find_run, runs_in
 from launcher.rundir.layout import RunDir
 from launcher.rundir.record_forms import METRIC, fits
 from launcher.spec.verdict import EXIT_CODES
-from launcher.supervise.host import SILENT_SECONDS, SupervisorLock, shows_life, supervisor_gone
+from launcher.supervise.host import SILENT_SECONDS, shows_life, supervisor_gone, supervisor_lock
 from tests.lab import Lab, events, wait_for
 
 NEVER_ENDS = "[" * 200_000
@@ -213,7 +213,7 @@ def test_who_may_only_read_sees_a_living_run_and_a_dead_one(tmp_path: Path, heal
         path.chmod(0o555 if path.is_dir() else 0o444)
     asked = [sys.executable, "-c", ASKS, str(run.path)]
     run.supervisor_lock.chmod(0o644)
-    with SupervisorLock(run):
+    with supervisor_lock(run):
         run.supervisor_lock.chmod(0o444)
         assert subprocess.run(asked, capture_output=True, text=True).stdout == "running\n"
     assert subprocess.run(asked, capture_output=True, text=True).stdout == "lost\n"
@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_deleted_is_named_and_not_a_file_in_it(tmp_path:
 def test_a_run_is_lost_when_its_host_has_another_name_or_says_nothing_any_more(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert not supervisor_gone(run), "none has ever lived"
-    with SupervisorLock(run):
+    with supervisor_lock(run):
         os.utime(run.supervisor_lock, (0, 0))
         assert not supervisor_gone(run), "its lock is held"
     record = json.loads(run.supervisor_lock.read_text())

@@ -23,7 +23,7 @@ from launcher.supervise.framework_logs import follower
 from launcher.supervise.framework_logs.follower import FrameworkLogs
 from launcher.supervise.framework_logs.search import files_named
 from launcher.supervise.framework_logs.sources import Source
-from launcher.supervise.host import SupervisorLock
+from launcher.supervise.host import supervisor_lock
 from tests.lab import Lab, merged_steps, wait_for
 
 LONG_AGO = 1e9
@@ -410,7 +410,7 @@ def test_a_log_in_a_working_folder_of_two_runs_at_once_is_not_read(run: RunDir) 
     replace_json(other.run, {"workdir": str(work(run))})
     other.attempt(0).path.mkdir(parents=True)
     replace_json(other.state, {"state": "submitted"})
-    with SupervisorLock(other):
+    with supervisor_lock(other):
         assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run waits for its turn"
         replace_json(other.state, {"state": "running"})
         assert taken_over(run) == []
@@ -422,7 +422,7 @@ def test_a_log_in_a_working_folder_of_two_runs_at_once_is_not_read(run: RunDir) 
         os.utime(path, (LONG_AGO - 1, LONG_AGO - 1))
     assert [line["step"] for line in taken_over(run)] == [1, 2], "the other run ended before"
     replace_json(other.run, {"workdir": str(work(run) / "lightning_logs")})
-    with SupervisorLock(other):
+    with supervisor_lock(other):
         assert taken_over(run) == [], "a folder below the run's own"
         (work(run) / "metrics.csv").write_text("step,loss\n1,0.5\n")
         assert [line["loss"] for line in taken_over(run)] == [0.5]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from launcher.planning.cost import hours_of
 from launcher.planning.plan import Plan
-from launcher.rundir.files import read_record, replace_json
+from launcher.rundir.files import read_record, replace_json, try_lock
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_step
 from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.runpod import pods, request
+from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import (
     ApiError,
     Fate,
@@ -30,11 +29,8 @@ from launcher.schedulers.runpod.errors import (
 )
 from launcher.schedulers.runpod.evidence import submission_in
 from launcher.schedulers.runpod.handle import Handle, claim, pod_name
-from launcher.schedulers.runpod.lifecycle import (
-    NOT_LISTED_SECONDS,
-    keep_first,
-    too_expensive,
-)
+from launcher.schedulers.runpod.lifecycle import NOT_LISTED_SECONDS, keep_first, too_expensive
+from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.offers import CLOUD, Market, Need, Offer, query_market, spent_of
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.schedulers.runpod.records import end_duplicate, reject
@@ -44,10 +40,6 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.events import Refused, Submitting
 from launcher.spec.job import Job
 from launcher.supervise.sweep_turn import sweep_folder
-
-if TYPE_CHECKING:
-    from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.mirror import Copy
 
 PRICE_LOOKS = 4
 "Number of times to query a new pod's price, because RunPod may not know it at once."
@@ -312,7 +304,7 @@ def _planned(run: RunDir) -> Plan | None:
         return None
 
 
-@contextlib.contextmanager
+@contextmanager
 def renting(run: RunDir) -> Iterator[None]:
     """Hold the lock under which one process at a time rents for a run, or for all runs of a sweep.
 
@@ -322,13 +314,11 @@ def renting(run: RunDir) -> Iterator[None]:
     folder = sweep_folder(run, sweep.id) if sweep is not None else run.path
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".rent.lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             raise BusyError(
                 f"another process of launcher is renting a pod for {run.id}: "
                 f"`launcher status {run.id}` shows the result"
-            ) from None
+            )
         yield
 
 
@@ -373,7 +363,7 @@ def lease(
 
         def body(offer: Offer) -> dict[str, Any]:
             planned_for(offer)
-            return request.for_offer(run.scripts, _recorded(run)[3], offer, number, secrets, client.now())
+            return request.for_offer(run.scripts, section, offer, number, secrets, client.now())
 
         name = pod_name(run.id, number)
         order = Order(
@@ -401,7 +391,7 @@ def lease(
     run.event(
         event,
         handle=str(handle),
-        command=list(request.command(_recorded(run)[3], offer.need.nodes, offer.need.gpus)),
+        command=list(request.command(section, offer.need.nodes, offer.need.gpus)),
         gpu=offer.need.gpu_id,
         cloud=CLOUD,
         data_center=offer.data_center,
