@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -37,6 +37,13 @@ def private_folder(folder: Path) -> Path:
 def write_copy(prepared: Prepared, root: Path) -> RunDir:
     """Write the local copy of a run directory before it is sent. Raises OSError."""
     return write_run(replace(prepared, run_dir=str(private_folder(root) / prepared.request.run_id)))
+
+
+def files_of(run: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the files of a run directory that match one of these patterns, sorted, without hidden ones."""
+    files = (file for pattern in patterns for file in run.glob(pattern) if file.is_file())
+    names = (file.relative_to(run) for file in files)
+    return sorted(str(name) for name in names if not any(part.startswith(".") for part in name.parts))
 
 
 def is_below(name: str) -> bool:

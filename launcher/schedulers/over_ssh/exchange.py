@@ -59,7 +59,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Piece:
-    """A change of one file. `kind`: same (as sent), end (from `offset` on), whole, gone, large, folder."""
+    """A change of one file. `kind`: same (as sent), end (from `offset` on), whole, gone, folder."""
 
     kind: str
     inode: str
@@ -172,7 +172,7 @@ part == 1 { inode[path] = $1; size[path] = bytes; time[path] = $3; next }
   sent = inode[path] == "new"
   if (sent && bytes == size[path]) { say("same", 0, 0); next }
   if (inode[path] == $1 && bytes == size[path] && (grows || time[path] == $3)) next
-  if (bytes > (grows ? log_limit : record_limit)) { say("large", 0, 0); next }
+  if (bytes > (grows ? log_limit : record_limit)) next
   offset = grows && (sent || inode[path] == $1) && bytes > size[path] ? size[path] : 0
   count = bytes - offset
   if (count > left) { more = 1; if (!grows || left <= 0) next; count = left }

@@ -23,7 +23,7 @@ from launcher.rundir.contents import DELETED, GROWING, SENT, expression
 from launcher.rundir.files import locked, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints, private_folder
+from launcher.schedulers.local_copies import files_of, is_below, is_state, keep_checkpoints, private_folder
 from launcher.schedulers.login import CutError, Login
 from launcher.schedulers.over_ssh import exchange
 from launcher.schedulers.over_ssh.exchange import UNSEEN, Changes, Piece, RoundTrip, SyncedFile
@@ -59,8 +59,6 @@ class Mirrored:
         "Whether to do nothing if local changes cannot be written or the host has changed the same files."
         self.lost: set[str] = set()
         "Runs whose directory no longer exists on the host."
-        self.too_large: set[str] = set()
-        "Files that are too large to be copied."
         self._unanswered = False
         "Whether the last answer was lost, so that the host may or may not have the local changes."
         self._invalid: Counter[str] = Counter()
@@ -110,10 +108,13 @@ class Mirrored:
         # Two processes would both send what neither has sent yet.
         with locked(private_folder(self.local_root) / ".lock"):
             index = {run: _read_index(self.local_root / run) for run in self._runs}
-            changes = _changes(self.local_root, index) if send else Changes()
-            sent = _sent_versions(self.local_root, index, send)
+            changes, sent = _changes(self.local_root, index)
+            if not send:
+                changes = Changes()
             parcel = _parcel(self.local_root, changes) if changes else b""
             synced = _expected(self.local_root, index, changes)
+            if not send:  # the host keeps the versions that it has
+                sent = {path: (synced[path].size, synced[path].local_time) for path in sent if path in synced}
             text = exchange.shell_text(
                 mark,
                 self.remote_root,
@@ -166,8 +167,6 @@ class Mirrored:
             if piece.kind == "gone" and untouched:
                 file.unlink(missing_ok=True)
                 new_index[run].pop(name, None)
-            elif piece.kind == "large":
-                self.too_large.add(piece.path)
             elif piece.kind == "folder":
                 checkpoints[run].add(file.name)
             elif piece.kind == "same":
@@ -200,53 +199,32 @@ def packed(run: Path, names: Iterable[str]) -> bytes:
     return out.getvalue()
 
 
-def _changes(local_root: Path, index: Mapping[str, Mapping[str, SyncedFile]]) -> Changes:
-    changes = Changes()
+def _changes(
+    local_root: Path, index: Mapping[str, Mapping[str, SyncedFile]]
+) -> tuple[Changes, dict[str, tuple[int, int]]]:
+    """Return the local changes, and path -> (size, time in ns) of each file that is sent if it changes."""
+    changes, versions = Changes(), dict[str, tuple[int, int]]()
     for run, synced in index.items():
-        folder = local_root / run
-        if not synced:
-            if (folder / "run.json").is_file():
-                changes.new.append(run)
-            continue
-        names = _files_to_send(folder)
+        names = files_of(local_root / run, SENT)
         for name in names:
-            before, now = synced.get(name), (folder / name).stat()
+            path, before, now = f"{run}/{name}", synced.get(name), (local_root / run / name).stat()
+            versions[path] = now.st_size, now.st_mtime_ns
+            if not synced:
+                continue  # the run is sent as a whole
             if before is None:
-                changes.written[f"{run}/{name}"] = None
+                changes.written[path] = None
             elif before.local_time == now.st_mtime_ns:
                 continue
             elif not name.endswith(GROWING):
-                changes.written[f"{run}/{name}"] = before
+                changes.written[path] = before
             elif now.st_size > before.size:
-                changes.grown[f"{run}/{name}"] = before.size
+                changes.grown[path] = before.size
+        if not synced and (local_root / run / "run.json").is_file():
+            changes.new.append(run)
         for name in synced:
             if name not in names and any(re.fullmatch(expression(one), name) for one in DELETED):
                 changes.removed[f"{run}/{name}"] = synced[name]
-    return changes
-
-
-def _sent_versions(
-    local_root: Path, index: Mapping[str, Mapping[str, SyncedFile]], send: bool
-) -> dict[str, tuple[int, int]]:
-    """Return path -> (size, time in ns) of the local version that the host has after this round trip."""
-    versions = {}
-    for run, synced in index.items():
-        for name in _files_to_send(local_root / run):
-            current, before = (local_root / run / name).stat(), synced.get(name)
-            if send:
-                versions[f"{run}/{name}"] = (current.st_size, current.st_mtime_ns)
-            elif before is not None:
-                versions[f"{run}/{name}"] = (before.size, before.local_time)
-    return versions
-
-
-def _files_to_send(run: Path) -> list[str]:
-    files = (file for pattern in SENT for file in run.glob(pattern) if not _hidden(file, run))
-    return sorted(str(file.relative_to(run)) for file in files)
-
-
-def _hidden(file: Path, run: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(run).parts)
+    return changes, versions
 
 
 def _parcel(local_root: Path, changes: Changes) -> bytes:
@@ -283,9 +261,8 @@ def _expected(
     """Return the files on the host once the local changes are applied. Equal files need not be fetched."""
     synced = {f"{run}/{name}": file for run, files in index.items() for name, file in files.items()}
     for run in changes.new:
-        for file in (local_root / run).rglob("*"):
-            if file.is_file() and not _hidden(file, local_root / run):
-                synced[f"{run}/{file.relative_to(local_root / run)}"] = _sent(file)
+        for name in files_of(local_root / run, ["**/*"]):
+            synced[f"{run}/{name}"] = _sent(local_root / run / name)
     for path, before in changes.written.items():
         if before is None:
             synced[path] = _sent(local_root / path)

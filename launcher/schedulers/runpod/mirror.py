@@ -11,7 +11,7 @@ from typing import Any
 from launcher.rundir.contents import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
 from launcher.rundir.files import locked, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.local_copies import is_below, is_state, keep_checkpoints
+from launcher.schedulers.local_copies import files_of, is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
@@ -56,23 +56,14 @@ class Copy:
         """Send everything that was written on this machine, before a pod starts. Raises VolumeError."""
         with self._index() as index:
             names = ["run.json", "plan.json", "events.jsonl", "state.json"]
-            below = [
-                path for name in SUBMITTED for path in (self.run.path / name).rglob("*") if path.is_file()
-            ]
-            names += [str(path.relative_to(self.run.path)) for path in sorted(below)]
+            names += files_of(self.run.path, [f"{folder}/**/*" for folder in SUBMITTED])
             for item in self.volume.all(f"{self.prefix}plans/"):  # an earlier submission that was refused
                 if item.key.removeprefix(self.prefix) not in names:
                     self.volume.delete(item.key)
-            files = {
-                name: (self.run.path / name).read_bytes()
-                for name in names
-                if not PurePosixPath(name).name.startswith(".")
-            }
+            files = {name: (self.run.path / name).read_bytes() for name in names}
             for name, data in files.items():
                 index[name] = [len(data), data.decode() if name == "state.json" else "", 0]
-            self._write_index(
-                index
-            )  # before writing, because after an error or a kill some files may be written
+            self._write_index(index)  # first, because after an error or a kill some files may be written
             for name, data in files.items():
                 self.volume.write(self.prefix + name, data)
             if not self.run.cancel.exists():
@@ -150,12 +141,11 @@ class Copy:
         return True
 
     def _send_requests(self, index: Index) -> None:
-        for pattern in REQUESTS:
-            for path in self.run.path.glob(pattern):
-                name, now = str(path.relative_to(self.run.path)), path.stat().st_mtime_ns
-                if index.get(name, [0, "", 0])[2] != now:
-                    self.volume.write(self.prefix + name, path.read_bytes())
-                    index[name] = [path.stat().st_size, "", now]
+        for name in files_of(self.run.path, REQUESTS):
+            path, now = self.run.path / name, (self.run.path / name).stat().st_mtime_ns
+            if index.get(name, [0, "", 0])[2] != now:
+                self.volume.write(self.prefix + name, path.read_bytes())
+                index[name] = [path.stat().st_size, "", now]
 
     def _listed(self, folder: str, wanted: Wanted, index: Index) -> Iterator[Object]:
         files, folders = self.volume.walk(self.prefix + folder)

@@ -221,14 +221,14 @@ def test_what_is_too_large_or_not_ours_to_read_stays_there(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "LARGEST_RECORD", 100)
-    both.write("attempts/000/errors/rank-000.json", "x" * 101)
-    for name in ("weights.pt", "tensorboard/events.json", ".hidden.json", "wandb/x.log"):
-        both.write(name, "x")
+    record = "attempts/000/errors/rank-{:03d}.json"
+    left_there = [record.format(0), "weights.pt", "tensorboard/events.json", ".hidden.json", "wandb/x.log"]
+    for name in left_there:
+        both.write(name, "x" * 101)
+    both.write(record.format(1), "x" * 100)
     both.sync()
-    assert both.mirror.too_large == {"a run/attempts/000/errors/rank-000.json"}
-    assert not any(
-        both.read(name) for name in ("weights.pt", "tensorboard/events.json", ".hidden.json", "wandb/x.log")
-    )
+    assert both.read(record.format(1)) == "x" * 100
+    assert [both.read(name) for name in left_there] == [None] * len(left_there)
 
 
 def test_a_long_absence_comes_in_parts(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
