@@ -14,25 +14,37 @@ from launcher.rundir.files import read_record, replace_bytes, replace_json, repl
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
-from launcher.rundir.time import seconds_of
+from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import UNFINISHED, MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import (
+    Finished,
     Found,
     Replanned,
     Requeued,
     SlurmJob,
     Starting,
     Submitted,
+    Submitting,
     SupervisorStarted,
     Twin,
     Waiting,
     Withdrawn,
+    latest,
 )
 from launcher.supervise.host import is_here, may_live, this_process
 
 SENDING_SECONDS = 3600.0
 "How long a process of another machine may need to send the code."
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Raise SchedulerError in place of an OSError of the block, which writes `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise SchedulerError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
@@ -129,10 +141,8 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
     if again is None:
         yield
         return
-    try:
+    with writing(run.path):
         folder = write_plan(run, again)
-    except OSError as error:
-        raise SchedulerError(f"cannot write {run.path}: {error.strerror}") from None
     try:
         run.append(Replanned(changed=again.about["changed"], set=again.about["set"]))
         yield
@@ -162,11 +172,7 @@ _CONFIRMING = (Submitted, Requeued, Waiting, Starting, SlurmJob, Found, Twin, Su
 
 def may_start(run: RunDir) -> bool:
     """Return whether the scheduler was asked to start the run, and did not refuse."""
-    kinds = [event["event"] for event in run.read_events()]
-    return next((kind for kind in reversed(kinds) if kind in _STARTING), None) == "submitting"
-
-
-_STARTING = ("replanned", "submitting", "refused")
+    return isinstance(latest(run.read_events(), "replanned", "submitting", "refused"), Submitting)
 
 
 @contextlib.contextmanager
@@ -233,6 +239,13 @@ def end_told(run: RunDir) -> dict[str, Any]:
     if verdict.get("failure") == "succeeded":
         return {"state": "succeeded", "failure": "succeeded", "reason": str(verdict.get("reason", ""))}
     return {}
+
+
+def record_end(run: RunDir, end: Mapping[str, Any], by: str) -> None:
+    """Record how a run ended, according to `by` and not to its supervisor. Raises OSError."""
+    kept = {name: end[name] for name in ("state", "failure", "reason", "attempt") if name in end}
+    run.append(Finished(**kept, by=by))
+    replace_json(run.state, {**kept, "time": now()})
 
 
 def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:

@@ -6,12 +6,13 @@ line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from launcher.spec.json_forms import STAMP, fits
 from launcher.spec.json_object import Record
 
+E = TypeVar("E", bound=Mapping[str, Any])
 KINDS: dict[str, type[Event]] = {}
 
 
@@ -64,6 +65,11 @@ class Submitted(Event, kind="submitted"):
 
 class Resubmitted(Submitted, kind="resubmitted"):
     """A user resumed the run."""
+
+
+def latest(events: Sequence[E], *kinds: str) -> E | None:
+    """Return the latest event of one of these kinds."""
+    return next((event for event in reversed(events) if event.get("event") in kinds), None)
 
 
 def since_submission(events: Sequence[Event]) -> Sequence[Event]:

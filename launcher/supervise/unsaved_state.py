@@ -15,6 +15,7 @@ from launcher.spec.events import (
     HandoverSkipped,
     Resumed,
     SupervisorStarted,
+    latest,
 )
 
 
@@ -57,9 +58,7 @@ class Skipped(NamedTuple):
 
 def skipped_by(events: Sequence[Event], attempt: int) -> Skipped | None:
     """Return why `attempt` did not hand over its last step. None if it did, or had no step."""
-    last = next(
-        (event for event in reversed(events) if isinstance(event, HandedOver | HandoverSkipped)), None
-    )
+    last = latest(events, "handover", "handover-skipped")
     if not isinstance(last, HandoverSkipped) or last.attempt != attempt:
         return None
     return Skipped(last.step or 0, last.reason)
@@ -84,5 +83,5 @@ class Outcome(NamedTuple):
 
 def outcome_of(events: Sequence[Event]) -> Outcome | None:
     """Return the outcome recorded by the run's last end, or None if there was no state to keep."""
-    last = next((event for event in reversed(events) if isinstance(event, Finished)), None)
-    return Outcome(**last.last_state) if last is not None and last.last_state else None
+    last = latest(events, "finished")
+    return Outcome(**last.last_state) if isinstance(last, Finished) and last.last_state else None

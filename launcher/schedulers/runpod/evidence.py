@@ -9,6 +9,7 @@ from typing import Any, Literal
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.handle import Handle, handle_in
+from launcher.spec.events import latest
 
 ASKED = ("submitting", "submitted", "resubmitted", "requeued")
 "Events of a request for a pod, with its time limit."
@@ -159,12 +160,8 @@ def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
 
 def unconfirmed_in(events: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether no event names a pod that RunPod has confirmed for the latest submission."""
-    for event in reversed(events):
-        if event.get("event") in (*ASKED[1:], "found", "twin"):
-            return False
-        if event.get("event") == "submitting":
-            break
-    return True
+    event = latest(events, *ASKED, "found", "twin")
+    return event is None or event.get("event") == "submitting"
 
 
 def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:

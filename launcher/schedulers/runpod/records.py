@@ -11,10 +11,12 @@ from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import LIVING, SchedulerError
+from launcher.schedulers.rundir import record_end
+from launcher.schedulers.runpod import pods
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.evidence import submission_in
 from launcher.schedulers.runpod.handle import Handle, claim
-from launcher.spec.events import DuplicateEnded, Finished, Rejected, Twin
+from launcher.spec.events import DuplicateEnded, Rejected, Twin
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -50,23 +52,17 @@ def _state_there(copy: Copy) -> dict[str, Any] | None:
 
 def record(run: RunDir, state: str, failure: str, reason: str) -> None:
     """Record how the run ended."""
-    fields = {name: value for name, value in run.read_state().items() if name == "attempt"}
-    fields |= {"state": state, "failure": failure, "reason": reason}
-    run.append(Finished(**fields, by="runpod"))
-    replace_json(run.state, {**fields, "time": now()})
+    end = {"state": state, "failure": failure, "reason": reason}
+    record_end(run, run.read_state() | end, by="runpod")
 
 
 def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, limit: float | None) -> None:
     """Record a pod that must end and could not be ended yet, and ask it to stop."""
-    submission = next(
-        event for event in reversed(copy.run.read_events()) if event.get("event") == "submitting"
+    since = submission_in(copy.run.read_events()).time  # billed from then on
+    rejected = Rejected(
+        handle=str(handle), reason=reason, usd_per_hour=usd_per_hour, limit=limit, since=since
     )
-    billed = {
-        "usd_per_hour": usd_per_hour,
-        "limit": limit,
-        "since": submission["time"],
-    }  # billed from then on
-    copy.run.append(Rejected(handle=str(handle), reason=reason, **billed))
+    copy.run.append(rejected)
     replace_json(copy.run.state, {**copy.run.read_state(), "reason": reason, "time": now()})
     with suppress(SchedulerError):
         ask_to_stop(copy)
@@ -74,8 +70,6 @@ def reject(copy: Copy, handle: Handle, reason: str, usd_per_hour: float | None, 
 
 def end_duplicate(client: Client, run: RunDir, path: str) -> None:
     """End a second pod of the latest submission, and record what it has cost. Raises UnendedError."""
-    from launcher.schedulers.runpod import pods
-
     price, since = 0.0, seconds_of(submission_in(run.read_events()).time)
     with suppress(ApiError):
         price = pods.billed(client, path, int(run.read_about()["nodes"]))[1]

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
+from launcher.spec.events import latest
 from launcher.spec.verdict import EXIT_STOPPED
 
 
@@ -46,8 +47,8 @@ def main() -> None:
 
 def _why_stopped(run: RunDir) -> str | None:
     """Return the reason that the supervisor recorded before it asked the ranks to stop."""
-    reasons = [event.get("reason") for event in run.read_events() if event.get("event") == "stopping"]
-    return reasons[-1] if reasons else None
+    stopping = latest(run.read_events(), "stopping")
+    return None if stopping is None else stopping.get("reason")
 
 
 if __name__ == "__main__":

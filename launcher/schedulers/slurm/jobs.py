@@ -13,6 +13,7 @@ from typing import TypeVar
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.login import NOT_FOUND, Login, LoginError, ask
+from launcher.spec.events import SlurmJob, latest
 
 PATIENCE_SECONDS = 20.0
 "How long to retry while the controller is down or busy. Restarting one takes less."
@@ -239,7 +240,7 @@ def begun(run: RunDir) -> bool:
     if run.read_state().get("state") in ("running", "stopping"):
         return True
     kinds = ("submitting", "submitted", "resubmitted", "requeued", "job")
-    return next((e["event"] for e in reversed(run.read_events()) if e.get("event") in kinds), "") == "job"
+    return isinstance(latest(run.read_events(), *kinds), SlurmJob)
 
 
 def jobs_of(run: RunDir) -> set[str]:

@@ -11,6 +11,7 @@ from launcher.rundir.time import seconds_of
 from launcher.schedulers.base import LIVING
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.rundir import end_told
+from launcher.spec.events import latest
 
 UNSTARTED_SECONDS = 180.0
 "If no supervisor has appeared this long after an unanswered submission, there is none."
@@ -66,7 +67,5 @@ def _lost(reason: str) -> dict[str, Any]:
 
 def _seconds_since_submission(run: RunDir) -> float:
     """Return the seconds since the latest submission."""
-    for event in reversed(run.read_events()):
-        if event.get("event") == "submitting":
-            return time.time() - (seconds_of(str(event["time"])) or 0.0)
-    return 0.0
+    event = latest(run.read_events(), "submitting")
+    return time.time() - (seconds_of(event.time) or 0.0) if event is not None else 0.0
