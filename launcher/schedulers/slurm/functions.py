@@ -19,7 +19,7 @@ from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.schedulers.slurm.executor import RunJob
-from launcher.schedulers.slurm.handle import handle_of, job_in
+from launcher.schedulers.slurm.handle import job_in, job_of
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
@@ -95,14 +95,7 @@ class FunctionJob(RunJob):
     @property
     def job_id(self) -> str:
         """Id of the run's latest job. If Slurm does not requeue, a run continues in a new job."""
-        return (handle_of(self._run).job if self._run is not None else None) or str(self._job_id)
-
-    def done(self, force_check: bool = False) -> bool:
-        """Return whether the run has ended. A run that continues in another attempt or job has not."""
-        state = self.run.read_state()
-        if state.get("state") not in LIVING and not state.get("requeue"):
-            return True
-        return bool(self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"))
+        return (job_of(self._run) if self._run is not None else None) or str(self._job_id)
 
     def _get_logs_string(self, name: str) -> str | None:
         """Return the output of all attempts, without time stamps."""

@@ -1,8 +1,6 @@
-"""Find the Slurm job that a run is in."""
+"""The handle of a run, which names its latest Slurm job."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.rundir import latest_handle
@@ -11,24 +9,16 @@ PREFIX = "slurm:"
 UNKNOWN = "run/"
 
 
-@dataclass(frozen=True)
-class Handle:
-    """`slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` as long as sbatch has not answered."""
-
-    cluster: str
-    job: str | None
-    run: str = ""
-    "Run id, used if the job is not known."
-
-    def __str__(self) -> str:
-        return f"{PREFIX}{self.cluster}:{self.job or f'{UNKNOWN}{self.run}'}"
-
-
-def handle_of(run: RunDir) -> Handle:
-    """Return the handle of the run's latest job, with job None if sbatch's last answer was lost."""
+def handle_of(run: RunDir, job: str | None) -> str:
+    """Return `slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` as long as the job is not known."""
     cluster = run.read_about().get("cluster", {}).get("name", "")
+    return f"{PREFIX}{cluster}:{job or f'{UNKNOWN}{run.id}'}"
+
+
+def job_of(run: RunDir) -> str | None:
+    """Return the run's latest job, or None if there is none or sbatch's last answer was lost."""
     handle = latest_handle(run.read_events(), PREFIX)
-    return Handle(cluster, None if handle is None else handle.rpartition(":")[2], run.id)
+    return None if handle is None else handle.rpartition(":")[2]
 
 
 def job_in(handle: str) -> str:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Status
-from launcher.schedulers.rundir import status_of
-from launcher.schedulers.slurm.handle import Handle, handle_of
+from launcher.schedulers.rundir import record_end, status_of
+from launcher.schedulers.slurm.handle import handle_of, job_of
 from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import begun
 from launcher.schedulers.slurm.pending import why_pending
-from launcher.schedulers.slurm.records import Records
+from launcher.schedulers.slurm.records import JobRecord, Records
 from launcher.schedulers.slurm.site import Site
 from launcher.schedulers.slurm.states import WITHOUT_SUPERVISOR, Meaning, meaning
-from launcher.spec.events import Finished
+from launcher.spec.events import AttemptStarted, SlurmJob, latest
 from launcher.supervise.host import shows_life
-
-if TYPE_CHECKING:
-    from launcher.schedulers.slurm.records import JobRecord
-
 
 NEVER_BEGAN = (
     "job {} ended with exit code 0 before its supervisor began: does a line of `setup:` replace the shell "
@@ -44,10 +39,10 @@ def status_from_slurm(
     run: RunDir, job: str | None, records: Records, trouble: str, site: Site | None = None
 ) -> Status:
     """Return the run's status, from its own records and Slurm's."""
-    handle = str(Handle(run.read_about().get("cluster", {}).get("name", ""), job, run.id))
+    handle = handle_of(run, job)
     state = run.read_state()  # again: it may have ended before Slurm was asked
     if not lives(state):
-        return status_of(run, str(handle_of(run)), state)
+        return status_of(run, handle_of(run, job_of(run)), state)
     record = records.get(job) if job is not None else None
     if job is not None and record is not None and not belongs_to(record, run):
         trouble, record = trouble or message_of_foreign_job(job, record), None
@@ -92,12 +87,7 @@ def status_from_slurm(
 
 def _attempted(run: RunDir) -> bool:
     """Return whether an attempt has started in the run's latest job, according to its records."""
-    return _newest(run, "submitting", "job", "attempt") == "attempt"
-
-
-def _newest(run: RunDir, *kinds: str) -> str:
-    """Return the kind of the run's newest event among these, or "" if there is none."""
-    return next((event.kind for event in reversed(run.read_events()) if event.kind in kinds), "")
+    return isinstance(latest(run.read_events(), "submitting", "job", "attempt"), AttemptStarted)
 
 
 def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
@@ -123,7 +113,7 @@ def _reason_from_slurm(run: RunDir, record: JobRecord, slurm: Meaning) -> str:
     """Return what a job that has its nodes is doing, or "" if the supervisor's records say it."""
     if record.state in WITHOUT_SUPERVISOR:
         return f"job {record.id} {slurm.words}"
-    if _newest(run, "submitting", "job", "started") != "job":
+    if not isinstance(latest(run.read_events(), "submitting", "job", "started"), SlurmJob):
         return ""
     if shows_life(run):
         return f"job {record.id} waits until the supervisor of an earlier start, which still runs, has ended"
@@ -150,9 +140,5 @@ def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
 
 def _record_end(run: RunDir, state: Mapping[str, Any]) -> None:
     """Record what Slurm reports about the end of the run, because Slurm forgets jobs."""
-    kept = {name: state[name] for name in ("state", "failure", "reason", "attempt") if name in state}
-    try:
-        run.append(Finished(**kept, by="slurm"))
-        replace_json(run.state, {**kept, "time": now()})
-    except OSError:  # another user's run, or a full disk: Slurm is queried again next time
-        pass
+    with contextlib.suppress(OSError):  # another user's run, or a full disk: Slurm is queried again next time
+        record_end(run, state, by="slurm")

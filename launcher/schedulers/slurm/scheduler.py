@@ -16,9 +16,9 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.login import Login, LoginError, ask
-from launcher.schedulers.rundir import in_force, may_start
+from launcher.schedulers.rundir import in_force, may_start, writing
 from launcher.schedulers.slurm.cancel_all import cancel_jobs
-from launcher.schedulers.slurm.handle import handle_of, job_in
+from launcher.schedulers.slurm.handle import handle_of, job_in, job_of
 from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import (
     NotYetError,
@@ -35,14 +35,14 @@ from launcher.schedulers.slurm.records import Records, look_up
 from launcher.schedulers.slurm.run_state import lives, status_from_slurm
 from launcher.schedulers.slurm.site import Site, questions, site
 from launcher.schedulers.slurm.submission import Submission
-from launcher.schedulers.slurm.sweep import forget_text
+from launcher.schedulers.slurm.sweep import forget_text, prepare_array
 from launcher.schedulers.store import Store
+from launcher.schedulers.wanted import Wanted
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
     from launcher.schedulers.base import PreparedSweep
-    from launcher.schedulers.wanted_files import Wanted
 
 DEFAULT_PYTHON = "python3"
 
@@ -80,7 +80,7 @@ class SlurmScheduler(Scheduler):
         return (login, runs, clusters) if login or clusters else None
 
     def handle(self, run: RunDir) -> str:
-        return str(handle_of(run))
+        return handle_of(run, job_of(run))
 
     def prepare(self, request: Request) -> Prepared:
         """Prepare a run with the code as it is now. Raises RenderError, SchedulerError, OSError."""
@@ -128,9 +128,7 @@ class SlurmScheduler(Scheduler):
     def prepare_sweep(
         self, sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
     ) -> PreparedSweep:
-        from launcher.schedulers.slurm.sweep import prepare
-
-        return prepare(sweep_id, runs, at_once)
+        return prepare_array(sweep_id, runs, at_once)
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
         return self.check(sweep.runs[0], len(sweep.runs))
@@ -144,10 +142,8 @@ class SlurmScheduler(Scheduler):
         runs: list[RunDir] = []
         try:
             for run in prepared:
-                try:
+                with writing(run.run_dir):
                     runs.append(self.store.write(run))
-                except OSError as error:
-                    raise SchedulerError(f"cannot write {run.run_dir}: {error.strerror}") from None
             remember_root(runs[0].path.parent)
             Submission(runs, "submitted", command, sweep).send(self.store)
         except BaseException:
@@ -178,46 +174,38 @@ class SlurmScheduler(Scheduler):
 
         Jobs that the controller does not know or that ended badly take a second one.
         """
-        jobs: dict[Path, str | None] = {}
-        for run in runs:
-            if lives(run.read_state()):
-                jobs[run.path] = handle_of(run).job
-        self.store.select_runs([run for run in runs if run.path in jobs])
+        jobs = {run: job_of(run) for run in runs if lives(run.read_state())}
+        self.store.select_runs(list(jobs))
         records, trouble = Records(), ""
         site_: Site | None = None
-        if unknown := [run for run in runs if jobs.get(run.path, "") is None]:
+        if unknown := [run for run, job in jobs.items() if job is None]:
             found_jobs, trouble = self._by_comment(unknown)
             jobs |= found_jobs
-        if any(jobs.values()):
+        if with_job := {run: job for run, job in jobs.items() if job is not None}:
             try:
-                with_job = [run for run in runs if jobs.get(run.path) is not None]
-                query = self._query(with_job, [jobs[run.path] or "" for run in with_job])
+                query = self._query(list(with_job), list(with_job.values()))
             except LoginError as error:
                 trouble = str(error)
             else:
                 records, site_ = query.records, query.site
                 trouble = records.controller
         # A run may have moved to a linked job while Slurm was queried.
-        moved = [
-            run
-            for run in runs
-            if not trouble and run not in unknown and jobs.get(run.path) not in (None, handle_of(run).job)
-        ]
-        moved_statuses = {status.path: status for status in self.statuses(moved)} if moved else {}
+        known = {run: job for run, job in with_job.items() if run not in unknown}
+        moved = [run for run, job in known.items() if not trouble and job != job_of(run)]
+        moved_statuses = dict(zip(moved, self.statuses(moved), strict=True)) if moved else {}
         return [
-            moved_statuses.get(str(run.path))
-            or status_from_slurm(run, jobs.get(run.path), records, trouble, site_)
+            moved_statuses.get(run) or status_from_slurm(run, jobs.get(run), records, trouble, site_)
             for run in runs
         ]
 
-    def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[Path, str | None], str]:
+    def _by_comment(self, runs: Sequence[RunDir]) -> tuple[dict[RunDir, str | None], str]:
         """Find the jobs of runs for which sbatch's answer was lost. Also return why Slurm did not answer."""
         try:
             named = newest_jobs(self.store, set[str]().union(*map(jobs_of, runs)))
         except NotYetError as error:
             return {}, f"Slurm does not answer: {error}"
         # A job may have begun, and recorded itself, while Slurm was queried.
-        return {run.path: handle_of(run).job or _named_job(run, named) for run in runs}, ""
+        return {run: job_of(run) or _named_job(run, named) for run in runs}, ""
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self.store.fetch(run, wanted)
@@ -258,7 +246,7 @@ class SlurmScheduler(Scheduler):
         )
         self._last_query = None
         living = [run for run in jobs if lives(run.read_state())]
-        latest = {run: handle_of(run).job or jobs[run] for run in living}
+        latest = {run: job_of(run) or jobs[run] for run in living}
         if moved := {run: job for run, job in latest.items() if job != jobs[run]}:  # to a linked job
             refused = refused or cancel_jobs(self.store, moved, again & moved.keys())
         waiting = [run for run in living if not begun(run)]
@@ -291,7 +279,7 @@ class SlurmScheduler(Scheduler):
         answer to the request shows which runs had ended.
         """
         if self.store.remote:
-            jobs = {run: handle_of(run).job or "" for run in runs if lives(run.read_state())}
+            jobs = {run: job_of(run) or "" for run in runs if lives(run.read_state())}
             if all(jobs.values()):
                 return jobs
         statuses = list(zip(runs, self.statuses(runs), strict=True))
@@ -309,17 +297,14 @@ class SlurmScheduler(Scheduler):
 
     def _query(self, runs: Sequence[RunDir], ids: Sequence[str]) -> LastQuery:
         """Query Slurm for the jobs, at most as often as `Pace` allows. Raises LoginError."""
-        if self._last_query is not None and self._last_query.ids == ids:
-            now = self._last_query.pace.is_due()
+        last = self._last_query
+        pace = last.pace if last is not None and last.ids == ids else Pace(runs)
+        if last is not None and pace is last.pace:
+            now = pace.is_due()
             if now is False:
                 self.store.sync()
             if not now:
-                return self._last_query
-        pace = (
-            self._last_query.pace
-            if self._last_query is not None and self._last_query.ids == ids
-            else Pace(runs)
-        )
+                return last
         stopped = [job for run, job in zip(runs, ids, strict=True) if run.cancel.exists()]
         run_commands = partial(ask, self.store)
         records = look_up(run_commands, ids, stopped)

@@ -17,7 +17,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep
 from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.rsh import quote
-from launcher.schedulers.slurm.handle import Handle, handle_of
+from launcher.schedulers.slurm.handle import handle_of, job_of
 from launcher.schedulers.slurm.jobs import (
     InterruptedSubmissionError,
     NotSubmittedError,
@@ -58,12 +58,11 @@ class Submission:
             if isinstance(error, InterruptedSubmissionError):
                 raise KeyboardInterrupt from None
             raise
-        cluster = self.runs[0].read_about()["cluster"]["name"]
         for task, run in enumerate(self.runs):
-            handle = str(Handle(cluster, job if self.sweep is None else f"{job}_{task}"))
-            if store.remote and str(handle_of(run)) == handle:
+            its_job = job if self.sweep is None else f"{job}_{task}"
+            if store.remote and job_of(run) == its_job:
                 continue  # the event came with the answer
-            run.event(self.event, handle=handle, command=list(self.command))
+            run.event(self.event, handle=handle_of(run, its_job), command=list(self.command))
             store.fetch(run)
 
     def _is_recorded(self, run: RunDir) -> bool:
@@ -115,8 +114,7 @@ class Submission:
 
     def _record_script(self, store: Store) -> str:
         """Return shell that records the job `$job` in each run's events."""
-        handle = str(Handle(self.runs[0].read_about()["cluster"]["name"], "@"))
-        record = {"event": self.event, "handle": handle, "command": self.command}
+        record = {"event": self.event, "handle": handle_of(self.runs[0], "@"), "command": self.command}
         before, after = map(quote, json.dumps(record)[1:].split("@", 1))
         events = " ".join(quote(store.path(run, run.events)) for run in self.runs)
         task = "" if self.sweep is None else "_$i"

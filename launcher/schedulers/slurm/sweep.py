@@ -19,7 +19,7 @@ FOLDER = "sweeps"
 "Folder in the runs' root: `sweeps/<id>/array.sbatch`, and a link `<task>` to each run's directory."
 
 
-def prepare(
+def prepare_array(
     sweep_id: str, runs: Sequence[tuple[Prepared, tuple[str, ...]]], at_once: int | None = None
 ) -> PreparedSweep:
     """Prepare one array for all runs. Each comes with the `--set` texts that distinguish it.

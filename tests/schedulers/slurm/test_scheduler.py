@@ -27,7 +27,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import PreparedSweep, SchedulerError
 from launcher.schedulers.lookup import states_of
 from launcher.schedulers.registry import opened
-from launcher.schedulers.slurm.handle import handle_of
+from launcher.schedulers.slurm.handle import handle_of, job_of
 from launcher.schedulers.slurm.records import NO_ACCOUNTING, JobRecord, Records
 from launcher.schedulers.slurm.run_state import status_from_slurm
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
@@ -369,7 +369,7 @@ def test_a_run_that_moves_to_a_linked_job_while_it_is_cancelled_is_taken_out_of_
 def test_the_handle_is_that_of_the_latest_job(tmp_path: Path) -> None:
     run = a_run(tmp_path, **RUNNING)
     run.event("requeued", handle="slurm:c:8", reason="preempted", linked=True)
-    assert str(handle_of(run)) == "slurm:c:8"
+    assert handle_of(run, job_of(run)) == "slurm:c:8"
 
 
 def test_accounting_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:
@@ -395,13 +395,13 @@ def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
     run = a_run(tmp_path, state="submitted")
     run.event("submitting")
     scheduler = SlurmScheduler()
-    assert handle_of(run).job is None
+    assert job_of(run) is None
     assert scheduler.statuses([run])[0].handle == "slurm:c:9", "7 is the job before"
     with pytest.raises(SchedulerError, match="still in the queue"):
         scheduler.resume(run)
     assert not (tmp_path / "sent").exists()
     run.event("refused")
-    assert str(handle_of(run)) == f"slurm:c:{9 if begins else 7}"
+    assert handle_of(run, job_of(run)) == f"slurm:c:{9 if begins else 7}"
 
 
 def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Pa
         run = RunDir(a_run(tmp_path / name, state="submitted").path.rename(tmp_path / name / name))
         run.event("submitting")
         runs.append(run)
-    handles = [str(handle_of(run)) for run in runs]
+    handles = [handle_of(run, job_of(run)) for run in runs]
     assert handles == ["slurm:c:run/first", "slurm:c:run/second"]
     assert status_from_slurm(runs[1], None, Records(), "its controller is down").handle == handles[1]
 
