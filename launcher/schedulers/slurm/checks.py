@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
 from launcher.schedulers.base import Findings
-from launcher.schedulers.login import Answer, LocalLogin, Login, ask
+from launcher.schedulers.login import Answer, Login, ask
 from launcher.schedulers.slurm.accounting_cache import read_cache, stamp, write_cache
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
@@ -41,8 +40,6 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
     `script` is the rendered job.sbatch, and `tasks` the number of tasks of its array. A controller that does
     not answer is queried again for a while. Raises LoginError, NotSubmittedError.
     """
-    if isinstance(login, LocalLogin) and shutil.which("sbatch") is None:
-        raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     paths = _paths(cluster, job)
     job_questions = _questions(cluster, script, [path for path, _ in paths])
     cached = read_cache(login)
@@ -74,8 +71,9 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
     if cached is None:
         write_cache(login, answers)
     test = answers["test"]
-    refusals = [*feasibility.refusals(), *_path_refusals(paths, answers["paths"])]
-    warnings = [*feasibility.warnings(), *_path_warnings(cluster, job, paths, answers)]
+    flags = dict(zip(paths, answers["paths"].out.split(), strict=False))
+    refusals = [*feasibility.refusals(), *_path_refusals(flags)]
+    warnings = [*feasibility.warnings(), *_path_warnings(flags), *_runtime_warnings(cluster, answers)]
     said = errors_of(test.err) or f"exit {test.code}"
     if test.code and unanswered(test.err):  # a busy controller still answers cheaper queries
         warnings.append(f"not checked by sbatch --test-only: {said}")
@@ -130,22 +128,19 @@ def _paths(cluster: Cluster, job: Job) -> list[tuple[str, str]]:
     return [(path, field) for path, field in named if path is not None and PurePosixPath(path).is_absolute()]
 
 
-def _with_flags(paths: list[tuple[str, str]], answer: Answer) -> list[tuple[str, str, str]]:
-    return [(path, field, flags) for (path, field), flags in zip(paths, answer.out.split(), strict=False)]
-
-
-def _path_refusals(paths: list[tuple[str, str]], answer: Answer) -> Iterator[str]:
-    for path, field, flags in _with_flags(paths, answer):
-        if field == "paths.runs" and "w" not in flags:
+def _path_refusals(flags: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    for (path, field), found in flags.items():
+        if field == "paths.runs" and "w" not in found:
             yield f"{field}: {path} cannot be written to"
 
 
-def _path_warnings(
-    cluster: Cluster, job: Job, paths: list[tuple[str, str]], answers: dict[str, Answer]
-) -> Iterator[str]:
-    for path, field, flags in _with_flags(paths, answers["paths"]):
-        if flags.startswith("-") and field != "paths.runs":
+def _path_warnings(flags: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    for (path, field), found in flags.items():
+        if found.startswith("-") and field != "paths.runs":
             yield f"{field}: {path} is not there on the login node; the nodes must have it"
+
+
+def _runtime_warnings(cluster: Cluster, answers: Mapping[str, Answer]) -> Iterator[str]:
     runtime = cluster.container.runtime
     if runtime == "pyxis" and answers["runtime"].code != 0:
         yield "container.runtime: srun has no --container-image here; the nodes must have it (pyxis plugin)"

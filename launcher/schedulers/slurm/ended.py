@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.diagnosis.clue import KIND_OF, Clue, failure_patterns
 from launcher.diagnosis.collector import Collector
 from launcher.logs.read import TEXT_START
-from launcher.rundir.files import read_json, replace_json
+from launcher.rundir.files import replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.states import Meaning
@@ -31,19 +31,16 @@ def verdict_of(run: RunDir, record: JobRecord, slurm: Meaning) -> Verdict | None
     attempts = run.attempts()
     if not attempts or attempts[-1].verdict.exists():
         return None
-    attempt = attempts[-1]
-    plan = read_json(run.plan)
-    layout = plan.get("layout") if isinstance(plan, dict) else None
-    layout = layout if isinstance(layout, dict) else {}
+    attempt, about = attempts[-1], run.read_about()
     started = started_ranks(attempt)
     evidence = Evidence(
         ranks=max(len(started), 1),
         errors=read_records(attempt, "errors"),
         exits=read_records(attempt, "exits"),
         started=started,
-        gpus=bool(layout.get("gpus_per_node", 1)),
+        gpus=about.gpus_per_node != 0,
         torchrun_lines=tuple(tail(attempt.torchrun_log(0))),
-        torchrun_clues=torchrun_clues(attempt, run.read_about()),
+        torchrun_clues=torchrun_clues(attempt, about),
         output={rank: list(_clues(run, attempt, node, rank)) for rank, node in started.items()},
         scheduler=_clue(record, slurm),
     )

@@ -9,12 +9,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-from launcher.schedulers.slurm.limits import (
-    association_and_parents,
-    associations,
-    exceeds_alone,
-    qos_rows,
-)
+from launcher.schedulers.slurm.limits import association_and_parents, associations, exceeds_alone, qos_rows
 from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, UNKNOWN
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.site import Site

@@ -222,15 +222,8 @@ def records(answers: Mapping[str, Answer]) -> Records:
 
 
 _ALIVE = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
-_WAITING = (
-    "PENDING",
-    "REQUEUE_HOLD",
-    "SPECIAL_EXIT",
-    "RESV_DEL_HOLD",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "EXPEDITING",
-)
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_WAITING = ("PENDING", *_HELD, "REQUEUED", "REQUEUE_FED", "EXPEDITING")
 _NEED_DETAILS = ("FAILED", "CANCELLED")
 "squeue reports neither the exit code nor who cancelled the job."
 _BEFORE_END = (*_WAITING, *_ALIVE, "CONFIGURING", "POWER_UP_NODE", "SIGNALING", "STOPPED", "UPDATE_DB")

@@ -54,19 +54,8 @@ def _check_own_templates(target: Target) -> None:
 
 # Options that job.sbatch sets itself or that would break the step.
 _MANAGED = frozenset(
-    {
-        "job-name",
-        "comment",
-        "nodes",
-        "ntasks",
-        "ntasks-per-node",
-        "output",
-        "error",
-        "open-mode",
-        "signal",
-        "requeue",
-    }
-    | {"no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
+    {"job-name", "comment", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "signal"}
+    | {"requeue", "no-requeue", "export", "array", "time", "cpus-per-task", "gpus", "gres", "gpus-per-node"}
     | {"gpus-per-task", "partition", "account", "qos", "constraint", "reservation", "exclusive", "wrap"}
 )
 # With these sbatch submits nothing, waits, prints something else, or submits to another cluster or as another
