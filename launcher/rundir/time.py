@@ -1,4 +1,7 @@
-"""The only format of time stamps: UTC, microseconds, 27 characters, sorts as text."""
+"""The only format of time stamps: UTC, microseconds, 27 characters, sorts as text.
+
+This file is also sent to ssh hosts and runs there, so it uses only the standard library.
+"""
 
 from __future__ import annotations
 

@@ -57,6 +57,12 @@ def all_or_nothing(script: str) -> bytes:
     return f"{{ :\n{script}\n}}".encode()
 
 
+def why_failed(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the last line that a failed command printed on stderr, or else its exit code."""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
 class LocalLogin:
     """This host. `first` is shell that runs before each script."""
 

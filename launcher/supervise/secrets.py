@@ -36,7 +36,7 @@ def read_secrets(secrets: Sequence[Secret], given: Mapping[str, str] | None = No
     for secret in secrets:
         if secret.name not in values:
             try:
-                values[secret.name] = _read(secret)
+                values[secret.name] = read_secret(secret.name, secret.env, secret.file)
             except SecretError as error:
                 problems.append(str(error))
     if problems:
@@ -49,19 +49,20 @@ def secrets_with_values(secrets: Sequence[Secret]) -> dict[str, str]:
     values = {}
     for secret in secrets:
         with contextlib.suppress(SecretMissingError):
-            values[secret.name] = _read(secret)
+            values[secret.name] = read_secret(secret.name, secret.env, secret.file)
     return values
 
 
-def _read(secret: Secret) -> str:
-    if secret.file is not None:
-        return read_secret_file(secret.name, secret.file)
-    source = secret.env or secret.name
+def read_secret(name: str, env: str | None, file: str | None) -> str:
+    """Return the value of the secret `name` from its file or its environment variable. Raises SecretError."""
+    if file is not None:
+        return read_secret_file(name, file)
+    source = env or name
     if source not in os.environ:
-        raise SecretMissingError(f"{secret.name}: the environment variable {source} is not set")
+        raise SecretMissingError(f"{name}: the environment variable {source} is not set")
     value = os.environ[source]
     if value:
-        _checked(secret.name, os.fsencode(value), f"the environment variable {source}")
+        _checked(name, os.fsencode(value), f"the environment variable {source}")
     return value
 
 

@@ -37,7 +37,7 @@ from launcher.schedulers.slurm.site import Site, questions, site
 from launcher.schedulers.slurm.submission import Submission
 from launcher.schedulers.slurm.sweep import forget_text, prepare_array
 from launcher.schedulers.store import Store
-from launcher.schedulers.wanted import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile

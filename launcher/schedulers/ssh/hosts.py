@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.schedulers.base import SchedulerError
-from launcher.schedulers.login import NOT_FOUND, Login
+from launcher.schedulers.login import NOT_FOUND, Login, why_failed
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.over_ssh.ssh import login_environment
 
 _PACKAGE = Path(__file__).parents[2]
 _MODULES = (
+    "rundir.time",
     "rundir.versions",
     "supervise.secrets",
     "supervise.gpus",
@@ -57,9 +58,7 @@ def ask_host(login: Login, python: str, request: Mapping[str, Any], timeout: flo
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        why = lines[-1] if lines else f"exit code {done.returncode}"
-        raise HostError(f"{login.name}: {python} gave no answer: {why}") from None
+        raise HostError(f"{login.name}: {python} gave no answer: {why_failed(done)}") from None
     if not isinstance(answer, dict):
         raise HostError(f"{login.name}: {python} gave no answer")
     if "refused" in answer:

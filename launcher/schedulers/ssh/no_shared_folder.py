@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from launcher.rundir.contents import SUBMITTED
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.login import LoginError
+from launcher.schedulers.login import LoginError, why_failed
 from launcher.schedulers.over_ssh.mirror import packed
-from launcher.schedulers.over_ssh.remote_store import NotSentError
+from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore
 from launcher.schedulers.over_ssh.rsh import quote, unpack
-from launcher.schedulers.ssh.choose import hosts_of
+from launcher.schedulers.ssh.choose import About, Chosen, hosts_of
 from launcher.schedulers.ssh.hosts import HostError
-
-if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.remote_store import RemoteStore
-    from launcher.schedulers.ssh.choose import About, Chosen
 
 _SHARED = 75
 _MARK = r"""
@@ -46,9 +41,8 @@ def send_to_all(run: RunDir, stores: Sequence[RemoteStore]) -> None:
                 "either all hosts must share that folder, or none"
             )
         if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            why = lines[-1] if lines else f"exit code {done.returncode}"
-            raise NotSentError(f"{store.name}: {store.path(run, run.path)} could not be written: {why}")
+            folder = store.path(run, run.path)
+            raise NotSentError(f"{store.name}: {folder} could not be written: {why_failed(done)}")
 
 
 def _send_to(run: RunDir, rank: int, store: RemoteStore) -> subprocess.CompletedProcess[bytes]:

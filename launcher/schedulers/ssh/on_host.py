@@ -22,10 +22,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.rundir.time import now
 from launcher.rundir.versions import DISTRIBUTION, version_of
 from launcher.schedulers.ssh.reachability import meet
 from launcher.supervise.gpus import GpusError, claim, installed, survey, user
-from launcher.supervise.secrets import SecretError, read_secret_file
+from launcher.supervise.secrets import SecretError, read_secret
 from launcher.supervise.start import NotStartedError, held, lock_path, start_supervisor, state_of
 
 TOOLS = ("awk", "bash", "find", "flock", "rsync", "tar")
@@ -90,14 +91,10 @@ def _unwritable(folder: str) -> str:
 
 def _why_not_here(secret: Mapping[str, Any]) -> str:
     """Return why the supervisor cannot read a secret on this host, or "" if it can."""
-    name = secret["name"]
-    if secret.get("file"):
-        try:
-            read_secret_file(name, secret["file"])
-        except SecretError as error:
-            return str(error)
-    elif (source := secret.get("env") or name) not in os.environ:
-        return f"{name}: the environment variable {source} is not set"
+    try:
+        read_secret(secret["name"], secret.get("env"), secret.get("file"))
+    except SecretError as error:
+        return str(error)
     return ""
 
 
@@ -155,10 +152,8 @@ def start(request: Request) -> dict[str, Any]:
         chosen = ",".join(map(str, gpus))
         environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}
     if event := request.get("event"):
-        moment = time.time_ns() // 1000
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment // 10**6))
         taken = {"gpus": {**request["others_gpus"], request["host"]: gpus}} if gpus else {}
-        _append(run, {"time": f"{stamp}.{moment % 10**6:06d}Z", **event, **taken})
+        _append(run, {"time": now(), **event, **taken})
     start_supervisor(
         [sys.executable, "-m", "launcher.supervise", str(run), "--secrets-on-stdin", *request["place"]],
         run,
