@@ -119,7 +119,11 @@ class Nodes:
             closed = read_json(self.run.closed) or {}
             if closed.get("incarnation") == self.incarnation and not self._will_save:
                 return int(closed["exit_code"])
-            self._wait("for node 0 to open an attempt")
+            if self.asked_to_stop() and not self._will_save:
+                self._asked_at = self._asked_at or self._clock.now()
+                if self._clock.now() > self._asked_at + CLOSING_SECONDS:
+                    raise NodesError("asked to stop while waiting for node 0 to open an attempt")
+            time.sleep(POLL_SECONDS)
         raise NodesError(f"node 0 opened no attempt within {START_SECONDS:.0f} s")
 
     def beat(self, attempt: AttemptDir) -> None:
@@ -238,13 +242,6 @@ class Nodes:
             time.sleep(POLL_SECONDS)
         self._will_save = bool(value.get("saves"))
         return bool(value["go_on"]), int(value["exit_code"]), bool(value.get("checks"))
-
-    def _wait(self, what: str) -> None:
-        if self.asked_to_stop() and not self._will_save:
-            self._asked_at = self._asked_at or self._clock.now()
-            if self._clock.now() > self._asked_at + CLOSING_SECONDS:
-                raise NodesError(f"asked to stop while waiting {what}")
-        time.sleep(POLL_SECONDS)
 
     def _lost(self, attempt: AttemptDir, node: int, *, late: bool = False, may_begin: bool = True) -> bool:
         """Return whether a node had no new heartbeat for `lost_after` seconds, counted from the first check.

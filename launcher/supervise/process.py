@@ -158,16 +158,15 @@ def _environments() -> Iterator[tuple[int, bytes]]:
                 yield int(entry.name), (entry / "environ").read_bytes()
 
 
-def end_processes(find: Callable[[], Iterable[int]], grace: float) -> int:
-    """Send SIGTERM, and SIGKILL after `grace` seconds, until `find` returns none. Return their number."""
-    seen: set[int] = set()
+def end_processes(find: Callable[[], Iterable[int]], grace: float) -> None:
+    """Send SIGTERM, and SIGKILL after `grace` seconds, until `find` returns none."""
     deadline = time.monotonic() + grace
     signum = signal.SIGTERM if grace else signal.SIGKILL
     signalled: set[int] = set()
     while True:
         alive = list(find())
         if not alive or time.monotonic() > deadline + 10:
-            return len(seen)
+            return
         if time.monotonic() >= deadline:
             signum, signalled = signal.SIGKILL, set()
         for pid in alive:
@@ -175,5 +174,4 @@ def end_processes(find: Callable[[], Iterable[int]], grace: float) -> int:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signum)
         signalled.update(alive)
-        seen.update(alive)
         time.sleep(0.05)

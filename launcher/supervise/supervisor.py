@@ -11,7 +11,6 @@ import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,14 +44,7 @@ from launcher.spec.plugins import facts_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
-from launcher.supervise.attempt import (
-    Ended,
-    NodePlace,
-    RunningAttempt,
-    start,
-    tail,
-    torchrun_clues,
-)
+from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, tail, torchrun_clues
 from launcher.supervise.check import CHECK_SECONDS, why_unfit
 from launcher.supervise.gpus import GpusError
 from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
@@ -619,7 +611,7 @@ class Supervisor:
         """
         entry, folder = entry_of_run(self.run, self.plan.parameters), default_folder(self.run.path.parent)
         if entry is not None and is_useful(entry, entries(folder, entry.family)):
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 record(folder, entry)
 
     def _follow(self) -> int:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from launcher.rundir.layout import RunDir
 from launcher.supervise.attempt import NodePlace
@@ -30,26 +29,6 @@ END_SECONDS = 20.0
 "How long to wait for the last lines of every node at the end of a run."
 AWAY_SECONDS = 5.0
 "How long to wait at the end of a run for a node without a connection to reconnect."
-
-
-class Mirror(Protocol):
-    """A node's end of the connections, as used by a supervisor."""
-
-    closed_by_node_0: bool
-    "Whether node 0 has ended, so that there is nothing to wait for."
-
-    def start(self, make_room: Callable[[], None]) -> None:
-        """Start the threads. `make_room` makes room on a full disk."""
-        ...
-
-    def close(self) -> None:
-        """Send the last lines and wait for those of the other side. A second call does nothing."""
-        ...
-
-
-def mirror(run: RunDir, place: NodePlace, token: str) -> Mirror:
-    """Return this node's Mirror. Raises NodesError if node 0 cannot be called here."""
-    return Hub(run, place, token) if place.rank == 0 else Spoke(run, place, token)
 
 
 class Link:
@@ -141,6 +120,7 @@ class Hub:
     """Node 0, which the other nodes call."""
 
     closed_by_node_0 = False
+    "Whether node 0 has ended, so that there is nothing to wait for."
 
     def __init__(self, run: RunDir, place: NodePlace, token: str) -> None:
         """Listen for the other nodes. Raises NodesError if that is not possible."""
@@ -162,10 +142,12 @@ class Hub:
             ) from None
 
     def start(self, make_room: Callable[[], None]) -> None:
+        """Start the threads. `make_room` makes room on a full disk."""
         self._make_room = make_room
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        """Send the last lines and wait for those of the other side. A second call does nothing."""
         with self._lock:
             if self._ending:
                 return
@@ -304,6 +286,15 @@ class Spoke:
 
     def _node_0_closed(self, _link: Link) -> None:
         self.closed_by_node_0 = True
+
+
+Mirror = Hub | Spoke
+"A node's end of the connections, as used by a supervisor."
+
+
+def mirror(run: RunDir, place: NodePlace, token: str) -> Mirror:
+    """Return this node's Mirror. Raises NodesError if node 0 cannot be called here."""
+    return Hub(run, place, token) if place.rank == 0 else Spoke(run, place, token)
 
 
 def _print(text: str) -> None:
