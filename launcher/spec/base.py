@@ -108,6 +108,11 @@ def format_bytes(size: int | float) -> str:
     return f"{size:.4g} B"
 
 
+def written_bytes(size: int) -> str:
+    """Format bytes as a profile has them, rounded down: `"47.4GiB"`."""
+    return f"{int(size / GIB * 10) / 10:g}GiB"
+
+
 def counted(number: int, noun: str) -> str:
     """Format a number of things: `"1 run"`, `"3 runs"`."""
     return f"{number} {noun}{'s' * (number != 1)}"

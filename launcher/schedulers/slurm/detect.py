@@ -20,7 +20,7 @@ from launcher.schedulers.slurm.site import (
     questions,
     site,
 )
-from launcher.spec.base import GIB, format_bytes, format_duration
+from launcher.spec.base import format_bytes, format_duration, written_bytes
 
 
 @dataclass(frozen=True)
@@ -230,19 +230,19 @@ def _node(choice: Choice) -> Iterator[str]:
         yield from _gpu(choice)
         yield f"    count: {choice.gpus}"
     yield f"  cpus: {choice.cpus}"
-    yield f"  memory: {_size(choice.memory)}   # Slurm's RealMemory: what jobs may have of a node"
+    yield f"  memory: {written_bytes(choice.memory)}   # Slurm's RealMemory: what jobs may have of a node"
 
 
 def _gpu(choice: Choice) -> Iterator[str]:
     gres = f"`{choice.gres_type}`" if choice.gres_type else "no type"
     if choice.device:
         yield f"    type: {_text(choice.device)}   # by nvidia-smi on the login node"
-        yield f"    memory: {_size(choice.device_memory)}"
+        yield f"    memory: {written_bytes(choice.device_memory)}"
     elif choice.gpu is not None:
         also = ", ".join(f"{gpu.label} ({gpu.memory} GiB)" for gpu in choice.others)
         check = f"; CHECK, it may also be {also}" if also else ""
         yield f"    type: {_text(choice.gpu.label)}   # Slurm calls it {gres}{check}"
-        yield f"    memory: {_size(memory_of(choice.gpu))}   # what a process can use"
+        yield f"    memory: {written_bytes(memory_of(choice.gpu))}   # what a process can use"
     else:
         yield f"    # CHECK both: Slurm says {gres}; `nvidia-smi --query-gpu=name,memory.total --format=csv`"
         yield f"    type: {_text(choice.gres_type or 'GPU')}"
@@ -317,11 +317,6 @@ def _account(here: Site) -> Iterator[str]:
         yield f"  # account: one of {', '.join(accounts)}; left out, your default account"
     if len(qos) > 1:
         yield f"  # qos: one of {', '.join(qos)}; left out, your default QOS"
-
-
-def _size(size: int) -> str:
-    """Return a size in profile syntax, rounded down."""
-    return f"{int(size / GIB * 10) / 10:g}GiB"
 
 
 def _text(value: str) -> str:

@@ -14,7 +14,7 @@ from launcher.schedulers.login import ask
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.detect import with_gpus_of_hosts
 from launcher.schedulers.ssh.hosts import HostError, in_parallel, results_or_raise
-from launcher.spec.base import GIB
+from launcher.spec.base import written_bytes
 from launcher.spec.cluster import Cluster
 
 QUESTIONS = {
@@ -48,20 +48,15 @@ def first_profile(hosts: Sequence[str]) -> str:
     }
     gpu = with_gpus_of_hosts(Cluster.model_validate(fields)).node.gpu
     node: dict[str, Any] = {"cpus": min(int(values["cpus"]) for values in hardware)}
-    node["memory"] = _size(min(int(float(values["memory"])) for values in hardware))
+    node["memory"] = written_bytes(min(int(float(values["memory"])) for values in hardware))
     if gpu is not None:
-        node = {"gpu": {"type": gpu.type, "count": gpu.count, "memory": _size(gpu.memory)}, **node}
+        node = {"gpu": {"type": gpu.type, "count": gpu.count, "memory": written_bytes(gpu.memory)}, **node}
     return _as_yaml({**fields, "node": node})
 
 
 def describes(hosts: Sequence[str], cluster: Mapping[str, Any]) -> bool:
     """Return whether a profile describes these hosts."""
     return set((cluster.get("ssh") or {}).get("hosts") or ()) == set(hosts)
-
-
-def _size(size: int) -> str:
-    """Return a size in profile syntax, rounded down."""
-    return f"{int(size / GIB * 10) / 10:g}GiB"
 
 
 def _as_yaml(fields: Mapping[str, Any]) -> str:
