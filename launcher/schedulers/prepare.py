@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import re
 import secrets
@@ -17,8 +18,8 @@ from launcher import __version__
 from launcher.images.names import PREFIX
 from launcher.rundir.time import now
 from launcher.rundir.versions import version_of
-from launcher.schedulers import git
 from launcher.schedulers.base import Prepared, Request, Scheduler
+from launcher.schedulers.git import git
 from launcher.schedulers.store import Place
 
 if TYPE_CHECKING:
@@ -133,19 +134,11 @@ def code_state(workdir: Path) -> dict[str, Any] | None:
 def _ask_git(workdir: Path) -> dict[str, Any] | None:
     outputs = []
     for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", ".")):
-        command = ["git", "-C", str(workdir), *arguments]
         try:
-            done = subprocess.run(
-                command,
-                env=git.environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=10,
-            )
+            done = git(workdir, *arguments, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode:
             return None
-        outputs.append(done.stdout)
+        outputs.append(os.fsdecode(done.stdout))
     return {"commit": outputs[0].strip(), "changed_files": [line[3:] for line in outputs[1].splitlines()]}

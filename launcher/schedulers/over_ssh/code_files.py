@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
-from launcher.schedulers import git
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.git import git
 from launcher.schedulers.over_ssh.secret_names import looks_secret
 
 LAUNCHERIGNORE = ".launcherignore"
@@ -169,9 +168,8 @@ def _not_ignored(folder: Path) -> Iterator[str]:
 
 def _listed_by_git(folder: Path) -> list[str] | None:
     """Return the files that git lists, or None if the folder is in no repository."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, env=git.environment())
+        done = git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     except FileNotFoundError:
         return None
     if done.returncode == 0:
