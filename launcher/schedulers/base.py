@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -82,7 +81,7 @@ class Prepared:
     def in_sweep(self, sweep_id: str, task: int, values: Sequence[str], **more: Any) -> Prepared:
         """Return the run as a task of a sweep. `values` are the `--set` texts that distinguish it."""
         sweep = {"id": sweep_id, "task": task, "values": list(values), **more}
-        return dataclasses.replace(self, about={**self.about, "sweep": sweep})
+        return replace(self, about={**self.about, "sweep": sweep})
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Status:
     "Whether `launcher resume` can continue the run. False if it was never sent or its directory is gone."
 
     def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     @property
     def ended(self) -> bool:
@@ -237,12 +236,12 @@ class Scheduler(abc.ABC):
     "Whether a job runs in launcher's own interpreter unless the profile names another."
 
     @classmethod
-    @abc.abstractmethod
     def at(cls, cluster: Mapping[str, Any]) -> Scheduler:
         """Return the scheduler of a cluster profile. Raises SchedulerError.
 
         The profile is the JSON form of a Cluster, written by this version of launcher or an earlier one.
         """
+        return cls()
 
     @classmethod
     def place(cls, cluster: Mapping[str, Any]) -> Hashable:

@@ -16,13 +16,7 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared import remove_shared
 from launcher.rundir.time import now
-from launcher.schedulers.base import (
-    LIVING,
-    Prepared,
-    Request,
-    SchedulerError,
-    Status,
-)
+from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.registry import scheduler_class
 from launcher.schedulers.rundir import end_told, in_force, may_be_sent, status_of, was_sent, write_run
 from launcher.schedulers.store import Store
@@ -37,8 +31,6 @@ from launcher.supervise.start import NotStartedError, start_supervisor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.render.render import RenderedFile
-    from launcher.render.values import Target
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
@@ -52,12 +44,7 @@ START_SECONDS = 20.0
 class LocalScheduler(OneByOne):
     """Runs jobs on this machine. Handles are `local:<absolute run directory>`."""
 
-    multi_node = False
     uses_this_python = True
-
-    @classmethod
-    def at(cls, cluster: Mapping[str, Any]) -> LocalScheduler:
-        return cls()
 
     def handle(self, run: RunDir) -> str:
         return f"local:{run.path}"
@@ -75,14 +62,6 @@ class LocalScheduler(OneByOne):
         from launcher.rundir.host_memory import memory_limit
 
         return cluster.model_copy(update={"node": cluster.node.model_copy(update={"memory": memory_limit()})})
-
-    @classmethod
-    def scripts(cls, target: Target) -> tuple[RenderedFile, ...]:
-        if target.nodes > 1:
-            from launcher.render.quote import RenderError
-
-            raise RenderError("scheduler local starts one node; the job asks for more")
-        return super().scripts(target)
 
     def prepare(self, request: Request) -> Prepared:
         """Prepare every file and the command of the supervisor. Raises RenderError, SchedulerError."""

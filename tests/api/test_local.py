@@ -12,6 +12,8 @@ import numpy
 import pytest
 
 import launcher
+from launcher.api.prepare import prepared
+from launcher.schedulers.base import SchedulerError
 from launcher.spec.load import load_job
 from tests.lab import Lab, wait_for
 
@@ -219,3 +221,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert overrides_of(given) == ["batch.global=8", "train.lr=0.5", "args.sizes=[1]"]
     with pytest.raises(launcher.SpecError, match="is not a number"):
         overrides_of({"train.lr": numpy.float32("nan")})
+
+
+def test_a_machine_is_one_node(tmp_path: Path) -> None:
+    profile = tmp_path / "pair.yaml"
+    profile.write_text("{name: pair, scheduler: local, max_nodes: 2}")
+    job = {"name": "j", "command": ["true"], "batch": {"global": 2}, "resources": {"nodes": 2}}
+    with pytest.raises(SchedulerError, match="pair is one machine; several nodes need another cluster"):
+        prepared(job, str(profile), [])

@@ -352,9 +352,6 @@ def test_a_task_runs_the_entrypoint_of_launcher(tmp_path: Path) -> None:
 
 def test_what_the_local_scheduler_cannot_do_is_refused(tmp_path: Path) -> None:
     stub = stubs.make(tmp_path / "stubs")
-    local = Cluster.model_validate({"name": "l", "scheduler": "local"})
-    with pytest.raises(RenderError, match="starts one node"):
-        render(tmp_path, stub, local, nodes=2)
     docker = Cluster.model_validate({"name": "l", "scheduler": "local", "container": {"runtime": "docker"}})
     with pytest.raises(RenderError, match="starts no container"):
         render(tmp_path, stub, docker)
