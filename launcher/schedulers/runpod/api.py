@@ -84,15 +84,13 @@ class Client:
         """Send a GET request and return the JSON answer. Raises ApiError."""
         return self._again("GET", path, params=params)
 
-    def delete(self, path: str) -> bool:
-        """Send a DELETE request. Return False if the object was already gone. Raises ApiError."""
+    def delete(self, path: str) -> None:
+        """Send a DELETE request. Do nothing if the object is already gone. Raises ApiError."""
         try:
             self._again("DELETE", path)
         except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+            if error.status != 404:
+                raise
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a POST request. It is retried only if the first one certainly had no effect.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
@@ -12,16 +12,14 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.lookup import statuses
 from launcher.schedulers.registry import of_record
 from launcher.schedulers.runpod import pods
+from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import UnendedError
 from launcher.schedulers.runpod.handle import POD_NAME
 from launcher.schedulers.runpod.lifecycle import past_deadline, why_leaked
+from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.poller import evidence_of
 from launcher.schedulers.runpod.records import has_run
-
-if TYPE_CHECKING:
-    from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.mirror import Copy
-    from launcher.schedulers.runpod.scheduler import RunPodScheduler
+from launcher.schedulers.runpod.scheduler import RunPodScheduler
 
 
 @dataclass(frozen=True)
@@ -115,4 +113,4 @@ def _in_use(rented: Rented, run: RunDir) -> bool:
 
 
 def _copy(run: RunDir) -> Copy:
-    return cast("RunPodScheduler", of_record(run.read_about()["cluster"])).copy(run)
+    return cast(RunPodScheduler, of_record(run.read_about()["cluster"])).copy(run)

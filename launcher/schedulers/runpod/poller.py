@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +15,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError, Status
 from launcher.schedulers.rundir import status_of
 from launcher.schedulers.runpod import lifecycle as life
+from launcher.schedulers.runpod import pods
 from launcher.schedulers.runpod.errors import ApiError, UnendedError
 from launcher.schedulers.runpod.evidence import Evidence, Question, from_events, queues_in, submission_in
 from launcher.schedulers.runpod.handle import Handle, claim, handle_of, pod_name
@@ -104,16 +104,12 @@ class Poller:
 
     def end(self, handle: Handle) -> None:
         """End the pod if it is known. Raises SchedulerError."""
-        from launcher.schedulers.runpod.pods import end
-
         if handle.id is not None:
-            end(self.client, handle.path)
+            pods.end(self.client, handle.path)
 
     def other(self, run: RunDir, handle: Handle) -> Handle | None:
         """Return another live pod that runs the run, or None. Raises ApiError, VolumeError."""
-        from launcher.schedulers.runpod.pods import ids_of_run
-
-        for number, id in ids_of_run(self.client, run.id, handle.cluster):
+        for number, id in pods.ids_of_run(self.client, run.id, handle.cluster):
             if id != handle.id and has_run(self.copy(run), number, id):
                 return Handle.of(handle.profile, id, handle.cluster)
         return None
@@ -123,7 +119,7 @@ class Poller:
         answers.switch_to(evidence.handle)
         fields = {name: value for answer in answers.given.values() for name, value in answer.items()}
         seconds = time.monotonic() - self._tried.get(run.path, float("-inf"))
-        return dataclasses.replace(
+        return replace(
             evidence,
             purpose=purpose,
             server_limit=not life.is_past(evidence, 0.0) or _has_server_limit(run),
@@ -166,8 +162,6 @@ class Poller:
 
     def _answer(self, run: RunDir, question: Question, e: Evidence) -> dict[str, Any]:
         """Look up a question and return fields of the Evidence. Raises SchedulerError."""
-        from launcher.schedulers.runpod import pods
-
         match question:
             case "records" | "last words":
                 try:
@@ -198,11 +192,9 @@ class Poller:
 
     def _pod_status(self, run: RunDir, e: Evidence) -> str:
         """Return the pod's status, queried at most every POD_SECONDS while it is live. Raises ApiError."""
-        from launcher.schedulers.runpod.pods import status
-
         at, pod_status = self._pods.get((run.path, e.handle), (float("-inf"), ""))
         if pod_status not in life.POD_LIVES or time.monotonic() > at + POD_SECONDS * e.pace:
-            pod_status = status(self.client, e.handle.path)
+            pod_status = pods.status(self.client, e.handle.path)
             self._pods[run.path, e.handle] = (time.monotonic(), pod_status)
         return pod_status
 

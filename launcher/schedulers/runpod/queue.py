@@ -10,21 +10,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
-from launcher.schedulers.base import LIVING, SchedulerError
+from launcher.schedulers.base import LIVING, Scheduler, SchedulerError
 from launcher.schedulers.runpod.evidence import queues_in
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.sweep_process import has_sweep_process
 from launcher.schedulers.sweeps_without_queue import runs_of, task_of
 from launcher.spec.events import Waiting
 from launcher.supervise.sweep_turn import sweep_folder
-
-if TYPE_CHECKING:
-    from launcher.schedulers.base import Scheduler
 
 LOOK_SECONDS = 30.0
 "Pause between two polls of all runs of a sweep."
@@ -46,7 +42,7 @@ def has_turn(run: RunDir) -> bool:
         return True
     places = 0
     for other in runs_of(sweep_folder(run, sweep.id)):
-        if other.read_state().get("state", "submitted") not in LIVING or other.path == run.path:
+        if not _lives(other) or other.path == run.path:
             continue
         if not queues_in(other.read_events()):
             places += 1

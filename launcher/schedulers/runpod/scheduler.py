@@ -17,14 +17,17 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Prepared, PreparedSweep, Request, SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, write_copy
-from launcher.schedulers.rundir import asking_to_stop, in_force, may_start, rewrite_run
+from launcher.schedulers.rundir import asking_to_stop, in_force, may_start, rewrite_run, writing
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.handle import PREFIX, Handle, handle_of
 from launcher.schedulers.runpod.lifecycle import may_appear_until
+from launcher.schedulers.runpod.mirror import Copy
+from launcher.schedulers.runpod.pods import members
 from launcher.schedulers.runpod.poller import Poller, evidence_of
 from launcher.schedulers.runpod.queue import put_in_line
 from launcher.schedulers.runpod.records import adopt, ask_to_stop
 from launcher.schedulers.runpod.settings import has_api_key, pace
+from launcher.schedulers.runpod.volume import GoneError, Volume, named_endpoint
 from launcher.schedulers.sweep_process import sweep_process_afterwards
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submit_in_order
 from launcher.schedulers.wanted_files import Wanted
@@ -36,10 +39,8 @@ if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
     from launcher.render.values import Target
     from launcher.schedulers.runpod.api import Client
-    from launcher.schedulers.runpod.mirror import Copy
     from launcher.schedulers.runpod.offers import Market, Offer
     from launcher.schedulers.runpod.request import PodPrepared
-    from launcher.schedulers.runpod.volume import Volume
 
 QUEUE = "launcher.schedulers.runpod.queue"
 PAUSE_SECONDS = 60.0
@@ -63,10 +64,6 @@ class RunPodScheduler(OneByOne):
         "Need -> (time of the query, what can be rented)."
         self._last: dict[Path, tuple[float, Status]] = {}
         self._poller = Poller(lambda: self.client, self.copy)
-
-    @classmethod
-    def at(cls, cluster: Mapping[str, Any]) -> RunPodScheduler:
-        return cls()
 
     @classmethod
     def place(cls, cluster: Mapping[str, Any]) -> Hashable:
@@ -117,11 +114,10 @@ class RunPodScheduler(OneByOne):
     def check(self, prepared: Prepared) -> tuple[str, ...]:
         """Check the volume, the secrets and the offers. Return lines for the user. Raises SchedulerError."""
         from launcher.schedulers.runpod.offers import s3_refusal
-        from launcher.schedulers.runpod.request import PodPrepared, offer_lines, secret_values
+        from launcher.schedulers.runpod.request import offer_lines, secret_values
         from launcher.schedulers.runpod.scripts import CHANGE_ME, NO_VOLUME_YET
-        from launcher.schedulers.runpod.volume import named_endpoint
 
-        assert isinstance(prepared, PodPrepared)  # of this scheduler
+        prepared = _of_runpod(prepared)
         section, pause = prepared.section, prepared.pause
         secret_values(prepared.request.job)
         if section.volume_id == CHANGE_ME:
@@ -150,14 +146,12 @@ class RunPodScheduler(OneByOne):
     def submit(self, prepared: Prepared) -> RunDir:
         """Rent a pod for the run. Raises SchedulerError. If certainly no pod exists, nothing is left over."""
         from launcher.schedulers.runpod.renting import lease, renting
-        from launcher.schedulers.runpod.request import PodPrepared
 
-        assert isinstance(prepared, PodPrepared)  # of this scheduler
+        prepared = _of_runpod(prepared)
         market = prepared.market or self._query_market(prepared)
         by_gpu = {option.gpu_id: option for option in (prepared, *prepared.others)}
         chosen = market.offers[0].need.gpu_id if market.offers else prepared.gpu_id
         run = _write(by_gpu[chosen], market)
-        remember_root(run.path.parent)
         copy = self.copy(run)
 
         def planned_for(offer: Offer) -> None:
@@ -192,15 +186,10 @@ class RunPodScheduler(OneByOne):
 
         Raises SchedulerError. The runs submitted before the error continue, unless the sweep was cancelled.
         """
-        from launcher.schedulers.runpod.request import PodPrepared
-
         first = self.submit(sweep.runs[0])
 
         def submit(prepared: Prepared) -> RunDir:
-            if prepared is sweep.runs[0]:
-                return first
-            assert isinstance(prepared, PodPrepared)  # of this scheduler
-            return self._put_in_line(prepared)
+            return first if prepared is sweep.runs[0] else self._put_in_line(_of_runpod(prepared))
 
         with sweep_process_afterwards(sweep_folder(first, sweep.id), QUEUE):
             return submit_in_order(self, sweep, submit)
@@ -360,8 +349,6 @@ class RunPodScheduler(OneByOne):
 
     def copy(self, run: RunDir) -> Copy:
         """Return the local copy of the run's directory on the volume. Raises SchedulerError."""
-        from launcher.schedulers.runpod.mirror import Copy
-
         about = run.read_about()
         section = about["cluster"]["runpod"]
         prefix = folder_on_volume(section, self._path_on_pod(run))
@@ -376,20 +363,16 @@ class RunPodScheduler(OneByOne):
         return f"{runs.rstrip('/')}/{run.id}"
 
     def _volume(self, volume_id: str, centre: str | None) -> Volume:
-        from launcher.schedulers.runpod.volume import Volume
-
         if (volume_id, centre) not in self._volumes:
             self._volumes[volume_id, centre] = Volume(volume_id, centre)
         return self._volumes[volume_id, centre]
 
     def _send_code(self, prepared: PodPrepared, volume: Volume) -> None:
-        from launcher.schedulers.runpod.volume import GoneError
-
         code = prepared.target.code
         if prepared.archive is None or code is None:
             return
         folder = folder_on_volume(prepared.section.model_dump(), prepared.target.workdir)
-        assert folder is not None  # code_folder is below the mount point
+        assert folder is not None  # it is below the mount point
         key = f"{folder.rstrip('/')}.tar.gz"
         with suppress(GoneError):
             if volume.look(key).size == len(prepared.archive):
@@ -403,8 +386,6 @@ class RunPodScheduler(OneByOne):
 
     def _first_pod(self, handle: Handle) -> str | None:
         """Return the id of the pod, or of a cluster's first pod; None while there is none."""
-        from launcher.schedulers.runpod.pods import members
-
         if not handle.cluster:
             return handle.id
         with suppress(ApiError):
@@ -412,6 +393,13 @@ class RunPodScheduler(OneByOne):
                 if pod.cluster is not None and pod.cluster.rank == 0:
                     return pod.id
         return None
+
+
+def _of_runpod(prepared: Prepared) -> PodPrepared:
+    from launcher.schedulers.runpod.request import PodPrepared
+
+    assert isinstance(prepared, PodPrepared)  # `prepare` of this scheduler returned it
+    return prepared
 
 
 def _in_data_center(prepared: PodPrepared, market: Market) -> PodPrepared:
@@ -422,10 +410,10 @@ def _in_data_center(prepared: PodPrepared, market: Market) -> PodPrepared:
 def _write(prepared: PodPrepared, market: Market) -> RunDir:
     """Write the local copy of a run. Raises SchedulerError."""
     root = copies_folder(f"runpod-{prepared.section.volume_id}", str(Path(prepared.run_dir).parent))
-    try:
-        return write_copy(_in_data_center(prepared, market), root)
-    except OSError as error:
-        raise SchedulerError(f"cannot write {root}: {error.strerror}") from None
+    with writing(root):
+        run = write_copy(_in_data_center(prepared, market), root)
+    remember_root(root)
+    return run
 
 
 def folder_on_volume(section: Mapping[str, Any], path: str) -> str | None:

@@ -65,7 +65,11 @@ def scripts(target: Target) -> tuple[RenderedFile, ...]:
     return (
         start,
         replace(on_pod, inside=packed_in_on_pod(values)),
-        replace(request, text=json.dumps(body, indent=2) + "\n", inside=packed_in_request(on_pod.text)),
+        replace(
+            request,
+            text=json.dumps(body, indent=2) + "\n",
+            inside=(Packed("on-pod.sh", _base64(on_pod.text)),),
+        ),
     )
 
 
@@ -97,11 +101,6 @@ def pod_run_dir(cluster: Cluster, run_id: str) -> str:
     )
 
 
-def code_folder(cluster: Cluster) -> str:
-    """Return the path on the volume that holds a folder and an archive for each snapshot of a job's code."""
-    return posixpath.join(RunPod.used_by(cluster).volume_path, ".launcher", "code")
-
-
 def brings_code(job: Job) -> bool:
     """Return whether the job's code must be sent.
 
@@ -112,9 +111,12 @@ def brings_code(job: Job) -> bool:
 
 
 def pod_workdir(cluster: Cluster, job: Job, run_dir: str, digest: str | None) -> str:
-    """Return the working directory of the job's processes on the pod."""
+    """Return the working directory of the job's processes on the pod.
+
+    The volume holds a folder and an archive for each snapshot of a job's code.
+    """
     if digest is not None:
-        return posixpath.join(code_folder(cluster), digest)
+        return posixpath.join(RunPod.used_by(cluster).volume_path, ".launcher", "code", digest)
     return job.workdir if posixpath.isabs(job.workdir) else run_dir
 
 
@@ -164,10 +166,6 @@ def packed_in_on_pod(values: Mapping[str, Any]) -> tuple[Packed, ...]:
     return tuple(packed)
 
 
-def packed_in_request(on_pod_sh: str) -> tuple[Packed, ...]:
-    return (Packed("on-pod.sh", _base64(on_pod_sh)),)
-
-
 def request_values(target: Target, on_pod_sh: str) -> dict[str, Any]:
     """Return the values of runpod/create-pod.json.j2 and runpod/create-cluster.json.j2.
 
@@ -200,8 +198,6 @@ def request_values(target: Target, on_pod_sh: str) -> dict[str, Any]:
         raise RenderError("several nodes need runpod.volume_id: they share the run directory on it")
     if not gpus and runpod.cpu_id is None:
         raise RenderError("resources.gpus_per_node is 0: name a runpod.cpu_id and runpod.vcpu in the profile")
-    if gpus and runpod.gpu_id is None:
-        raise RenderError("the profile has no runpod.gpu_id: resources.gpus_per_node must be 0")
     if not gpus and target.nodes > 1:
         raise RenderError("RunPod's clusters consist of GPU pods: a job with several nodes needs GPUs")
     return {

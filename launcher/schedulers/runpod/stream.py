@@ -6,13 +6,11 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, SilentError, clean
 from launcher.schedulers.runpod.pods import LogLine, read
-
-if TYPE_CHECKING:
-    from launcher.schedulers.runpod.api import Client
 
 TAIL = "5000"
 "Number of earlier lines to request; RunPod's maximum."

@@ -107,8 +107,9 @@ def test_a_read_is_tried_again_and_a_creation_without_an_answer_is_not(serve) ->
 
 
 def test_a_pod_that_is_gone_is_deleted_without_complaint(serve) -> None:
-    client, _ = serve(problem(404))
-    assert client.delete("/pods/a") is False
+    client, server = serve(problem(404))
+    client.delete("/pods/a")
+    assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
