@@ -7,17 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from launcher.rundir.files import replace_text
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import SchedulerError, Status
+from launcher.schedulers.base import Prepared, Request, SchedulerError, Status
 from launcher.schedulers.login import LocalLogin, Login, LoginError
 from launcher.schedulers.rundir import write_run
-
-if TYPE_CHECKING:
-    from launcher.schedulers.base import Prepared, Request
-    from launcher.schedulers.wanted_files import Wanted
+from launcher.schedulers.wanted_files import Wanted
 
 T = TypeVar("T")
 
@@ -97,7 +94,7 @@ class Store:
         return then()
 
     def ask_to_stop(
-        self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
+        self, runs: Sequence[RunDir], name: str, then: Callable[[], str | None], instead: Callable[[], str]
     ) -> str:
         """Write the requests to stop, call `then` and return its result: why it was refused, or "".
 
@@ -111,7 +108,7 @@ class Store:
                 raise SchedulerError(f"cannot write {error.filename}: {error.strerror}; {refused}") from None
             return ""
         try:
-            return then()
+            return then() or ""
         except LoginError as error:
             return str(error)
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import glob
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.rundir.files import delete_folder, read_record, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import PreparedSweep, Scheduler, SchedulerError, UnclearError
+from launcher.schedulers.base import Prepared, PreparedSweep, Scheduler, SchedulerError, UnclearError
 from launcher.spec.events import AttemptStarted, since_submission
 from launcher.supervise.sweep_turn import sweep_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from launcher.schedulers.base import Prepared
 
 
 class OneByOne(Scheduler):

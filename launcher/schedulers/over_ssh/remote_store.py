@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from launcher.rundir.files import replace_text
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import SchedulerError, Status
+from launcher.schedulers.base import Prepared, Request, SchedulerError, Status
 from launcher.schedulers.local_copies import copies_folder, private_folder, write_copy
 from launcher.schedulers.over_ssh import snapshot
 from launcher.schedulers.over_ssh.mirror import ChangedThereError, Mirrored, RefusedError
@@ -20,9 +20,6 @@ from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import asking_to_stop
 from launcher.schedulers.store import Place, Store, write_requests_to_stop
 from launcher.schedulers.wanted_files import Wanted
-
-if TYPE_CHECKING:
-    from launcher.schedulers.base import Prepared, Request
 
 LOOK_SECONDS = 1.0
 "Minimum pause between two queries about a running run; ten times that for a queued one."
@@ -120,12 +117,12 @@ class RemoteStore(Mirrored, Store):
             self.first, self.strict = "", False
 
     def ask_to_stop(
-        self, runs: Sequence[RunDir], name: str, then: Callable[[], str], instead: Callable[[], str]
+        self, runs: Sequence[RunDir], name: str, then: Callable[[], str | None], instead: Callable[[], str]
     ) -> str:
         with asking_to_stop(runs, self.has_sent, name), self.strict_round_trips(runs):
             write_requests_to_stop(runs)
             try:
-                return then()
+                return then() or ""
             except ChangedThereError:
                 raise
             except RefusedError as error:

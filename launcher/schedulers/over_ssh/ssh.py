@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shlex
@@ -157,16 +156,13 @@ def _sockets() -> Path:
         candidates.insert(0, Path(runtime) / "launcher-ssh")
     for folder in candidates:
         if len(os.fsencode(folder)) + 41 <= LONGEST_SOCKET:
-            with contextlib.suppress(FileNotFoundError):
-                return _private(folder)
+            try:
+                return private_folder(folder)
+            except FileNotFoundError:
+                continue
+            except PermissionError as error:
+                raise LoginError(f"the folder for ssh's shared connections: {error}") from None
     raise AssertionError("/tmp exists and is short")
-
-
-def _private(folder: Path) -> Path:
-    try:
-        return private_folder(folder)
-    except PermissionError as error:
-        raise LoginError(f"the folder for ssh's shared connections: {error}") from None
 
 
 def _has_terminal() -> bool:

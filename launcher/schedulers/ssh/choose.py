@@ -7,20 +7,12 @@ import random
 import secrets as tokens
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.schedulers.base import Findings, SchedulerError
-from launcher.schedulers.ssh.checks import (
-    BUSY,
-    Need,
-    problems,
-    rendezvous_address,
-    separate_folders,
-)
+from launcher.schedulers.over_ssh.ssh import SshLogin
+from launcher.schedulers.ssh.checks import BUSY, Need, problems, rendezvous_address, separate_folders
 from launcher.schedulers.ssh.hosts import HostError, ask_host, in_parallel, results_or_raise
-
-if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.ssh import SshLogin
 
 DEFAULT_PYTHON = "python3"
 About = Mapping[str, Any]

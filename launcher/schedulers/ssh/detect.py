@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.choose import DEFAULT_PYTHON
 from launcher.schedulers.ssh.hosts import HostError, ask_host, in_parallel, results_or_raise
 from launcher.schedulers.ssh.profile import Ssh
-
-if TYPE_CHECKING:
-    from launcher.spec.cluster import Cluster, Gpu
+from launcher.spec.cluster import Cluster, Gpu
 
 WRITE = "write node.gpu into the profile, such as `gpu: {type: NVIDIA RTX A6000, count: 8, memory: 47.4GiB}`"
 
@@ -46,8 +44,6 @@ def with_gpus_of_hosts(cluster: Cluster) -> Cluster:
 
 def _gpu(host: str, rows: list[list[Any]]) -> Gpu | None:
     """Return the GPUs of one host, or None if it has none. Raises HostError if they differ."""
-    from launcher.spec.cluster import Gpu
-
     if not rows:
         return None
     if len({name for name, _ in rows}) > 1 or any(mib is None for _, mib in rows):

@@ -27,9 +27,9 @@ from launcher.schedulers.login import LoginError
 from launcher.schedulers.over_ssh.mirror import forget
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore, absolute_runs_folder
 from launcher.schedulers.over_ssh.rsh import quote
-from launcher.schedulers.over_ssh.snapshot import relay
+from launcher.schedulers.over_ssh.snapshot import Snapshot, relay
 from launcher.schedulers.over_ssh.ssh import SshLogin
-from launcher.schedulers.rundir import in_force, status_of
+from launcher.schedulers.rundir import in_force, status_of, writing
 from launcher.schedulers.ssh.choose import (
     DEFAULT_PYTHON,
     About,
@@ -48,11 +48,10 @@ from launcher.schedulers.ssh.start import Start
 from launcher.schedulers.ssh.state import corrected_state, locks_script, parse_locks
 from launcher.schedulers.sweep_process import sweep_process_afterwards
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
+from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.events import Refused, Submitting
 
 if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.snapshot import Snapshot
-    from launcher.schedulers.wanted_files import Wanted
     from launcher.spec.cluster import Cluster
     from launcher.spec.job import Job
 
@@ -227,10 +226,8 @@ class SshHosts(OneByOne):
             sweep = {**sweep, "at_once": chosen.places, "at_once_in_all": sweep["at_once"]}
             prepared = replace(prepared, about={**about, "sweep": sweep})
         store = self._store_on(chosen.hosts[0].name)
-        try:
+        with writing(store.local_root):
             run = store.write(_on_hosts(prepared, chosen))
-        except OSError as error:
-            raise SchedulerError(f"cannot write {store.local_root}: {error.strerror}") from None
         remember_root(run.path.parent)
         try:
             self._start(run, chosen, "submitted")
@@ -297,23 +294,16 @@ class SshHosts(OneByOne):
         """Ask the run to write a checkpoint and stop. A second call kills the ranks."""
         if not (status := self.statuses([run])[0]).ended:
             store = self._store_of(run)
-
-            def send() -> str:
-                store.sync()
-                return ""
-
-            def interrupt() -> str:
-                return "" if self._interrupt(run) else "its supervisor cannot be interrupted"
-
-            store.ask_to_stop([run], run.id, send, interrupt)
+            store.ask_to_stop([run], run.id, store.sync, lambda: self._interrupt(run))
             status = status_of(run, self.handle(run), run.read_state())
         if status.ended:
             raise SchedulerError(f"{run.id} is not running: {status.state}")
 
-    def _interrupt(self, run: RunDir) -> bool:
+    def _interrupt(self, run: RunDir) -> str:
+        """Interrupt the run's supervisor. Return why that is not possible, or ""."""
         request = {"do": "interrupt", "run_dir": f"{self.remote_root}/{run.id}"}
         answer = ask_host(self._store_of(run).ssh, python_of(run.read_about()), request)
-        return bool(answer["interrupted"])
+        return "" if answer["interrupted"] else "its supervisor cannot be interrupted"
 
     def fetch(self, run: RunDir, wanted: Wanted | None = None) -> None:
         self._store_of(run).fetch(run, wanted)

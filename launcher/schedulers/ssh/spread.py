@@ -15,7 +15,7 @@ from launcher.rundir.time import now
 from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.lookup import scheduler_of
 from launcher.schedulers.ssh.scheduler import SshHosts
-from launcher.schedulers.sweeps_without_queue import runs_of
+from launcher.schedulers.sweeps_without_queue import runs_of, task_of
 
 LOOK_SECONDS = 10.0
 "Pause between two polls of all runs of a sweep."
@@ -36,7 +36,7 @@ def main(folders: Sequence[str]) -> None:
 
 def _runs(folders: Sequence[str]) -> list[RunDir]:
     runs = [run for folder in folders for run in runs_of(Path(folder))]
-    return sorted(runs, key=lambda run: run.read_about().sweep.task)  # type: ignore[union-attr]
+    return sorted(runs, key=task_of)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError
+from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.ssh.choose import Chosen, local_secrets, python_of
 from launcher.schedulers.ssh.hosts import ask_host, in_parallel, results_or_raise
 from launcher.schedulers.ssh.no_shared_folder import send_to_all
-
-if TYPE_CHECKING:
-    from launcher.schedulers.over_ssh.remote_store import RemoteStore
 
 START_SECONDS = 240.0
 "Timeout for one host, which may wait for its disk, processes of an earlier start and a cold interpreter."
