@@ -19,10 +19,12 @@ from launcher.schedulers.base import UnclearError
 from launcher.schedulers.login import CutError
 from launcher.schedulers.over_ssh.remote_store import RemoteStore
 from launcher.schedulers.over_ssh.ssh import SshLogin
+from launcher.schedulers.ssh import on_host
 from launcher.schedulers.ssh.checks import Need, problems, rendezvous_address, separate_folders
 from launcher.schedulers.ssh.choose import Chosen, Rendezvous
 from launcher.schedulers.ssh.hosts import HostError, ask_host
 from launcher.schedulers.ssh.scheduler import SshHosts
+from launcher.supervise.secrets import LONGEST
 from tests.lab import wait_for
 from tests.schedulers.ssh.hosts import NAMES, ROOT, Laptop
 
@@ -289,3 +291,15 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError:
         return b""
+
+
+def test_a_secret_in_a_hosts_environment_that_no_process_can_receive_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "x" * LONGEST)
+    secrets = [{"name": "TOKEN"}, {"name": "OTHER", "env": "NO_SUCH_VARIABLE"}, {"name": "HOME"}]
+    found = on_host.look({"gpus": 0, "runs": str(tmp_path), "port": 61000, "secrets": secrets})["secrets"]
+    assert [why.partition(" (")[0].partition(": a variable")[0] for why in found] == [
+        "TOKEN: the environment variable TOKEN is too large",
+        "OTHER: the environment variable NO_SUCH_VARIABLE is not set",
+    ]
