@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
 from launcher.schedulers.base import Findings
-from launcher.schedulers.login import Answer, Login, ask
+from launcher.schedulers.login import Answer, LocalLogin, Login, ask
 from launcher.schedulers.slurm.accounting_cache import read_cache, stamp, write_cache
 from launcher.schedulers.slurm.feasibility import Feasibility
 from launcher.schedulers.slurm.jobs import (
@@ -40,6 +41,8 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
     `script` is the rendered job.sbatch, and `tasks` the number of tasks of its array. A controller that does
     not answer is queried again for a while. Raises LoginError, NotSubmittedError.
     """
+    if isinstance(login, LocalLogin) and shutil.which("sbatch") is None:  # there may be no shell either
+        raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     paths = _paths(cluster, job)
     job_questions = _questions(cluster, script, [path for path, _ in paths])
     cached = read_cache(login)
