@@ -53,6 +53,8 @@ NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit)(?:\(\w+\))?"
     r"(?::(?! [\d.e+-]+$)(?: .*|$)|$)"
 )
+_ENDS = re.compile(rf"(?:{NAMED.pattern})\Z|what\(\): ")
+"Indented lines that end an open traceback, or that another rank's C++ runtime writes into it."
 _NETWORK: frozenset[Kind] = frozenset({"nccl-timeout", "rendezvous-failed"})
 _CHECKED: frozenset[Kind] = frozenset({"numerical", "desync"})
 "What a program finds by its own checks. It may then end itself with an exception of _CHECK."
@@ -71,7 +73,7 @@ _NOISE = re.compile(
 _TASK_FAILED = re.compile(r"srun: error: \S+: tasks? \S+: (?:Exited with exit code|Segmentation|Aborted)")
 "srun's report of a task that failed. After it, somebody may cancel the rest of the job."
 _THREAD = re.compile(r"Exception in thread")
-_RERAISED = re.compile(r"\bCaught \w+ in (?:DataLoader worker|replica|pin memory thread)\b")
+_RERAISED = re.compile(r"\bCaught (\w+) in (?:DataLoader worker|replica|pin memory thread)\b")
 "Torch's exception that re-raises one of a worker or thread. Its `Original Traceback` follows."
 _RETRIED = re.compile(
     r"(?i)\b(?:re-?trying with|retrying batch|trying again|(?:re-?)?try(?:ing)? (?:again )?with|going on\b|"
@@ -302,7 +304,7 @@ class Collector:
             reader.innermost = frame[1] or frame[3] or ""
             reader.outermost = reader.outermost or frame[2] or frame[4] or "?"
             reader.frames = (reader.frames + 1) % MAX_FRAMES
-        elif not reader.frames or line.text[:1] not in ("", " ", "\t") or NAMED.fullmatch(line.text.strip()):
+        elif not reader.frames or line.text[:1] not in ("", " ", "\t") or _ENDS.match(line.text.strip()):
             open_before = bool(reader.frames)
             result = self._kind_of(reader, line, lines[index], shape, before)
             plain = result is None and not reader.frames  # else a frame's code, whose indentation was taken
@@ -435,7 +437,10 @@ class Collector:
         return any(_TASK_FAILED.match(clue.text) for clue in self._clues.get(("consequence", "words"), ()))
 
     def _without_wrapper(self, clue: Clue, wrapper: Clue) -> Clue:
-        """Forget `wrapper`, which re-raises this exception, and return the clue with its effect."""
+        """Forget `wrapper` if it re-raises this exception, and return the clue with its effect."""
+        caught = _RERAISED.search(wrapper.text)
+        if caught is None or re.match(rf"(?:\w+\.)*{caught[1]}\b", clue.text) is None:
+            return clue  # another rank's, or torchrun's: the output was cut
         for clues in self._clues.values():
             clues[:] = [c for c in clues if (c.stream, c.line) != (wrapper.stream, wrapper.line)]
         self._own_ends.pop(clue.label, None)

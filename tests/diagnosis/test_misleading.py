@@ -191,6 +191,21 @@ def test_these_are_what_they_say(text: str, failure: str) -> None:
     assert judged(text) == (failure, "likely")
 
 
+def test_what_another_rank_aborts_with_is_read_inside_a_traceback() -> None:
+    aborts = "terminate called after throwing an instance of 'c10::Error'"
+    what = "  what():  CUDA error: an illegal memory access was encountered"
+    lost = "torch.distributed.DistBackendError: remote process exited"
+    first, second = HEAD.splitlines()[:2], HEAD.splitlines()[2:]
+    assert judged("\n".join([aborts, *first, what, *second, lost])) == ("user-error", "likely")
+
+
+def test_a_cut_traceback_of_a_worker_does_not_take_the_exception_of_the_agent() -> None:
+    caught = f"{HEAD}KeyError: Caught KeyError in DataLoader worker process 0."
+    original = 'Original Traceback (most recent call last):\n  File "worker.py", line 287, in _worker_loop\n    fetch()'
+    agent = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 139 got signal: 15"
+    assert judged(f"{caught}\n{original}\n{agent}") == ("user-error", "likely")
+
+
 @pytest.mark.parametrize(
     "line",
     [
