@@ -90,6 +90,8 @@ _SHARED = re.compile(r"(?:multiprocessing|loky/backend)/(?:synchronize|queues|sh
 "Python's files that make semaphores and shared memory. Both exist only in /dev/shm."
 _RENDEZVOUS = re.compile(r"torch/distributed/(?:elastic/)?rendezvous(?:/\w+)?\.py$")
 "Torch's files in which the ranks meet at the start."
+_PRINTING = re.compile(rb"\bprint\(|\bstd(?:out|err)\b|(?:\blogging/__init__|\btqdm/\w+)\.py")
+"Source code and files of frames that print."
 _OWN_FAULT = re.compile(
     r"(?:Key|Index|Type|Value|Attribute|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|"
     r"IsADirectory|NotADirectory|FileExists|ZeroDivision|Assertion|NotImplemented|UnicodeDecode|Recursion|"
@@ -386,7 +388,7 @@ class Collector:
         pattern = pattern_of(text)
         if named:
             kind, strength = _kind_of_exception(text, line, pattern, reader.noise if raised else None)
-            return _kind_in(reader.innermost, kind, text) if raised else kind, strength
+            return _kind_in(reader.innermost, before, kind, text) if raised else kind, strength
         if pattern is None or pattern.weak:
             pattern = _wrapped(text, before) or pattern
         if pattern is not None:
@@ -551,8 +553,10 @@ def _kind_of_exception(
     return kind, "weak" if retried or _mild(line, kind) else "words"
 
 
-def _kind_in(file: str, kind: Kind, text: str) -> Kind:
-    """Return what an exception raised in this file shows."""
+def _kind_in(file: str, before: Sequence[bytes], kind: Kind, text: str) -> Kind:
+    """Return what an exception raised in this file shows. `before`: the lines above it, its last frame's."""
+    if "[Errno 5]" in text and any(_PRINTING.search(line) for line in before):
+        return "exception"  # the terminal was closed; else a file system fails
     if kind == "disk-full" and _SHARED.search(file):
         return "shared-memory"
     lost = kind == "nccl-timeout" or (kind == "exception" and "connect" in text.lower())

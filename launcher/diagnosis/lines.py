@@ -33,6 +33,7 @@ _STAMP = re.compile(
     | (?:\w{3}[ ])?\w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d(?:[ ]\d{4})?
     | \d{10}\.\d{3,9}(?=[ ])
     | \d\d[EO][ +]  # GitLab
+    | E[ ]{3}(?=[ ]*\S)  # pytest
     | (?:stdout|stderr)[ ][FP](?=[ ])  # Kubernetes, on the node
     | [\w.]+[ ]-[ ](?=(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b)
     | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d+[ ]+\d+[ ][\w./-]+:\d+\]

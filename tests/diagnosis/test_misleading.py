@@ -14,6 +14,13 @@ KEY = f"{HEAD}KeyError: 'labels'"
 OOM = f"{HEAD}RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
+NCCL_FAILED = (
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+    "Last error:\n"
+)
+
+
 def bars(*shares: int) -> str:
     drawn = (f"{'█' * (one // 10)}{' ' * (10 - one // 10)}| {one}/100" for one in shares)
     return "\n".join(
@@ -157,7 +164,17 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         (f"{HEAD}AssertionError: No inf checks were recorded for this optimizer.", "user-error"),  # GradScaler
         (f"{HEAD}RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "user-error"),
         (f"{HEAD}OSError: [Errno 5] Input/output error: '/data/a.jpg'", "node-failed"),
-        (f"{HEAD}OSError: [Errno 5] Input/output error", "user-error"),  # a print into a closed terminal
+        (f"{HEAD}OSError: [Errno 5] Input/output error", "node-failed"),
+        (f"{HEAD}    print(loss)\nOSError: [Errno 5] Input/output error", "user-error"),  # into a closed terminal
+        ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "user-error"),
+        ("sbatch: error: Batch job submission failed: Unspecified error", "user-error"),
+        ("n1:98:126 [3] init.cc:9 NCCL WARN Mismatched NCCL version detected : rank 0 version 22605 rank 1 version 22703", "image-error"),
+        ("n1:98:126 [3] init.cc:9 NCCL WARN CUDA Driver version found is 470. Minimum requirement is 525", "node-failed"),
+        ("n1:98:126 [3] misc/nvmlwrap.cc:9 NCCL WARN nvmlDeviceGetHandleByIndex(3) failed: Unknown Error", "node-failed"),
+        ("n1:98:126 [3] init.cc:9 NCCL WARN Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1", "user-error"),
+        ("n1:98:126 [3] alloc.h:9 NCCL WARN Failed to malloc 4194304 bytes", "host-oom"),
+        ("n1:98:126 [3] net_ib.cc:9 NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: GID table change(18)", "nccl-timeout"),
+        (f"{NCCL_FAILED}Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 1 'invalid argument'.\nThis is usually caused by a system or configuration error in the Fabric Manager or NVSwitches.", "node-failed"),
         ("E xla/coordination_service.cc:1170] /task:0 has been set to ERROR in coordination service: UNAVAILABLE: Task /task:0 heartbeat timeout. The remote task has failed, got preempted, or crashed.", "nccl-timeout"),
         ("FATAL:   container creation failed: mount error: can't mount image /proc/self/fd/9", "image-error"),
         ("FATAL:   could not open image /data/x.sif: failed to retrieve path", "image-error"),
@@ -189,6 +206,50 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
 )  # fmt: skip
 def test_these_are_what_they_say(text: str, failure: str) -> None:
     assert judged(text) == (failure, "likely")
+
+
+@pytest.mark.parametrize(
+    ("message", "failure"),
+    [
+        ("out of memory", "gpu-oom"),
+        ("initialization error", "node-failed"),
+        ("unknown error", "node-failed"),
+        ("unspecified launch failure", "node-failed"),
+        ("uncorrectable ECC error encountered", "node-failed"),
+        ("API call is not supported in the installed CUDA driver", "node-failed"),
+        ("system has unsupported display driver / cuda driver combination", "node-failed"),
+        ("system not yet initialized", "node-failed"),
+        ("device-side assert triggered", "user-error"),
+        ("invalid device function", "user-error"),
+        ("invalid resource handle", "user-error"),
+        ("peer access is not supported between these two devices", "user-error"),
+    ],
+)
+def test_an_error_of_cuda_has_one_class_whoever_reports_it(message: str, failure: str) -> None:
+    """The messages are those of cudaGetErrorString."""
+    watchdog = (
+        "[rank1]:[E325 10:11:12.131415926 ProcessGroupNCCL.cpp:2093] [PG ID 0 PG GUID 0(default_pg) Rank 1]"
+    )
+    reports = (
+        f"{HEAD}RuntimeError: CUDA error: {message}",
+        f"{watchdog} Process group watchdog thread terminated with exception: CUDA error: {message}",
+        f"n1:983:1261 [3] include/alloc.h:125 NCCL WARN Cuda failure 1 '{message}'\n{NCCL_FAILED}",
+        f"{NCCL_FAILED}Cuda failure '{message}'",
+        f"cuda runtime error (1) : {message} at /pytorch/aten/src/THC/THCGeneral.cpp:50",
+    )
+    assert [judged(report) for report in reports] == [(failure, "likely")] * len(reports)
+
+
+@pytest.mark.parametrize("message", ["driver shutting down", "context is destroyed"])
+def test_cuda_that_shuts_down_explains_nothing(message: str) -> None:
+    assert judged(f"{HEAD}RuntimeError: CUDA error: {message}") == ("unknown", "guess")
+
+
+def test_a_controller_of_slurm_that_does_not_answer_is_not_the_job_s_fault() -> None:
+    refused = (
+        "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)"
+    )
+    assert judged(refused) == ("node-failed", "certain")
 
 
 def test_what_another_rank_aborts_with_is_read_inside_a_traceback() -> None:
