@@ -34,7 +34,7 @@ UNLESS: dict[Kind, str] = {
     "gpu-memory": r"(?i)\b(?:may|might|could|avoid\w*|prevent\w*|if you|in case|to fix|potential\w*|risk|handl(?:es?|ing)|halve|patterns?|catch\w*)\b[^\n]{0,60}\b(?:out of (?:\w+ )?memory|memory errors?|oom)(?!. Tried to)|1EB|skipping tactic|memory space vmem|not a failure",
     "preempted": r"PreemptionMode|(?i:sequence group|\brequest \S+ was|\bblocks?\b|kv cache)|handler (?:is )?installed|handler registered|[Ww]atching for|preempted,? or \w",
     "image-error": r"importing docker image|imported docker image|creating container filesystem",
-    "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno (?:nan|inf checks)",
+    "numerical": r"(?i)zeroed|skipp(?!.*scale to 0(?:\.0*)?$)|ignor|\b(?:nan|inf)\w* ?= ?(?:true|false)|: ?(?:true|false)$|^\s*#|\bno (?:nan|inf checks)|\bmust be (?:a |non-)",
 }
 "If this matches, no row of the class applies."
 
@@ -48,6 +48,7 @@ _ELSEWHERE = r"(?i)\btrying (?:port|another|the next|\d)|\busing (?:port )?\d|\b
 _QUOTED = r"""(?<![(\w])(['\"`])(?:\w+ )?out of memory\.?\1(?! error\b)"""
 _DEVICE = r"(?:cuda|cu(?=mem)|cudnn|cublas|hip|rocm|gpu|vram|hbm|xpu|npu|mlu|musa|sycl|vulkan|metal|opencl|device|\w*devmem)"
 _IN_GENERAL = rf"(?i)\b(?:can|will|would|runs?|running|if|when|on|upon|after|any|avoid\w*|detect\w*|for|retr\w+)\b[^\n]{{0,30}}\b(?:out of memory|oom)\b|{_QUOTED}"
+_XID = r"(?: \([^()]*\))?[: ]+(?:error )?"
 _CUDA = r"(?:\b(?:CUDA|HIP) error(?: \d+)?: |\b(?:Cuda|HIP) failure (?:\d+ )?'|cuda runtime error \(\d+\) ?: |open CUDA IPC handle : \d+ )"
 "What torch, its watchdog and NCCL write before a message of cudaGetErrorString."
 _BYTES = r"(?=[^\n]{0,120}(?:memory|\bmem\b|bytes|\bsize|buffer|cache|tensor|vram|hbm|[\d )][KMGT]i?B\b))"
@@ -187,7 +188,6 @@ PATTERNS: tuple[Pattern, ...] = (
     # Disks and quotas.
     _P("disk-full", r"No space left on device", "ultralytics/ultralytics#1238"),
     _P("disk-full", r"\bENOSPC\b", "man7.org/linux/man-pages/man3/errno.3.html"),
-    _P("disk-full", r"not enough (?:free )?disk space", "huggingface/huggingface_hub (file_download.py)"),
     _P("disk-full", r"\bno space left on\b", "SCUTlihaoyu/open-chat-video-editor#14"),
     _P("disk-full", r"[Dd]isk quota exceeded", "NOAA-EPIC/EAGLE#121"),
     _P("disk-full", r"(?:ResourceExhaustedError|[Rr]esource exhausted|RESOURCE_EXHAUSTED): (?!/job:)[\w.:~-]*/\S+(?:;|$)", "tensorpack/tensorpack#185", unless=r"Too many open files"),
@@ -200,15 +200,12 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("disk-full", r"low on resource: ephemeral-storage", "kubernetes.io/docs/concepts/workloads"),
     _P("disk-full", r"exceeding \w+ quota", "payu-org/payu#587"),
     _P("disk-full", r"\bDiskPressure\b|low on resource: (?:nodefs|imagefs|inodes|containerfs)", "operate-first/apps#1352", unless=r"DiskPressure +(?:False|Unknown)|NoDiskPressure"),
-    _P("disk-full", r"(?i)\b(?:not enough|insufficient|out of) (?:free |available )?(?:disk |storage )?space\b", "huggingface/huggingface_hub (file_download.py)", unless=r"(?i)warning|memory|address|device alloc"),
+    _P("disk-full", r"(?i)\b(?:not enough|insufficient|out of) (?:free |available )?(?:disk |storage )space\b", "huggingface/huggingface_hub (file_download.py)", unless=r"(?i)warning|memory|address|device alloc"),
     _P("disk-full", r"\berrno ?[=:]? ?28\b|\bcode: 28\b", "man7.org/linux/man-pages/man3/errno.3.html"),
     _P("disk-full", r"File size limit exceeded", "www.gnu.org/software/libc (SIGXFSZ)"),
     # Hardware, driver and interconnect of one machine.
     _P("node-failed", r"fails the doctor's checks: ", "templates/torchrun/_base.sh.j2"),
-    _P("node-failed", r"\bNVRM: Xid\b", "NVIDIA/open-gpu-kernel-modules#1150"),
-    _P("node-failed", r"\bXid \(PCI", "NVIDIA/open-gpu-kernel-modules#1150"),
-    _P("node-failed", r"\bXid[: ]+\d{2,3}\b", "NVIDIA/open-gpu-kernel-modules#1150"),
-    _P("node-failed", r"\bXID (?:error|\d)", "NVIDIA/open-gpu-kernel-modules#507"),
+    _P("node-failed", rf"\bX(?:id|ID){_XID}(?!(?:13|31|43|45)\b)\d{{1,3}}\b|\bXID error\b(?! \d)", "NVIDIA/open-gpu-kernel-modules#1150"),
     _P("node-failed", r"fallen off the bus", "NVIDIA/NVSentinel#155"),
     _P("node-failed", r"GPU is lost|NVML_ERROR_GPU_IS_LOST", "AlexeyAB/darknet#86"),
     _P("node-failed", r"GPU has fallen", "NVIDIA/NVSentinel#155"),
@@ -283,6 +280,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("node-failed", r"TERM_(?:ZOMBIE|REMOVE_HUNG_JOB)\b", "www.ibm.com/docs/en/spectrum-lsf (job termination reasons)", record=True),
     _P("node-failed", r"(?i)\bCUDA(?: driver)? (?:initiali[sz]ation|init) (?:error|failed)|\bhardware stack error", "docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"),
     _P("node-failed", r"(?i)^no devices were found|\bno (?:(?:cuda|nvidia|hip|rocm|usable|visible) )?(?:gpus?|gpu devices?) (?:(?:are|were|is|was) )?(?:found|available|detected|visible)\b", "NVIDIA/nvidia-docker#988", unless=r"(?i)\b(?:using|on|to) (?:the )?cpu\b|fall\w* back|running without"),
+    _P("node-failed", rf"\bX(?:id|ID){_XID}(?:13|31|43|45)\b", "docs.nvidia.com/deploy/xid-errors", weak=True),  # a program's fault, or what follows from one
     _P("node-failed", r"\bnfs: server \S+ not responding", "github.com/torvalds/linux (net/sunrpc/clnt.c)", weak=True),
     _P("node-failed", r"because its node has died|[Oo]wner's node has crashed|node with node id[^\n]*marked dead", "ray-project/ray#63807", weak=True),
     _P("node-failed", r"(?i)failed call to cuInit\b", "tensorflow/tensorflow (stream_executor/cuda/cuda_driver.cc)", weak=True),
@@ -398,7 +396,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("image-error", r"FATAL:\s+(?:[^\n]*(?:container|image|SIF|sif|overlay|[Ww]hile|Unable to|could not open|kernel too old|stat|exec))", "ebi-pf-team/interproscan6#336"),
     _P("image-error", r"error while loading shared libraries", "microsoft/CNTK#1134"),
     _P("image-error", r": cannot open shared object file", "Dao-AILab/flash-attention#631"),
-    _P("image-error", r"[Ll]ibrary not loaded", "pytorch/pytorch#20118"),
+    _P("image-error", r"[Ll]ibrary not loaded: ", "pytorch/pytorch#20118"),
     _P("image-error", r"cannot load library", "Tencent-Hunyuan/HunyuanVideo-Avatar#21"),
     _P("image-error", r"version `(?:GLIBC|GLIBCXX|CXXABI|GCC)_[\d.]+' not found", "Dao-AILab/flash-attention#1762"),
     _P("image-error", r"GLIBC_\d[\d.]*'? not found", "kakaobrain/pororo#66"),
@@ -603,7 +601,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("rendezvous-failed", r"(?:\d+/\d+) clients joined", "OpenRLHF/OpenRLHF#1040"),
     _P("rendezvous-failed", r"Timeout waiting for key", "pytorch/pytorch#11265"),
     _P("rendezvous-failed", r"wait timeout after \d+ms, keys", "pytorch/pytorch#131808"),
-    _P("rendezvous-failed", r"(?:[Nn]ame or service not known|[Tt]emporary failure in name resolution|gaierror|[Uu]nable to resolve|[Nn]o address associated with hostname|nodename nor servname)", "verl-project/verl#2550"),
+    _P("rendezvous-failed", r"(?:[Nn]ame or service not known|[Tt]emporary failure in name resolution|gaierror|[Uu]nable to resolve host|[Nn]o address associated with hostname|nodename nor servname)", "verl-project/verl#2550"),
     _P("rendezvous-failed", r"[Nn]o route to host", "evilsocket/cake#79"),
     _P("rendezvous-failed", r"(?:master|MASTER_ADDR|MASTER_PORT)[^\n]{0,80}(?:not (?:set|reachable|found)|unreachable|refused|expected)", "pytorch/pytorch#39832"),
     _P("rendezvous-failed", r"environment variable (?:MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE) expected", "pytorch/pytorch#39832"),
@@ -653,7 +651,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("nccl-timeout", r"Horovod has been shut down", "horovod/horovod#243"),
     _P("nccl-timeout", r"(?i)coordination service[^\n]*(?:error|stopped|heartbeat|unavailable)", "google/paxml#77"),
     _P("nccl-timeout", r"(?i)\b(?:all_?reduce|all_?gather|broadcast|barrier|reduce_?scatter|all_?to_?all|collective)\b[^\n]{0,80}\b(?:timed? ?out|timeout|aborted)\b", "pytorch/pytorch#118369"),
-    _P("nccl-timeout", r"monitoredBarrier", "pytorch/pytorch#53773"),
+    _P("nccl-timeout", r"(?<!support )monitoredBarrier", "pytorch/pytorch#53773"),
     _P("nccl-timeout", r"[Aa]pplication timeout caused pair closure", "pytorch/gloo (gloo/transport/tcp/pair.cc)"),
     _P("nccl-timeout", r"\bHCCL\b[^\n]{0,80}(?:timeout|timed out|failed)|\bhccl\b[^\n]{0,80}(?:timeout occurred|timed out)|[Nn]otify wait timeout", "vllm-project/vllm-ascend (docs/faqs)"),
     _P("nccl-timeout", r"\bEI000[26]: |\bHccl[A-Z]\w+, error code is", "vllm-project/vllm-ascend#486"),

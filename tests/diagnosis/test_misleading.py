@@ -86,6 +86,9 @@ def bars(*shares: int) -> str:
         "shards differ across ranks by design: sharding the dataset",
         "nvidia-container-cli version 1.14.3",
         "license: apache-2.0",
+        "Not enough space on 0 to put model.layers.7 (space available 812, module size 912).",
+        "XPU native library not loaded; using triton fallback.",
+        "clip_grad: norm_type must be a positive number or inf, got 2",
         "license server: 27000@host",
         "Please cite this work and read the LICENSE file",
         "Press Ctrl+C to stop",
@@ -108,6 +111,7 @@ def bars(*shares: int) -> str:
         "0 hosts unreachable",
         "exit code 0",
         "XID filter: off",
+        "GPU 0 XID errors: 0",
         "no Xid errors found",
         "ECC errors: 0",
         "uncorrectable ECC errors: 0",
@@ -168,6 +172,8 @@ def test_what_comes_after_memory_ran_out_changes_nothing(after: str) -> None:
         (f"{HEAD}    print(loss)\nOSError: [Errno 5] Input/output error", "user-error"),  # into a closed terminal
         ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "user-error"),
         ("sbatch: error: Batch job submission failed: Unspecified error", "user-error"),
+        (f"{HEAD}RuntimeError: Backend nccl does not support monitoredBarrier, only GLOO supports monitored barrier.", "user-error"),
+        (f"{HEAD}wandb.errors.UsageError: Unable to resolve W&B project me/llm.", "user-error"),
         ("n1:98:126 [3] init.cc:9 NCCL WARN Mismatched NCCL version detected : rank 0 version 22605 rank 1 version 22703", "image-error"),
         ("n1:98:126 [3] init.cc:9 NCCL WARN CUDA Driver version found is 470. Minimum requirement is 525", "node-failed"),
         ("n1:98:126 [3] misc/nvmlwrap.cc:9 NCCL WARN nvmlDeviceGetHandleByIndex(3) failed: Unknown Error", "node-failed"),
@@ -243,6 +249,15 @@ def test_an_error_of_cuda_has_one_class_whoever_reports_it(message: str, failure
 @pytest.mark.parametrize("message", ["driver shutting down", "context is destroyed"])
 def test_cuda_that_shuts_down_explains_nothing(message: str) -> None:
     assert judged(f"{HEAD}RuntimeError: CUDA error: {message}") == ("unknown", "guess")
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45])
+def test_an_xid_that_a_program_can_cause_does_not_blame_the_node(number: int) -> None:
+    xid = f"NVRM: Xid (PCI:0000:06:00): {number}, pid=12, name=python, Ch 00000008"
+    fault = f"{HEAD}torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert judged(xid) == ("node-failed", "guess")
+    assert judged(f"{xid}\n{fault}") == ("user-error", "likely")
+    assert judged(f"{xid}\nNVRM: Xid (PCI:0000:06:00): 79, pid=12\n{fault}") == ("node-failed", "likely")
 
 
 def test_a_controller_of_slurm_that_does_not_answer_is_not_the_job_s_fault() -> None:
@@ -478,7 +493,7 @@ def test_in_a_ranks_own_output_no_scheduler_tells_of_its_end(said: str) -> None:
         ("no space left on device for cache, caching disabled", "disk-full"),
         ("loss is nan for 3 samples, they were dropped", "numerical"),
         ("desync between ranks of players corrected", "desync"),
-        ("Xid 13 seen earlier on this node", "node-failed"),
+        ("Xid 79 seen earlier on this node", "node-failed"),
         ("time limit reached for game 3, truncating the episode", "time-limit"),
         ("episode 12 ran out of time", "time-limit"),
         ("task 7 timed out, its reward is 0", "time-limit"),
