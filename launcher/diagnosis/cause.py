@@ -65,7 +65,8 @@ def cause_of(
 def clue_of_exception(text: str) -> Clue:
     """Return the clue in an exception's `Type: message`, as recorded by the program.
 
-    After the first line, only messages about memory count, because libraries quote a lot there.
+    After the first line, only messages about memory count, because libraries quote a lot there, and NCCL's
+    reason, which it prints below `Last error:`.
     """
     first, *rest = text.splitlines() or [""]
     pattern = pattern_of(first)
@@ -75,7 +76,8 @@ def clue_of_exception(text: str) -> Clue:
         if (other := pattern_of(line)) is not None and other.kind in MEMORY_OF and not other.weak
     )
     if pattern is None or pattern.kind not in MEMORY_OF:
-        pattern = next(below, pattern)
+        reason = pattern_of(text.partition("\nLast error:\n")[2].partition("\n")[0])
+        pattern = next(below, pattern if reason is None or reason.weak else reason)
     kind = pattern.kind if pattern is not None else "exception"
     likely = pattern is not None and pattern.weak and kind in MEMORY_OF
     return Clue(kind, text, strength="words" if likely else "record")

@@ -49,7 +49,7 @@ _QUOTED = r"""(?<![(\w])(['\"`])(?:\w+ )?out of memory\.?\1(?! error\b)"""
 _DEVICE = r"(?:cuda|cu(?=mem)|cudnn|cublas|hip|rocm|gpu|vram|hbm|xpu|npu|mlu|musa|sycl|vulkan|metal|opencl|device|\w*devmem)"
 _IN_GENERAL = rf"(?i)\b(?:can|will|would|runs?|running|if|when|on|upon|after|any|avoid\w*|detect\w*|for|retr\w+)\b[^\n]{{0,30}}\b(?:out of memory|oom)\b|{_QUOTED}"
 _XID = r"(?: \([^()]*\))?[: ]+(?:error )?"
-_CUDA = r"(?:\b(?:CUDA|HIP) error(?: \d+)?: |\b(?:Cuda|HIP) failure (?:\d+ )?'|cuda runtime error \(\d+\) ?: |open CUDA IPC handle : \d+ )"
+_CUDA = r"(?:\b(?:CUDA|Cuda|HIP) (?:error|failure)(?: \d+)?(?:: | ')|cuda runtime error \(\d+\) ?: |open CUDA IPC handle : \d+ )"
 "What torch, its watchdog and NCCL write before a message of cudaGetErrorString."
 _BYTES = r"(?=[^\n]{0,120}(?:memory|\bmem\b|bytes|\bsize|buffer|cache|tensor|vram|hbm|[\d )][KMGT]i?B\b))"
 
@@ -205,7 +205,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("disk-full", r"File size limit exceeded", "www.gnu.org/software/libc (SIGXFSZ)"),
     # Hardware, driver and interconnect of one machine.
     _P("node-failed", r"fails the doctor's checks: ", "templates/torchrun/_base.sh.j2"),
-    _P("node-failed", rf"\bX(?:id|ID){_XID}(?!(?:13|31|43|45)\b)\d{{1,3}}\b|\bXID error\b(?! \d)", "NVIDIA/open-gpu-kernel-modules#1150"),
+    _P("node-failed", rf"\bX(?:id|ID){_XID}(?!(?:13|31|43|45)\b)\d{{1,3}}\b|\bXID error\b(?! \d)|\bSXid\b[^\n]*\bFatal\b", "NVIDIA/open-gpu-kernel-modules#1150"),
     _P("node-failed", r"fallen off the bus", "NVIDIA/NVSentinel#155"),
     _P("node-failed", r"GPU is lost|NVML_ERROR_GPU_IS_LOST", "AlexeyAB/darknet#86"),
     _P("node-failed", r"GPU has fallen", "NVIDIA/NVSentinel#155"),
@@ -228,7 +228,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("node-failed", r"[Ee]rror 802\b", "huggingface/huggingface_hub#4134"),
     _P("node-failed", r"system not yet initialized", "hiyouga/LlamaFactory#8968"),
     _P("node-failed", r"CUDA_ERROR_SYSTEM_NOT_READY", "jax-ml/jax#34113"),
-    _P("node-failed", r"error in the Fabric Manager|[Ff]abric [Mm]anager (?:is not|fail(?:ed|ure)|error|not running)", "ai-infrastructure.net/runbook-fabric-manager-failure"),
+    _P("node-failed", r"NVLink SHARP \(NVLS\) Multicast memory|[Ff]abric [Mm]anager (?:is not|fail(?:ed|ure)|error|not running)", "ai-infrastructure.net/runbook-fabric-manager-failure"),
     _P("node-failed", r"\bnvls\.cc:\d+ NCCL WARN Cuda failure", "NVIDIA/nccl#976"),
     _P("node-failed", r"driver version is insufficient|CUDA Driver version found is|(?:driver on your system is|NVIDIA driver is) too old|not supported in the installed CUDA driver|system has unsupported display driver", "NVIDIA/nccl#955"),
     _P("node-failed", r"CUDA_ERROR_(?:SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED)|cudaErrorSystemDriverMismatch", "xorbitsai/inference#891", unless=_CU_INIT),
@@ -262,7 +262,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("node-failed", r"Stale file handle", "Parisson/TimeSide#160"),
     _P("node-failed", r"Transport endpoint is not connected|Cannot send after transport endpoint shutdown", "pytorch/pytorch#58155"),
     _P("node-failed", r"This client was evicted by ", "doc.lustre.org (Lustre operations manual)", record=True),
-    _P("node-failed", r"\[Errno (?:5\] Input/output|121\] Remote I/O) error\b|Input/output error \(os error 5\)", "Mikubill/naifu#35"),
+    _P("node-failed", r"\[Errno (?:5\] Input/output error|112\] Host is down|121\] Remote I/O error)|Input/output error \(os error 5\)", "Mikubill/naifu#35"),
     _P("node-failed", r"(?:(?:Task|Application) launch |^s(?:run|batch|alloc): error: (?:Batch job submission|Unable to) )[^\n]*: (?:Job credential|Invalid job credential|Protocol authentication|Communication|Zero Bytes|Socket timed out|Slurmd could not|Unable to contact)", "ai4d-iasc/trixie#58", record=True),
     _P("node-failed", r"^slurmstepd: error: execve\(\): \S*/slurm_script: ", "ArjunaCluster/ArjunaUsers#21", record=True),
     _P("node-failed", r"\b(?:RmInitAdapter|rm_init_adapter) failed|Failed to initialize the NVIDIA GPU|Cannot attach gpu", "Cyridd/cmpunlocker#4"),
@@ -460,8 +460,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("numerical", r"contains either `inf`, `nan`", "InternLM/InternLM#459"),
     _P("numerical", r"(?:input|tensor|array)s? contains? (?:NaN|nan|inf|infinity)", "scikit-learn/scikit-learn (sklearn/utils/validation.py)"),
     _P("numerical", r"Input (?:X |y )?contains NaN", "CorentinJ/Real-Time-Voice-Cloning#66"),
-    _P("numerical", r"(?i:(?:Error|Exception|assert\w*|abort\w*|exit\w*|stop\w*|terminat\w*|crash\w*|fatal|diverged)\b[^\n]{0,80}(?:\bnan\b|\binf\b|non-?finite|not finite))", "JDAI-CV/fast-reid#223"),
-    _P("numerical", r"(?i:(?:\bnan\b|non-?finite|not finite|\binfinit[ey]\b|\bis inf\b)[^\n]{0,80}(?:stopping|ending (?:the )?(?:training|run)|exit|abort|terminat|encountered in|detected|rais|halt|diverge|found in (?:local )?(?:grad|loss|weight)))", "jax-ml/jax#9092"),
+    _P("numerical", r"(?i:(?:Error|Exception|assert\w*|abort\w*|exit\w*|stop\w*|terminat\w*|crash\w*|fatal|diverged)\b[^\n]{0,80}(?:\bnans?\b|\binf\b|non[- ]?finite|not finite))", "JDAI-CV/fast-reid#223"),
+    _P("numerical", r"(?i:(?:\bnans?\b|non[- ]?finite|not finite|\binfinit[ey]\b|\bis inf\b)[^\n]{0,80}(?:stopping|ending (?:the )?(?:training|run)|exit|abort|terminat|encountered in|detected|rais|halt|diverge|found in (?:local )?(?:grad|loss|weight)))", "jax-ml/jax#9092"),
     _P("numerical", r"""(?i:loss (?:is|was|became|=|:) ?(?:tensor\()?['\"`]?(?:nan|inf|infinity)\b[^\n]{0,40}(?:stop|exit|abort|terminat))""", "Intellindust-AI-Lab/DEIM#96"),
     _P("numerical", r"Rerun\w* [^\n]*nan", "NVIDIA/Megatron-LM (rerun_state_machine.py)"),
     _P("numerical", r"found NaN in", "alibaba/Pai-Megatron-Patch#60"),

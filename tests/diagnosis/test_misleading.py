@@ -246,6 +246,21 @@ def test_an_error_of_cuda_has_one_class_whoever_reports_it(message: str, failure
     assert [judged(report) for report in reports] == [(failure, "likely")] * len(reports)
 
 
+@pytest.mark.parametrize(
+    ("reason", "failure"),
+    [
+        ("Cuda failure 214 'uncorrectable ECC error encountered'", "node-failed"),
+        ("Cuda failure 2 'out of memory'", "gpu-oom"),
+        ("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000", "user-error"),
+        ("Message truncated : received 1024 bytes instead of 256", "desync"),
+        ("socketPollConnect: connect to 10.0.0.4<41111> returned Connection refused", "nccl-timeout"),
+        ("", "nccl-timeout"),
+    ],
+)
+def test_a_recorded_exception_of_nccl_is_its_last_error(reason: str, failure: str) -> None:
+    assert CLASS_OF[clue_of_exception(f"{NCCL_FAILED}{reason}").kind] == failure
+
+
 @pytest.mark.parametrize("message", ["driver shutting down", "context is destroyed"])
 def test_cuda_that_shuts_down_explains_nothing(message: str) -> None:
     assert judged(f"{HEAD}RuntimeError: CUDA error: {message}") == ("unknown", "guess")

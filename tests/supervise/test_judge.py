@@ -236,7 +236,7 @@ NCCL_FAILED = (
     ("lines", "failure", "kind"),
     [
         ((*NCCL_FAILED, "Cuda failure 2 'out of memory'"), "gpu-oom", "gpu"),
-        ((*NCCL_FAILED, "Cuda failure 1 'invalid argument'"), "nccl-timeout", None),
+        ((*NCCL_FAILED, "Cuda failure 1 'invalid argument'"), "user-error", None),
         (("n:1:2 [0] alloc.h:9 NCCL WARN Cuda failure 'out of memory'", *NCCL_FAILED[:2]), "gpu-oom", "gpu"),
         (
             ("n:1:2 [0] shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
