@@ -62,11 +62,14 @@ def cause_of(
     return Cause(failure, "certain" if first.clue.strength == "record" else "likely", first, others)
 
 
+_REASON = re.compile(r"\nLast error:\n(.*)|Traceback \(most recent call last\):.*\n(?:[ \t].*\n)*(.*)")
+"NCCL's reason for its exception, and the exception of a traceback of other ranks or processes."
+
+
 def clue_of_exception(text: str) -> Clue:
     """Return the clue in an exception's `Type: message`, as recorded by the program.
 
-    After the first line, only messages about memory count, because libraries quote a lot there, and NCCL's
-    reason, which it prints below `Last error:`.
+    After the first line, where libraries quote a lot, only messages about memory and those of _REASON count.
     """
     first, *rest = text.splitlines() or [""]
     pattern = pattern_of(first)
@@ -76,8 +79,9 @@ def clue_of_exception(text: str) -> Clue:
         if (other := pattern_of(line)) is not None and other.kind in MEMORY_OF and not other.weak
     )
     if pattern is None or pattern.kind not in MEMORY_OF:
-        reason = pattern_of(text.partition("\nLast error:\n")[2].partition("\n")[0])
-        pattern = next(below, pattern if reason is None or reason.weak else reason)
+        said = (pattern_of("".join(groups)) for groups in _REASON.findall(text))
+        reasons = [reason for reason in said if reason is not None and not reason.weak]
+        pattern = next(below, min(reasons, key=lambda reason: order_of(reason.kind), default=pattern))
     kind = pattern.kind if pattern is not None else "exception"
     likely = pattern is not None and pattern.weak and kind in MEMORY_OF
     return Clue(kind, text, strength="words" if likely else "record")

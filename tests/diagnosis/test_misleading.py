@@ -261,6 +261,28 @@ def test_a_recorded_exception_of_nccl_is_its_last_error(reason: str, failure: st
     assert CLASS_OF[clue_of_exception(f"{NCCL_FAILED}{reason}").kind] == failure
 
 
+@pytest.mark.parametrize(
+    ("raised", "failure"),
+    [
+        ([OSError(28, "No space left on device", "/ckpt/x")], "disk-full"),
+        ([KeyError("a"), OSError(5, "Input/output error")], "node-failed"),
+        ([KeyError("a")], "user-error"),
+    ],
+)
+def test_a_recorded_exception_of_a_sharded_checkpoint_is_that_of_its_ranks(
+    raised: list[Exception], failure: str
+) -> None:
+    api = pytest.importorskip("torch.distributed.checkpoint.api")
+    wrapped = {}
+    for rank, error in enumerate(raised):
+        try:
+            raise error
+        except Exception as caught:
+            wrapped[rank] = api._wrap_exception(caught)
+    exception = api.CheckpointException("write", wrapped)
+    assert CLASS_OF[clue_of_exception(f"CheckpointException: {exception}").kind] == failure
+
+
 @pytest.mark.parametrize("message", ["driver shutting down", "context is destroyed"])
 def test_cuda_that_shuts_down_explains_nothing(message: str) -> None:
     assert judged(f"{HEAD}RuntimeError: CUDA error: {message}") == ("unknown", "guess")
