@@ -90,7 +90,7 @@ _SHARED = re.compile(r"(?:multiprocessing|loky/backend)/(?:synchronize|queues|sh
 "Python's files that make semaphores and shared memory. Both exist only in /dev/shm."
 _RENDEZVOUS = re.compile(r"torch/distributed/(?:elastic/)?rendezvous(?:/\w+)?\.py$")
 "Torch's files in which the ranks meet at the start."
-_PRINTING = re.compile(rb"\bprint\(|\bstd(?:out|err)\b|(?:\blogging/__init__|\btqdm/\w+)\.py")
+_PRINTING = re.compile(rb"\bprint\(|\bsys\.std|(?:\blogging/__init__|\btqdm/\w+)\.py")
 "Source code and files of frames that print."
 _OWN_FAULT = re.compile(
     r"(?:Key|Index|Type|Value|Attribute|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|"
