@@ -26,6 +26,8 @@ from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
+from launcher.train.checkpoints.state_names import state_names
+from launcher.train.task import TaskError
 from tests.train.normed import Network
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start
 
@@ -254,3 +256,41 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
     (checkpoint / ".metadata").unlink()
     with pytest.raises(ExportError, match=advice):
         export(checkpoint, tmp_path / "without")
+
+
+class Renaming(nn.Linear):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        state = super().state_dict(*args, **options)
+        return {name.replace("weight", "kernel"): value for name, value in state.items()}
+
+
+class OwnArguments(nn.Linear):
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        super().load_state_dict(state)
+
+
+def leave_out(module: nn.Module, name: str) -> None:
+    def hook(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+        del state[f"{prefix}{name}"]
+
+    module.register_state_dict_post_hook(hook)
+
+
+def test_a_model_whose_state_no_checkpoint_would_hold_is_refused_before_it_trains() -> None:
+    """What it leaves out would begin anew in a resumed run, without a word."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert [*state_names(model)] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    leave_out(model[0], "bias")
+    with pytest.raises(TaskError, match=r"leaves out or renames 0\.bias: a resumed run would train"):
+        state_names(model)
+    model[0].bias.requires_grad_(False)  # model() makes it again
+    assert [*state_names(model)] == ["0.weight", "1.weight", "1.bias"]
+    model[1].weight = model[0].weight  # one name of two is enough
+    leave_out(model[1], "weight")
+    assert [*state_names(model)] == ["0.weight", "1.bias"]
+    with pytest.raises(TaskError, match="leaves out or renames weight"):
+        state_names(Renaming(2, 2))
+    with pytest.raises(TaskError, match="has kernel, but the model has nothing of this name"):
+        state_names(Renaming(2, 2).requires_grad_(False))
+    with pytest.raises(TaskError, match="must take the arguments state_dict, strict and assign"):
+        state_names(OwnArguments(2, 2))

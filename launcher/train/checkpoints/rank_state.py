@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.train.checkpoints.state_names import state_names
 from launcher.train.ddp import without_ddp
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import packed, random_state, set_rng_state
@@ -29,11 +30,11 @@ class RankState:
     """
 
     def __init__(self, model: nn.Module, device: torch.device, task: Task | None = None) -> None:
-        """Raises TaskError if the task's state cannot be saved to a file."""
+        """Raises TaskError if the task's state, or the model's, cannot be saved to a file."""
         self.task = task
         self.model = without_ddp(model)
         self.device = device
-        self.persistent = self.model.state_dict().keys()
+        self.persistent = state_names(self.model)
         adapted = task is not None and task.adapter is not None
         self._initial = {
             name: _on_host(buffer)
