@@ -14,7 +14,7 @@ from rich.text import Text
 from launcher.cli.output import EXIT_DETACHED, harmless_text
 from launcher.logs.show import LogOptions, show_logs
 from launcher.report.story import Story
-from launcher.report.why import why
+from launcher.report.why import skipped, why
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
@@ -41,8 +41,8 @@ def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> i
             scheduler.cancel(run)
     status = scheduler.status(run)
     print(f"\n{run.id}: {status.state}" + (f": {status.reason}" if status.reason else ""))
-    if status.state != "succeeded":
-        print("\n".join(why(run, status)))
+    for line in skipped(run) if status.state == "succeeded" else why(run, status):
+        print(line)
     return status.exit_code
 
 

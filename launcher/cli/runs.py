@@ -49,7 +49,7 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
 
     from launcher.cli.output import console, print_json
     from launcher.report.listing import as_json, row_of, show_status
-    from launcher.report.why import unsaved, why
+    from launcher.report.why import skipped, unsaved, why
     from launcher.rundir.find import SweepRuns, find
     from launcher.schedulers.lookup import scheduler_of
 
@@ -63,7 +63,8 @@ def status(run: RunOrSweep = None, json: AsJson = False) -> None:
     if json:
         print_json({**as_json(current, target), "why": why(target, current)})
     else:
-        lines = why(target, current)[1:4] if current.resumable else unsaved(target)
+        noted = [*unsaved(target), *skipped(target)]
+        lines = why(target, current)[1:4] if current.resumable else noted
         show_status(console(), replace(current, path=scheduler.where(target)), row_of(current, target), lines)
     raise SystemExit(current.exit_code)
 

@@ -74,12 +74,12 @@ def _unjudged(run: RunDir, status: Status, reason: str = "") -> list[str]:
 
 
 def _without_failure(run: RunDir) -> list[str]:
-    first, skipped = f"{run.id} succeeded", _skipped(run)
+    first, left_out = f"{run.id} succeeded", skipped(run)
     if len(run.attempts()) == 1:
         first += " in its first attempt"
     if any(isinstance(event, Downgrade) for event in run.read_events()):
-        return [*skipped, f"{first}; memory ran out on the way:"]
-    return [f"{first}: no attempt failed.", *skipped] if skipped else [f"{first}: nothing failed."]
+        return [*left_out, f"{first}; memory ran out on the way:"]
+    return [f"{first}: no attempt failed.", *left_out] if left_out else [f"{first}: nothing failed."]
 
 
 def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]]) -> list[str]:
@@ -116,7 +116,7 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
         earlier = ", ".join(f"attempt {n}: {v.failure}" for n, v, _ in failures[:-1][-4:])
         lines.append(f"before    {earlier}")
     if state == "succeeded":
-        lines += _skipped(run)
+        lines += skipped(run)
     if state in _NO_ACTION_STATES:
         return lines[:MAX_LINES]
     if kept:
@@ -170,7 +170,7 @@ def unsaved(run: RunDir) -> list[str]:
     return []
 
 
-def _skipped(run: RunDir) -> list[str]:
+def skipped(run: RunDir) -> list[str]:
     """Return a line about steps that did not change the model, or none."""
     left_out = [event for event in run.read_events() if isinstance(event, StepLeftOut)]
     if not left_out:

@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launcher.cli.follow import follow_run
 from launcher.cli.main import app
 from launcher.diagnosis.lines import lines_of
 from launcher.report.why import MAX_LINES, why
 from launcher.report.why_log import judged_log, why_log
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
+from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.rundir import status_of
 from launcher.spec.verdict import REMEDY, Verdict
+from tests.report.written_run import eventful
 
 
 @pytest.fixture
@@ -252,3 +255,15 @@ def test_a_message_that_follows_from_another_failure_brings_no_advice_of_its_own
     line = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled system error"
     judged(run, 0, failure="host-oom", reason="r", exception=line)
     assert "NCCL_SHM_DISABLE" not in "\n".join(explained(run, "failed", ""))
+
+
+def test_skipped_steps_of_a_run_that_succeeded_are_said_by_status_and_to_who_follows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = eventful(tmp_path / "runs" / "gpt-1")
+    for step in (12, 13):
+        log.event("step-left-out", step=step, reason="not finite: loss nan, gradient norm nan")
+    told = "skipped   2 steps, the last one step 13: not finite: loss nan, gradient norm nan"
+    assert told in CliRunner().invoke(app, ["status", str(log.run.path)]).output
+    assert follow_run(LocalScheduler(), log.run) == 0
+    assert told in capsys.readouterr().out.splitlines()
