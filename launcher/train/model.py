@@ -100,6 +100,13 @@ def _check_trained(model: nn.Module) -> None:
                 f"{name} is a complex parameter, which launcher's optimizers do not train: make it a real "
                 "one with a last dimension of 2, and call torch.view_as_complex(weight) in forward"
             )
+    for name, module in model.named_modules():
+        looks_up = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if looks_up and module.sparse and module.weight.requires_grad:
+            raise TaskError(
+                f"{name} of the model has sparse gradients, which launcher neither clips nor reduces: leave "
+                "out sparse=True"
+            )
     if half := [name for name, p in trained.items() if p.dtype == torch.float16]:
         raise TaskError(
             f"{listed(half)} of the model would be trained in torch.float16, in which the epsilon of the "

@@ -147,6 +147,13 @@ class Turned(traps.Normed):
         return model
 
 
+class Sparse(traps.Normed):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.words = nn.Embedding(4, 2, sparse=True)
+        return model
+
+
 class Half(traps.Normed):
     def model(self) -> nn.Module:
         return super().model().half()
@@ -155,6 +162,7 @@ class Half(traps.Normed):
 @pytest.mark.parametrize(
     ("task", "words"),
     [
+        (Sparse(), r"^words of the model has sparse gradients.*leave out sparse=True"),
         (Turned(), r"^turn is a complex parameter.*view_as_complex"),
         (Half(), "would be trained in torch.float16.*let model\\(\\) return fp32"),
         (traps.Trap(frozen=True), "^the model has no trainable parameter"),
