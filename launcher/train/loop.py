@@ -299,14 +299,15 @@ class Trainer:
 
     def _check_parameters_to_save(self) -> None:
         """Raise TaskError if a checkpoint would not hold this rank's parameters: replicas differ, or frozen
-        ones changed under an adapter. Every rank must call this."""
+        ones that no checkpoint holds have changed. Every rank must call this."""
         with self.budget.host_side():
             check_same_parameters(self._parameters, self._replicas_of_this)
             if names := self.recovery.undo.rewritten():
                 raise TaskError(
-                    f"{listed(names)} is frozen, but was changed during training. Under an adapter no "
-                    "checkpoint holds frozen parameters, so a resumed run would begin with the old values: "
-                    "make it a buffer (register_buffer), which checkpoints hold"
+                    f"{listed(names)} is frozen, but was changed during training. No checkpoint holds it, "
+                    "because of the adapter or because state_dict() of the model leaves it out, so a resumed "
+                    "run would begin with the old values: make it a buffer (register_buffer), which "
+                    "checkpoints hold"
                 )
 
     def _look_at_adapters(self, result: StepResult) -> None:

@@ -26,7 +26,7 @@ from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
-from launcher.train.checkpoints.state_names import state_names
+from launcher.train.state_names import state_names
 from launcher.train.task import TaskError
 from tests.train.normed import Network
 from tests.train.runs import error, job, losses, measure, prepare, recipe, start

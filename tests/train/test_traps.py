@@ -784,10 +784,12 @@ def test_one_that_all_ranks_change_alike_is_trained_with(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_frozen_parameter_that_changes_under_an_adapter_is_refused_as_no_checkpoint_holds_it(
-    tmp_path: Path,
+@pytest.mark.parametrize("why", ["adapter", "state_dict"])
+def test_a_frozen_parameter_that_changes_is_refused_if_no_checkpoint_holds_it(
+    why: str, tmp_path: Path
 ) -> None:
-    run = prepare(tmp_path / "run", job(task="traps:Shifted", steps=3, adapter={"kind": "lora", "rank": 2}))
+    fields = {"adapter": {"adapter": {"kind": "lora", "rank": 2}}, "state_dict": {"args": {"left_out": True}}}
+    run = prepare(tmp_path / "run", job(task="traps:Shifted", steps=3, **fields[why]))
     assert start(run, recipe(micro=8), ranks=1).codes == {0: 1}
     assert "shift is frozen, but was changed" in error(run.attempt(0), 0)["exception"]
     assert not [*run.checkpoints.glob("step-*/complete.json")]

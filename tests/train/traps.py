@@ -400,17 +400,28 @@ class Centering(Normed):
 
 
 class Shifted(Normed):
-    """Adds the mean of its rank's samples to a frozen parameter, which FSDP shards."""
+    """Adds the mean of its rank's samples to a frozen parameter, which FSDP shards. `left_out`: state_dict()
+    of the model does not return it."""
+
+    def __init__(self, left_out: bool = False) -> None:
+        super().__init__()
+        self.left_out = left_out
 
     def model(self) -> nn.Module:
         model = super().model()
         model.shift = nn.Parameter(torch.zeros(8), requires_grad=False)
+        if self.left_out:
+            model.register_state_dict_post_hook(leave_out_shift)
         return model
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
         with torch.no_grad():
             model.shift.to_local().add_(batch[0].mean())
         return super().loss(model, batch)
+
+
+def leave_out_shift(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    del state[f"{prefix}shift"]
 
 
 class Unseeded(Normed):

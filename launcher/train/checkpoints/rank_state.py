@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.train.checkpoints.state_names import state_names
 from launcher.train.ddp import without_ddp
 from launcher.train.pipeline.cut import is_elsewhere
 from launcher.train.rng import packed, random_state, set_rng_state
+from launcher.train.state_names import state_names
 from launcher.train.task import Task, TaskError
 
 

@@ -19,6 +19,7 @@ from launcher.spec.base import format_bytes
 from launcher.train.ddp import without_ddp
 from launcher.train.host_memory import free_on_host
 from launcher.train.rng import random_state, set_rng_state
+from launcher.train.state_names import left_out
 from launcher.train.task import Task, TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint
 from launcher.train.undo.objects import MOST_DATA, SMALL, content
@@ -58,6 +59,9 @@ class Undo:
         self._finder, self._device = StateFinder(without_ddp(model), others), device
         self._task = task if task is not None and type(task).state is not Task.state else None
         self._saves_frozen = task is None or task.adapter is None
+        whole = without_ddp(model)
+        self._left_out = {id(p) for p in left_out(whole, whole.state_dict().keys()).values()}
+        "Ids of parameters that no checkpoint holds, because `state_dict()` of the model leaves them out."
         self._slots: dict[int, Slot] = {}
         self._secured: list[Slot] = []
         "The slots of which `secure` made a copy."
@@ -203,8 +207,8 @@ class Undo:
 
     @torch.no_grad()
     def rewritten(self) -> list[str]:
-        """Return the names of the frozen parameters that no checkpoint holds, because of an adapter, and that
-        have changed since the first `take` of this attempt."""
+        """Return the names of the frozen parameters that no checkpoint holds, because of an adapter or of the
+        model's `state_dict()`, and that have changed since the first `take` of this attempt."""
         with self._lock:
             return [
                 slot.name
@@ -214,7 +218,8 @@ class Undo:
 
     def _is_unsaved(self, key: int, slot: Slot, found: FoundState) -> bool:
         frozen = isinstance(slot.holder, nn.Parameter) and not slot.trained
-        return frozen and not self._saves_frozen and key in found.in_checkpoints
+        unsaved = not self._saves_frozen or key in self._left_out
+        return frozen and unsaved and key in found.in_checkpoints
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the model's buffers as at the last `take`: copies, except of large unchanged ones."""

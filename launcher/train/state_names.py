@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import KeysView
+from collections.abc import Container, KeysView
 from typing import Any
 
 from torch import nn
@@ -23,8 +23,7 @@ def state_names(model: nn.Module) -> KeysView[str]:
     parameters or renames them, or if `load_state_dict` cannot be called as nn.Module's.
     """
     names: KeysView[str] = model.state_dict().keys()
-    saved = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in names}
-    if missing := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in saved]:
+    if missing := [name for name, p in left_out(model, names).items() if p.requires_grad]:
         raise TaskError(
             f"state_dict() of the model leaves out or renames {listed(missing)}: a resumed run would train "
             "it from the start again, and an export would lack it. Let state_dict() return it under its "
@@ -44,6 +43,12 @@ def state_names(model: nn.Module) -> KeysView[str]:
             f"of nn.Module does: {error}. A run could not be resumed"
         ) from None
     return names
+
+
+def left_out(model: nn.Module, names: Container[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters that are under none of their names in `names`, those of a `state_dict()`."""
+    saved = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in names}
+    return {name: p for name, p in model.named_parameters() if id(p) not in saved}
 
 
 def _has(model: nn.Module, name: str) -> bool:
