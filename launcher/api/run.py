@@ -238,7 +238,7 @@ class Runs(Sequence[Run]):
         self._runs = tuple(runs)
 
     def statuses(self) -> list[Status]:
-        """Return the status of each run in order, without those deleted in the meantime."""
+        """Return the status of each run in order. A run whose directory was deleted is `lost`."""
         return statuses(run.directory for run in self._runs)
 
     def wait(self, timeout: float | None = None) -> list[Status]:

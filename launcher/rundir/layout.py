@@ -221,6 +221,8 @@ class RunDir:
         """Why run.json cannot be used and what to do; "" if it can."""
         if self.read_about().cluster.scheduler is not None:
             return ""
+        if not self.path.exists():
+            return f"{self.path} was deleted"
         return (
             f"{self.run} cannot be read: it is not as launcher wrote it; restore it from a backup, "
             f"or delete the run: rm -r {shlex.quote(str(self.path))}"

@@ -104,6 +104,9 @@ def test_a_run_that_was_deleted_cannot_be_resumed_and_is_not_said_to_be(lab: Lab
     shutil.rmtree(run.path)
     assert (run.state, run.status().resumable) == ("lost", False)
     assert f"{run.path} was deleted" in run.why() and "launcher resume" not in run.why()
+    assert [status.state for status in launcher.Runs([run]).statuses()] == ["lost"]
+    with pytest.raises(launcher.SchedulerError, match=rf"^{run.path} was deleted$"):
+        run.resume()
 
 
 def test_metrics_have_each_step_as_the_last_attempt_did_it(lab: Lab) -> None:
