@@ -72,11 +72,12 @@ def test_weights_that_two_blocks_share_are_refused_under_fsdp_with_what_to_do(tm
     ("sharding", "where"),
     [
         ("ddp", "same block"),
+        ("none", "extra state"),
         pytest.param("zero1", "another block", marks=pytest.mark.slow),
         pytest.param("fsdp", "outside", marks=pytest.mark.slow),
     ],
 )
-def test_a_model_that_has_a_module_twice_trains_as_on_one_rank_and_is_resumed(
+def test_a_model_with_a_module_twice_or_an_extra_state_trains_as_on_one_rank_and_is_resumed(
     sharding: str, where: str, tmp_path: Path
 ) -> None:
     whole = prepare(tmp_path / "whole", job(task="traps:Repeated", steps=4, args={"where": where}))
@@ -84,7 +85,8 @@ def test_a_model_that_has_a_module_twice_trains_as_on_one_rank_and_is_resumed(
     args = {"where": where, "stop_at": 2}
     run = prepare(tmp_path / "stopped", job(task="traps:Repeated", steps=4, args=args))
     for code in (EXIT_STOPPED, 0):
-        ended = start(run, recipe(sharding))
+        ranks = 1 if sharding == "none" else 2
+        ended = start(run, recipe(sharding, micro=8 // ranks), ranks=ranks)
         assert set(ended.codes.values()) == {code}, ended.output
     assert losses(run) == pytest.approx(losses(whole), rel=1e-5)
 

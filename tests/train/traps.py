@@ -112,15 +112,31 @@ class Twice(nn.Module):
         return self.last(self.again(x))
 
 
+class Counting(Twice):
+    """Counts its forward passes in what `get_extra_state` returns."""
+
+    count = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return super().forward(x) * (1 + self.count / 10)
+
+
 class Repeated(Trap):
-    """A module in two places."""
+    """A module in two places, or a model with an extra state."""
 
     def __init__(self, where: str, stop_at: int = 0) -> None:
         super().__init__(stop_at=stop_at)
         self.where = where
 
     def model(self) -> nn.Module:
-        return Twice(self.where)
+        return Counting("") if self.where == "extra state" else Twice(self.where)
 
     def data(self, split: str) -> torch.Tensor:
         return torch.randn((64, 8), generator=torch.Generator().manual_seed(0))

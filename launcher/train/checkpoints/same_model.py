@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from launcher.spec.listed_names import listed
@@ -18,8 +19,10 @@ def model_difference(model: Mapping[str, Any], saved: Metadata, *, whole: bool) 
     """Return how the model differs from a checkpoint's model, or None.
 
     `model` is its state by name; `whole` is False if that is the state of one pipeline stage. A buffer that
-    only the checkpoint has does not count: training may have registered it.
+    only the checkpoint has does not count: training may have registered it. Of what get_extra_state() of a
+    module returns, only a tensor is compared: DCP stores the values in a dictionary one by one.
     """
+    model = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
     entries = saved.state_dict_metadata
     in_checkpoint = {
         name.removeprefix(MODEL): entry for name, entry in entries.items() if name.startswith(MODEL)
