@@ -513,12 +513,12 @@ def test_an_ejected_template_wins_and_its_difference_is_shown(tmp_path: Path) ->
     name = "torchrun/start.sh.j2"
     path = eject.eject(name, tmp_path)
     assert eject.diff_template(name, tmp_path) == ""
-    path.write_text(path.read_text().replace("# One host:", "# My host:"))
-    assert "-# One host: there is no torchrun" in eject.diff_template(name, tmp_path)
-    assert "+# My host: there is no torchrun" in eject.diff_template(name, tmp_path)
+    path.write_text(path.read_text().replace("# One host,", "# My host,"))
+    assert "-# One host, without torchrun" in eject.diff_template(name, tmp_path)
+    assert "+# My host, without torchrun" in eject.diff_template(name, tmp_path)
     what = replace(target(clusters()["local"], "task"), ranks_per_node=2)
     files = render_run(replace(what, project_dir=tmp_path))
-    assert "# My host:" in files[0].text
+    assert "# My host," in files[0].text
     (tmp_path / "start.sh").write_text(render_run(what)[0].text)
     diff = eject.diff_rendered(files, tmp_path)
     assert diff.count("\n+# My host") == 1 and diff.count("\n-# One host") == 1

@@ -2,14 +2,14 @@
 # Starts the ranks of one attempt on this host: one launcher worker per rank.
 # Job it's 50% off; $(touch /tmp/pwned) #1 "quoted" hetjob é, run command-20261121-085401. Rendered by launcher 0.1.0.
 # The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
-# shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
+# shellcheck disable=SC2016 # values are in single quotes, so that nothing in them is expanded
 set -euo pipefail
 
 die() {
   printf 'launcher: %s\n' "$*" >&2
   exit 78
 }
-# unfit WHY: the fault is this node's. Between two attempts the supervisor wants to know.
+# unfit WHY: end with a fault of this node. Between two attempts, a special exit code tells the supervisor.
 unfit() {
   [[ -n ${LAUNCHER_ONLY_CHECK:-} ]] || die "$*"
   printf 'launcher: %s\n' "$*" >&2
@@ -33,20 +33,21 @@ fi
 
 # Environment of the cluster.
 
-# As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
+# Raise the limits of open files (DataLoader workers and NCCL need many) and of locked memory as far as allowed.
 _soft=$(ulimit -S -n) _hard=$(ulimit -H -n)
 if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
 if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
 ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 
 
-# What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
+# The command of every rank. launcher's worker fills in placeholders such as {micro_batch_size} for each attempt.
 _argv=('python' 'train it.py' '--batch={micro_batch_size}' '--note=`id`; rm -rf "$HOME" '\''x'\'' \ *' '{"lr": 1e-4, "cost": "$$5, ${local_rank}"}' 'two
 lines' '' '%j,#1,!x')
 
 cd '/shared/code of user' || unfit 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
-# Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
+# Secrets: the supervisor passes the values; otherwise they are read from the source that the job names. This file does
+# not contain them.
 if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
   if [[ -v MY_HF_TOKEN ]]; then LAUNCHER_ENV_HF_TOKEN=$MY_HF_TOKEN; fi
 fi
@@ -58,14 +59,14 @@ fi
 [[ -v LAUNCHER_ENV_WANDB_API_KEY ]] || die 'secret ''WANDB_API_KEY'' has no value on this node'
 export LAUNCHER_ENV_WANDB_API_KEY
 
-# Environment of the job. The worker takes LAUNCHER_ENV_ off for the rank: nothing before it runs under these values.
+# Environment of the job. The worker removes the prefix LAUNCHER_ENV_, so that the values reach only the rank.
 export LAUNCHER_ENV_GREETING='it'\''s $HOME,
 then `id` & "more" #1'
 export LAUNCHER_ENV_EMPTY=''
 export LAUNCHER_ENV_OMP_NUM_THREADS='4'
 
-# Examine this node in the environment of the ranks: `checks: doctor` of the cluster profile, or the supervisor asks for
-# it after an attempt that the cluster may have ended.
+# Check this node in the environment of the ranks, if the profile has `checks: doctor`, or if the supervisor asks for it
+# after an attempt that may have failed because of the cluster.
 _checks=
 if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
@@ -77,5 +78,5 @@ if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
 fi
 if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then exit 0; fi
 
-# One host: there is no torchrun, and each rank gets the variables that one would set (RANK, WORLD_SIZE and so on).
+# One host, without torchrun: each rank gets the variables that torchrun would set, such as RANK and WORLD_SIZE.
 exec "$_python" -m launcher.supervise.local_ranks 1 -- "${_argv[@]}"

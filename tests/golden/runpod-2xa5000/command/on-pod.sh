@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run command-20261121-085401. Rendered by launcher 0.1.0.
-# A pod whose command returns is restarted and billed on: this script never returns before the pod has ended.
+# RunPod restarts, and bills, a pod whose command returns: this script does not return before the pod has ended.
 set -u
 
 _run_dir='/workspace/runs/command-20261121-085401'
@@ -10,36 +10,37 @@ _api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
 _pod=${RUNPOD_POD_ID:-unknown}
 _submission=${LAUNCHER_SUBMISSION:-1}
 _limit=${LAUNCHER_MAX_SECONDS:-5400}
-# Epoch seconds by RunPod's clock. A pod is billed from its creation on, also while its image is pulled.
+# End of the pod in seconds since the epoch by RunPod's clock. A pod is billed from its creation, including the pull of
+# its image.
 _latest=${LAUNCHER_DEADLINE:-}
 _done_mark=$_run_dir/pod-$_pod.done
-# Appears with the reason when the run is to write a checkpoint and stop.
+# The request to write a checkpoint and stop; the file contains the reason.
 _stop=$_run_dir/pod-$_pod.stop
-# Kept for a container that is restarted: the end of this pod (epoch seconds), and a line for each start.
+# These survive a restart of the container: the end of this pod (seconds since the epoch), and a line for each start.
 _deadline_file=$_run_dir/pod-$_pod.deadline
 _starts_file=$_run_dir/pod-$_pod.starts
-# A pod whose start script is killed more often than this is ended: it would be billed for nothing.
+# After more restarts of the start script than this the pod is ended, because it would cost money without progress.
 _most_restarts=3
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
 }
 
-# A JSON string.
+# json TEXT: print the text as a JSON string.
 json() {
   local _text=${1//\\/\\\\}
   _text=${_text//\"/\\\"}
   printf '"%s"' "${_text//[[:cntrl:]]/ }"
 }
-# event NAME MEMBERS: a line of events.jsonl, in one write.
+# event NAME MEMBERS: append a line to events.jsonl in one write.
 event() {
   printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$_run_dir/events.jsonl"
 }
-# Whether the supervisor has said how the run ended.
+# Whether the supervisor has recorded how the run ended.
 judged() {
   grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
 }
-# judge FAILURE REASON: the verdict of the run, from the first node, where no supervisor gave one.
+# judge FAILURE REASON: on the first node, record the verdict of the run if no supervisor did.
 judge() {
   local _members
   if [[ ${_node_rank:-0} != 0 ]] || judged; then return 0; fi
@@ -48,7 +49,7 @@ judge() {
   printf '{ %s, "time": "%s"}\n' "$_members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$_run_dir/.state.json.$_pod" &&
     mv "$_run_dir/.state.json.$_pod" "$_run_dir/state.json"
 }
-# give_up FAILURE REASON: ends a pod that was started again and is not to go on.
+# give_up FAILURE REASON: record the verdict and end this pod.
 give_up() {
   say "$2"
   judge "$1" "$2"
@@ -56,15 +57,15 @@ give_up() {
   end_pod
 }
 
-# put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
+# put PATH MODE BASE64 [keep]: write a file atomically; `keep` leaves an existing file.
 put() {
   local _file=$_run_dir/$1
-  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
+  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and their process ids may be equal
   if [[ ${4:-} == keep && -e $_file ]]; then return 0; fi
   mkdir -p "${_file%/*}" && printf '%s' "$3" | base64 -d >"$_new" && chmod "$2" "$_new" && mv "$_new" "$_file"
 }
 
-# The job's code, named by its content: several runs share it, and one of them unpacks it.
+# Unpack the job's code. Its folder is named after its content, so several runs can share it.
 unpack() {
   local _new='/workspace/.launcher/code/fc55ece26d3fb9b0958d'.$_pod.new
   if [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then return 0; fi
@@ -74,12 +75,12 @@ unpack() {
   [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]
 }
 
-# Everything that may fail. Runs as a process of its own, under a time limit.
+# Everything that may fail. It runs in a separate process with a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBob3N0OiBvbmUgbGF1bmNoZXIgd29ya2VyIHBlciByYW5rLgojIEpvYiBpdCdzIDUwJSBvZmY7ICQodG91Y2ggL3RtcC9wd25lZCkgIzEgInF1b3RlZCIgaGV0am9iIMOpLCBydW4gY29tbWFuZC0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIHN0YW5kIGluIHNpbmdsZSBxdW90ZXMsIHdoZXJlIG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CiMgdW5maXQgV0hZOiB0aGUgZmF1bHQgaXMgdGhpcyBub2RlJ3MuIEJldHdlZW4gdHdvIGF0dGVtcHRzIHRoZSBzdXBlcnZpc29yIHdhbnRzIHRvIGtub3cuCnVuZml0KCkgewogIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXSB8fCBkaWUgIiQqIgogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCAzCn0KCl9weXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICB1bnNldCAiJHshTEFVTkNIRVJfRU5WX0B9IgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIE9uIG1hbnkgc2l0ZXMgb25seSBhIGxvZ2luIHNoZWxsIGhhcyB0aGUgZnVuY3Rpb24gYG1vZHVsZWA6IHRoZSBmaWxlIHRoYXQgZGVmaW5lcyBpdCBpcyByZWFkIGhlcmUuCmZpbmRfbW9kdWxlX2NvbW1hbmQoKSB7CiAgbG9jYWwgX2ZpbGUKICBmb3IgX2ZpbGUgaW4gJHtNT0RVTEVTSE9NRTorIiRNT0RVTEVTSE9NRS9pbml0L2Jhc2gifSAke0xNT0RfUEtHOisiJExNT0RfUEtHL2luaXQvYmFzaCJ9IFwKICAgIC9ldGMvcHJvZmlsZS5kLyptb2R1bGVzLnNoIC9ldGMvcHJvZmlsZS5kLypsbW9kLnNoIC91c3Ivc2hhcmUve21vZHVsZXMsTW9kdWxlcyxsbW9kL2xtb2R9L2luaXQvYmFzaDsgZG8KICAgIGlmIHR5cGUgbW9kdWxlID4vZGV2L251bGwgMj4mMTsgdGhlbiByZXR1cm4gMDsgZmkKICAgICMgc2hlbGxjaGVjayBzb3VyY2U9L2Rldi9udWxsCiAgICBpZiBbWyAtciAkX2ZpbGUgXV07IHRoZW4gc291cmNlICIkX2ZpbGUiIHx8IHRydWU7IGZpCiAgZG9uZQp9CiMgc2V0dXBfZmFpbGVkIEVYSVRfQ09ERSBQUklOVEVEIENPTU1BTkQuLi46IGVuZHMgd2l0aCBDT01NQU5EIGFuZCB3aGljaCBsaW5lIG9mIGBzZXR1cDpgIGl0IHdhcy4gYF9zZXR1cF9hdGAgaXMgdGhlIHNjcmlwdCdzIGxpbmUgYmVmb3JlIGl0cyBmaXJzdC4Kc2V0dXBfZmFpbGVkKCkgewogIHRyYXAgLSBFUlIgRVhJVAogICMgVGhlIGxpbmUgdGhhdCB0aGUgd2hvbGUgc2NyaXB0IGNhbWUgdG8sIGFsc28gd2hlcmUgdGhhdCBvbmUgaGFzIGNhbGxlZCBhIGZ1bmN0aW9uIG9yIHJlYWQgYSBmaWxlLgogIGxvY2FsIF9saW5lPSR7QkFTSF9MSU5FTk9bJHsjQkFTSF9MSU5FTk9bQF19IC0gMl19IF90ZXh0PScnIF93b3JkcwogIGlmICgoX2xpbmUgPD0gX3NldHVwX2F0KSk7IHRoZW4gX2xpbmU9JHtfc2V0dXBfbGluZTotMH07IGZpCiAgaWYgKChfbGluZSA+IF9zZXR1cF9hdCkpOyB0aGVuIF90ZXh0PSQoc2VkIC1uICIkX2xpbmV7cy9eICovLztwfSIgIiR7QkFTSF9TT1VSQ0VbJHsjQkFTSF9TT1VSQ0VbQF19IC0gMV19IiAyPi9kZXYvbnVsbCkgfHwgdHJ1ZTsgZmkKICBfd29yZHM9ImxpbmUgJCgoX2xpbmUgLSBfc2V0dXBfYXQpKSBvZiBzZXR1cCBpbiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkMTogJF90ZXh0IgogIGlmICgoX2xpbmUgPD0gX3NldHVwX2F0KSk7IHRoZW4gX3dvcmRzPSJzZXR1cCBvZiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkMSI7IGZpCiAgaWYgW1sgLW4gJDIgXV07IHRoZW4gX3dvcmRzKz0iIChpdCBwcmludGVkOiAkMikiOyBmaQogIGlmIFtbICRfdGV4dCA9fiAoXnxbXls6YWxudW06XV8tXSkobW9kdWxlfG1sKVtbOnNwYWNlOl1dIF1dICYmICEgdHlwZSBtb2R1bGUgPi9kZXYvbnVsbCAyPiYxOyB0aGVuCiAgICBfd29yZHMrPSc7IG5vIGZpbGUgaW4gdGhlIHVzdWFsIHBsYWNlcyBkZWZpbmVzIG1vZHVsZTogYWRkIGEgbGluZSBiZWZvcmUgdGhpcyBvbmUgdGhhdCBzb3VyY2VzIHRoZSBmaWxlIHdoaWNoIGRvZXMnCiAgZmkKICAiJHtAOjN9IiAiJF93b3JkcyIKfQoKIyBgc2V0dXA6YCBvZiB0aGUgY2x1c3RlciBwcm9maWxlLCBhcyBpdHMgYXV0aG9yIHdyb3RlIGl0LiBBIGJhdGNoIHNjcmlwdCBtYXkgaGF2ZSBydW4gaXQgYmVmb3JlIHRoZSBjb250YWluZXIuCmlmIFtbIC16ICR7TEFVTkNIRVJfU0VUVVBfRE9ORTotfSBdXTsgdGhlbgogIHNldCArdQogIF9zZXR1cF9hdD0kTElORU5POyB0cmFwICcoKExJTkVOTyA+IF9zZXR1cF9hdCkpICYmIF9zZXR1cF9saW5lPSRMSU5FTk8nIERFQlVHOyB0cmFwICdzZXR1cF9mYWlsZWQgJD8gIiIgZGllJyBFUlIgRVhJVAogIHB5dGhvbjMgLWMgJ2ltcG9ydCBsYXVuY2hlcicgMj4vZGV2L251bGwgfHwgUElQX0JSRUFLX1NZU1RFTV9QQUNLQUdFUz0xIHB5dGhvbjMgLW0gcGlwIGluc3RhbGwgLS1xdWlldCAvd29ya3NwYWNlL3doZWVscy9ncHVfbGF1bmNoZXItKi53aGwKICB0cmFwIC0gRVJSIEVYSVQgREVCVUcKICBzZXQgLXUKZmkKCiMgQSBHUFUgdGhhdCBmZWxsIG9mZiB0aGUgYnVzIGlzIGNoZWFwZXIgdG8gZmluZCBoZXJlIHRoYW4gaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuIFdoZXJlIHRoZSBkcml2ZXIgaGFuZ3MsIG52aWRpYS1zbWkKIyBtYXkgbm90IGV2ZW4gZW5kIGJ5IFNJR0tJTEw6IG9ubHkgaXRzIGFuc3dlciBpcyB3YWl0ZWQgZm9yLiBXaXRob3V0IHBlcnNpc3RlbmNlIG1vZGUsIHRoZSBkcml2ZXIgc3RhcnRzIGZpcnN0LgpfcGF0aWVuY2U9NjAKaWYgW1sgLW4gJHtMQVVOQ0hFUl9PTkxZX0NIRUNLOi19IF1dOyB0aGVuIF9wYXRpZW5jZT0yMDsgZmkgIyB0aGUgc3VwZXJ2aXNvciB3YWl0cyBubyBsb25nZXIgdGhhbiAzMCBzCmlmIGNvbW1hbmQgLXYgbnZpZGlhLXNtaSA+L2Rldi9udWxsOyB0aGVuCiAgcmVhZCAtciAtdCAiJF9wYXRpZW5jZSIgX2dwdXMgPCA8KGV4ZWMgMj4vZGV2L251bGw7IG52aWRpYS1zbWkgLUwgfCBncmVwIC1jRSAnXihHUFV8ICBNSUcpJykgfHwKICAgIHVuZml0ICJudmlkaWEtc21pIGdpdmVzIG5vIGFuc3dlciB3aXRoaW4gJF9wYXRpZW5jZSBzIG9uICQoaG9zdG5hbWUpOiB0aGUgZHJpdmVyIG9mIGl0cyBHUFVzIGhhbmdzLiBMb29rIGF0IGRtZXNnIChYaWQpLCBhbmQgcmVzdGFydCB0aGUgbm9kZSBvciBsZWF2ZSBpdCBvdXQiCiAgKChfZ3B1cyA+PSAyKSkgfHwgdW5maXQgInRoaXMgbm9kZSBzaG93cyAkX2dwdXMgR1BVcywgdGhlIGpvYiBuZWVkcyAiMgplbGlmICEgY29tbWFuZCAtdiByb2NtLXNtaSA+L2Rldi9udWxsICYmICEgY29tcGdlbiAtRyAnL2Rldi9udmlkaWFbMC05XSonID4vZGV2L251bGw7IHRoZW4KICAjIFRyYWluaW5nIHdvdWxkIGdvIG9uIG9uIHRoZSBDUFUsIHNpbGVudGx5IGFuZCBmb3IgZXZlci4KICB1bmZpdCAibm8gR1BVIG9uIHRoaXMgbm9kZTogbmVpdGhlciBudmlkaWEtc21pLCByb2NtLXNtaSBub3IgL2Rldi9udmlkaWEwIGlzIGhlcmU7IEdQVXMgcGVyIG5vZGUgb2YgdGhlIGpvYjogIjIKZmkKCiMgQXMgbWFueSBvcGVuIGZpbGVzIGFzIHRoaXMgaG9zdCBhbGxvd3MsIHNpbmNlIERhdGFMb2FkZXIgd29ya2VycyBhbmQgTkNDTCBuZWVkIHRoZW0sIGFuZCBhcyBtdWNoIGxvY2tlZCBtZW1vcnkuCl9zb2Z0PSQodWxpbWl0IC1TIC1uKSBfaGFyZD0kKHVsaW1pdCAtSCAtbikKaWYgW1sgJF9oYXJkID09IHVubGltaXRlZCBdXSB8fCAoKF9oYXJkID4gMTA0ODU3NikpOyB0aGVuIF9oYXJkPTEwNDg1NzY7IGZpCmlmIFtbICRfc29mdCAhPSB1bmxpbWl0ZWQgXV0gJiYgKChfc29mdCA8IF9oYXJkKSk7IHRoZW4gdWxpbWl0IC1TIC1uICIkX2hhcmQiIHx8IHRydWU7IGZpCnVsaW1pdCAtUyAtbCAiJCh1bGltaXQgLUggLWwpIiAyPi9kZXYvbnVsbCB8fCB0cnVlCgoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCl9hcmd2PSgncHl0aG9uJyAndHJhaW4gaXQucHknICctLWJhdGNoPXttaWNyb19iYXRjaF9zaXplfScgJy0tbm90ZT1gaWRgOyBybSAtcmYgIiRIT01FIiAnXCcneCdcJycgXCAqJyAneyJsciI6IDFlLTQsICJjb3N0IjogIiQkNSwgJHtsb2NhbF9yYW5rfSJ9JyAndHdvCmxpbmVzJyAnJyAnJWosIzEsIXgnKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnIHx8IHVuZml0ICd0aGUgd29ya2luZyBkaXJlY3Rvcnkgb2YgdGhlIGpvYiBkb2VzIG5vdCBleGlzdCBvbiB0aGlzIG5vZGU6ICcnL3dvcmtzcGFjZS8ubGF1bmNoZXIvY29kZS9mYzU1ZWNlMjZkM2ZiOWIwOTU4ZCcKCiMgU2VjcmV0czogdmFsdWVzIGNvbWUgZnJvbSB0aGUgc3VwZXJ2aXNvciwgb3IgZnJvbSB3aGVyZSB0aGUgam9iIHNheXMuIFRoZXkgc3RhbmQgaW4gbm8gZmlsZSBoZXJlLgppZiBbWyAhIC12IExBVU5DSEVSX0VOVl9IRl9UT0tFTiBdXTsgdGhlbgogIGlmIFtbIC12IEhGX1RPS0VOIF1dOyB0aGVuIExBVU5DSEVSX0VOVl9IRl9UT0tFTj0kSEZfVE9LRU47IGZpCmZpCltbIC12IExBVU5DSEVSX0VOVl9IRl9UT0tFTiBdXSB8fCBkaWUgJ3NlY3JldCAnJ0hGX1RPS0VOJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IExBVU5DSEVSX0VOVl9IRl9UT0tFTgppZiBbWyAhIC12IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZIF1dOyB0aGVuCiAgaWYgW1sgLXYgV0FOREJfQVBJX0tFWSBdXTsgdGhlbiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWT0kV0FOREJfQVBJX0tFWTsgZmkKZmkKW1sgLXYgTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVkgXV0gfHwgZGllICdzZWNyZXQgJydXQU5EQl9BUElfS0VZJycgaGFzIG5vIHZhbHVlIG9uIHRoaXMgbm9kZScKZXhwb3J0IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZCgojIEVudmlyb25tZW50IG9mIHRoZSBqb2IuIFRoZSB3b3JrZXIgdGFrZXMgTEFVTkNIRVJfRU5WXyBvZmYgZm9yIHRoZSByYW5rOiBub3RoaW5nIGJlZm9yZSBpdCBydW5zIHVuZGVyIHRoZXNlIHZhbHVlcy4KZXhwb3J0IExBVU5DSEVSX0VOVl9HUkVFVElORz0naXQnXCcncyAkSE9NRSwKdGhlbiBgaWRgICYgIm1vcmUiICMxJwpleHBvcnQgTEFVTkNIRVJfRU5WX0VNUFRZPScnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfT01QX05VTV9USFJFQURTPSc0JwoKaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIEV4YW1pbmUgdGhpcyBub2RlIGluIHRoZSBlbnZpcm9ubWVudCBvZiB0aGUgcmFua3M6IGBjaGVja3M6IGRvY3RvcmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgb3IgdGhlIHN1cGVydmlzb3IgYXNrcyBmb3IKIyBpdCBhZnRlciBhbiBhdHRlbXB0IHRoYXQgdGhlIGNsdXN0ZXIgbWF5IGhhdmUgZW5kZWQuCl9jaGVja3M9CmlmIFtbIC1uICRfY2hlY2tzJHtMQVVOQ0hFUl9PTkxZX0NIRUNLOi19IF1dOyB0aGVuCiAgX3NhaWQ9JCgiJF9weXRob24iIC1tIGxhdW5jaGVyLmRvY3RvcikgJiYgX3JjPTAgfHwgX3JjPSQ/CiAgaWYgKChfcmMgPT0gMykpOyB0aGVuCiAgICB1bmZpdCAibm9kZSAke0xBVU5DSEVSX05PREVfUkFOSzotMH0gKCQoaG9zdG5hbWUpKSBmYWlscyB0aGUgZG9jdG9yJ3MgY2hlY2tzOiAkX3NhaWQiCiAgZWxpZiAoKF9yYykpOyB0aGVuCiAgICBlY2hvICJsYXVuY2hlcjogdGhlIGRvY3RvcidzIGNoZWNrcyBlbmRlZCB3aXRoIGV4aXQgY29kZSAkX3JjOiBnb2luZyBvbiB3aXRob3V0IHRoZW0iID4mMgogIGZpCmZpCmlmIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXTsgdGhlbiBleGl0IDA7IGZpCgojIE9uZSBob3N0OiB0aGVyZSBpcyBubyB0b3JjaHJ1biwgYW5kIGVhY2ggcmFuayBnZXRzIHRoZSB2YXJpYWJsZXMgdGhhdCBvbmUgd291bGQgc2V0IChSQU5LLCBXT1JMRF9TSVpFIGFuZCBzbyBvbikuCmV4ZWMgIiRfcHl0aG9uIiAtbSBsYXVuY2hlci5zdXBlcnZpc2UubG9jYWxfcmFua3MgMiAtLSAiJHtfYXJndltAXX0iCg== || return 1
-  # `setup:` of the cluster profile, as its author wrote it.
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBob3N0OiBvbmUgbGF1bmNoZXIgd29ya2VyIHBlciByYW5rLgojIEpvYiBpdCdzIDUwJSBvZmY7ICQodG91Y2ggL3RtcC9wd25lZCkgIzEgInF1b3RlZCIgaGV0am9iIMOpLCBydW4gY29tbWFuZC0yMDI2MTEyMS0wODU0MDEuIFJlbmRlcmVkIGJ5IGxhdW5jaGVyIDAuMS4wLgojIFRoZSBzdXBlcnZpc29yIHJ1bnMgaXQ7IGBiYXNoIHN0YXJ0LnNoYCBieSBoYW5kIHJ1bnMgYXR0ZW1wdCAwIG9mIHRoZSBzYW1lIHJ1bi4KIyBzaGVsbGNoZWNrIGRpc2FibGU9U0MyMDE2ICMgdmFsdWVzIGFyZSBpbiBzaW5nbGUgcXVvdGVzLCBzbyB0aGF0IG5vdGhpbmcgaW4gdGhlbSBpcyBleHBhbmRlZApzZXQgLWV1byBwaXBlZmFpbAoKZGllKCkgewogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCA3OAp9CiMgdW5maXQgV0hZOiBlbmQgd2l0aCBhIGZhdWx0IG9mIHRoaXMgbm9kZS4gQmV0d2VlbiB0d28gYXR0ZW1wdHMsIGEgc3BlY2lhbCBleGl0IGNvZGUgdGVsbHMgdGhlIHN1cGVydmlzb3IuCnVuZml0KCkgewogIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXSB8fCBkaWUgIiQqIgogIHByaW50ZiAnbGF1bmNoZXI6ICVzXG4nICIkKiIgPiYyCiAgZXhpdCAzCn0KCl9weXRob249J3B5dGhvbjMnCgppZiBbWyAteiAke0xBVU5DSEVSX0FUVEVNUFQ6LX0gXV07IHRoZW4KICBlY2hvICdsYXVuY2hlcjogc3RhcnRlZCBieSBoYW5kOiB0aGlzIGlzIGF0dGVtcHQgMCwgYW5kIG5vIHN1cGVydmlzb3IganVkZ2VzIG9yIHJlc3RhcnRzIGl0JyA+JjIKICB1bnNldCAiJHshTEFVTkNIRVJfRU5WX0B9IgogIGV4cG9ydCBMQVVOQ0hFUl9BVFRFTVBUPTAKICBleHBvcnQgTEFVTkNIRVJfUlVOX0RJUj0nL3dvcmtzcGFjZS9ydW5zL2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fSUQ9J2NvbW1hbmQtMjAyNjExMjEtMDg1NDAxJwogIGV4cG9ydCBMQVVOQ0hFUl9TVE9QX0ZJTEU9IiRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLzAwMC9zdG9wIgogIGV4cG9ydCBMQVVOQ0hFUl9TRUNSRVRTPSdIRl9UT0tFTixXQU5EQl9BUElfS0VZJwogIGV4cG9ydCBMQVVOQ0hFUl9OT0RFUz0xCiAgZXhwb3J0IExBVU5DSEVSX05PREVfUkFOSz0wCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCgojIFNvdXJjZSB0aGUgZmlsZSB0aGF0IGRlZmluZXMgdGhlIGZ1bmN0aW9uIGBtb2R1bGVgLiBPbiBtYW55IHNpdGVzIG9ubHkgbG9naW4gc2hlbGxzIGhhdmUgaXQuCmZpbmRfbW9kdWxlX2NvbW1hbmQoKSB7CiAgbG9jYWwgX2ZpbGUKICBmb3IgX2ZpbGUgaW4gJHtNT0RVTEVTSE9NRTorIiRNT0RVTEVTSE9NRS9pbml0L2Jhc2gifSAke0xNT0RfUEtHOisiJExNT0RfUEtHL2luaXQvYmFzaCJ9IFwKICAgIC9ldGMvcHJvZmlsZS5kLyptb2R1bGVzLnNoIC9ldGMvcHJvZmlsZS5kLypsbW9kLnNoIC91c3Ivc2hhcmUve21vZHVsZXMsTW9kdWxlcyxsbW9kL2xtb2R9L2luaXQvYmFzaDsgZG8KICAgIGlmIHR5cGUgbW9kdWxlID4vZGV2L251bGwgMj4mMTsgdGhlbiByZXR1cm4gMDsgZmkKICAgICMgc2hlbGxjaGVjayBzb3VyY2U9L2Rldi9udWxsCiAgICBpZiBbWyAtciAkX2ZpbGUgXV07IHRoZW4gc291cmNlICIkX2ZpbGUiIHx8IHRydWU7IGZpCiAgZG9uZQp9CiMgc2V0dXBfZmFpbGVkIEVYSVRfQ09ERSBQUklOVEVEIENPTU1BTkQuLi46IGNhbGwgQ09NTUFORCB3aXRoIGEgbWVzc2FnZSB0aGF0IG5hbWVzIHRoZSBmYWlsZWQgbGluZSBvZiBgc2V0dXA6YC4KIyBgX3NldHVwX2F0YCBpcyB0aGUgbnVtYmVyIG9mIHRoZSBzY3JpcHQncyBsaW5lIGJlZm9yZSB0aGUgZmlyc3Qgb2YgdGhlbS4Kc2V0dXBfZmFpbGVkKCkgewogIHRyYXAgLSBFUlIgRVhJVAogICMgVGhlIGxpbmUgb2YgdGhlIHNjcmlwdCBpdHNlbGYsIGV2ZW4gaWYgdGhlIGVycm9yIHdhcyBpbiBhIGZ1bmN0aW9uIG9yIGluIGEgc291cmNlZCBmaWxlLgogIGxvY2FsIF9saW5lPSR7QkFTSF9MSU5FTk9bJHsjQkFTSF9MSU5FTk9bQF19IC0gMl19IF90ZXh0PScnIF93b3JkcwogIGlmICgoX2xpbmUgPD0gX3NldHVwX2F0KSk7IHRoZW4gX2xpbmU9JHtfc2V0dXBfbGluZTotMH07IGZpCiAgaWYgKChfbGluZSA+IF9zZXR1cF9hdCkpOyB0aGVuIF90ZXh0PSQoc2VkIC1uICIkX2xpbmV7cy9eICovLztwfSIgIiR7QkFTSF9TT1VSQ0VbJHsjQkFTSF9TT1VSQ0VbQF19IC0gMV19IiAyPi9kZXYvbnVsbCkgfHwgdHJ1ZTsgZmkKICBfd29yZHM9ImxpbmUgJCgoX2xpbmUgLSBfc2V0dXBfYXQpKSBvZiBzZXR1cCBpbiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkMTogJF90ZXh0IgogIGlmICgoX2xpbmUgPD0gX3NldHVwX2F0KSk7IHRoZW4gX3dvcmRzPSJzZXR1cCBvZiB0aGUgY2x1c3RlciBwcm9maWxlIGZhaWxlZCB3aXRoIGV4aXQgY29kZSAkMSI7IGZpCiAgaWYgW1sgLW4gJDIgXV07IHRoZW4gX3dvcmRzKz0iIChpdCBwcmludGVkOiAkMikiOyBmaQogIGlmIFtbICRfdGV4dCA9fiAoXnxbXls6YWxudW06XV8tXSkobW9kdWxlfG1sKVtbOnNwYWNlOl1dIF1dICYmICEgdHlwZSBtb2R1bGUgPi9kZXYvbnVsbCAyPiYxOyB0aGVuCiAgICBfd29yZHMrPSc7IG5vIGZpbGUgaW4gdGhlIHVzdWFsIHBsYWNlcyBkZWZpbmVzIG1vZHVsZTogYWRkIGEgbGluZSBiZWZvcmUgdGhpcyBvbmUgdGhhdCBzb3VyY2VzIHRoZSBmaWxlIHdoaWNoIGRvZXMnCiAgZmkKICAiJHtAOjN9IiAiJF93b3JkcyIKfQoKIyBgc2V0dXA6YCBvZiB0aGUgY2x1c3RlciBwcm9maWxlLCB1bmNoYW5nZWQuIEEgYmF0Y2ggc2NyaXB0IG1heSBoYXZlIHJ1biBpdCBiZWZvcmUgaXQgc3RhcnRlZCB0aGUgY29udGFpbmVyLgppZiBbWyAteiAke0xBVU5DSEVSX1NFVFVQX0RPTkU6LX0gXV07IHRoZW4KICBzZXQgK3UKICBfc2V0dXBfYXQ9JExJTkVOTzsgdHJhcCAnKChMSU5FTk8gPiBfc2V0dXBfYXQpKSAmJiBfc2V0dXBfbGluZT0kTElORU5PJyBERUJVRzsgdHJhcCAnc2V0dXBfZmFpbGVkICQ/ICIiIGRpZScgRVJSIEVYSVQKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IFBJUF9CUkVBS19TWVNURU1fUEFDS0FHRVM9MSBweXRob24zIC1tIHBpcCBpbnN0YWxsIC0tcXVpZXQgL3dvcmtzcGFjZS93aGVlbHMvZ3B1X2xhdW5jaGVyLSoud2hsCiAgdHJhcCAtIEVSUiBFWElUIERFQlVHCiAgc2V0IC11CmZpCgojIEZpbmQgbG9zdCBHUFVzIGhlcmUsIG5vdCBpbiB0aGUgZmlyc3QgY29sbGVjdGl2ZS4gSWYgdGhlIGRyaXZlciBoYW5ncywgZXZlbiBTSUdLSUxMIG1heSBub3QgZW5kIG52aWRpYS1zbWk6IHdhaXQgb25seQojIGZvciBpdHMgYW5zd2VyLiBXaXRob3V0IHBlcnNpc3RlbmNlIG1vZGUsIHRoZSBkcml2ZXIgbXVzdCBmaXJzdCBzdGFydC4KX3BhdGllbmNlPTYwCmlmIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXTsgdGhlbiBfcGF0aWVuY2U9MjA7IGZpICMgdGhlIHN1cGVydmlzb3Igd2FpdHMgZm9yIGF0IG1vc3QgMzAgcwppZiBjb21tYW5kIC12IG52aWRpYS1zbWkgPi9kZXYvbnVsbDsgdGhlbgogIHJlYWQgLXIgLXQgIiRfcGF0aWVuY2UiIF9ncHVzIDwgPChleGVjIDI+L2Rldi9udWxsOyBudmlkaWEtc21pIC1MIHwgZ3JlcCAtY0UgJ14oR1BVfCAgTUlHKScpIHx8CiAgICB1bmZpdCAibnZpZGlhLXNtaSBnaXZlcyBubyBhbnN3ZXIgd2l0aGluICRfcGF0aWVuY2UgcyBvbiAkKGhvc3RuYW1lKTogdGhlIGRyaXZlciBvZiBpdHMgR1BVcyBoYW5ncy4gTG9vayBhdCBkbWVzZyAoWGlkKSwgYW5kIHJlc3RhcnQgdGhlIG5vZGUgb3IgbGVhdmUgaXQgb3V0IgogICgoX2dwdXMgPj0gMikpIHx8IHVuZml0ICJ0aGlzIG5vZGUgc2hvd3MgJF9ncHVzIEdQVXMsIHRoZSBqb2IgbmVlZHMgIjIKZWxpZiAhIGNvbW1hbmQgLXYgcm9jbS1zbWkgPi9kZXYvbnVsbCAmJiAhIGNvbXBnZW4gLUcgJy9kZXYvbnZpZGlhWzAtOV0qJyA+L2Rldi9udWxsOyB0aGVuCiAgIyBPdGhlcndpc2UgdGhlIGpvYiB3b3VsZCBzaWxlbnRseSB0cmFpbiBvbiB0aGUgQ1BVLgogIHVuZml0ICJubyBHUFUgb24gdGhpcyBub2RlOiBuZWl0aGVyIG52aWRpYS1zbWksIHJvY20tc21pIG5vciAvZGV2L252aWRpYTAgaXMgaGVyZTsgR1BVcyBwZXIgbm9kZSBvZiB0aGUgam9iOiAiMgpmaQoKIyBSYWlzZSB0aGUgbGltaXRzIG9mIG9wZW4gZmlsZXMgKERhdGFMb2FkZXIgd29ya2VycyBhbmQgTkNDTCBuZWVkIG1hbnkpIGFuZCBvZiBsb2NrZWQgbWVtb3J5IGFzIGZhciBhcyBhbGxvd2VkLgpfc29mdD0kKHVsaW1pdCAtUyAtbikgX2hhcmQ9JCh1bGltaXQgLUggLW4pCmlmIFtbICRfaGFyZCA9PSB1bmxpbWl0ZWQgXV0gfHwgKChfaGFyZCA+IDEwNDg1NzYpKTsgdGhlbiBfaGFyZD0xMDQ4NTc2OyBmaQppZiBbWyAkX3NvZnQgIT0gdW5saW1pdGVkIF1dICYmICgoX3NvZnQgPCBfaGFyZCkpOyB0aGVuIHVsaW1pdCAtUyAtbiAiJF9oYXJkIiB8fCB0cnVlOyBmaQp1bGltaXQgLVMgLWwgIiQodWxpbWl0IC1IIC1sKSIgMj4vZGV2L251bGwgfHwgdHJ1ZQoKCiMgVGhlIGNvbW1hbmQgb2YgZXZlcnkgcmFuay4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgaW4gcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCl9hcmd2PSgncHl0aG9uJyAndHJhaW4gaXQucHknICctLWJhdGNoPXttaWNyb19iYXRjaF9zaXplfScgJy0tbm90ZT1gaWRgOyBybSAtcmYgIiRIT01FIiAnXCcneCdcJycgXCAqJyAneyJsciI6IDFlLTQsICJjb3N0IjogIiQkNSwgJHtsb2NhbF9yYW5rfSJ9JyAndHdvCmxpbmVzJyAnJyAnJWosIzEsIXgnKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnIHx8IHVuZml0ICd0aGUgd29ya2luZyBkaXJlY3Rvcnkgb2YgdGhlIGpvYiBkb2VzIG5vdCBleGlzdCBvbiB0aGlzIG5vZGU6ICcnL3dvcmtzcGFjZS8ubGF1bmNoZXIvY29kZS9mYzU1ZWNlMjZkM2ZiOWIwOTU4ZCcKCiMgU2VjcmV0czogdGhlIHN1cGVydmlzb3IgcGFzc2VzIHRoZSB2YWx1ZXM7IG90aGVyd2lzZSB0aGV5IGFyZSByZWFkIGZyb20gdGhlIHNvdXJjZSB0aGF0IHRoZSBqb2IgbmFtZXMuIFRoaXMgZmlsZSBkb2VzCiMgbm90IGNvbnRhaW4gdGhlbS4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV07IHRoZW4KICBpZiBbWyAtdiBIRl9UT0tFTiBdXTsgdGhlbiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU49JEhGX1RPS0VOOyBmaQpmaQpbWyAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWSBdXTsgdGhlbgogIGlmIFtbIC12IFdBTkRCX0FQSV9LRVkgXV07IHRoZW4gTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVk9JFdBTkRCX0FQSV9LRVk7IGZpCmZpCltbIC12IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWQoKIyBFbnZpcm9ubWVudCBvZiB0aGUgam9iLiBUaGUgd29ya2VyIHJlbW92ZXMgdGhlIHByZWZpeCBMQVVOQ0hFUl9FTlZfLCBzbyB0aGF0IHRoZSB2YWx1ZXMgcmVhY2ggb25seSB0aGUgcmFuay4KZXhwb3J0IExBVU5DSEVSX0VOVl9HUkVFVElORz0naXQnXCcncyAkSE9NRSwKdGhlbiBgaWRgICYgIm1vcmUiICMxJwpleHBvcnQgTEFVTkNIRVJfRU5WX0VNUFRZPScnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfT01QX05VTV9USFJFQURTPSc0JwoKaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIENoZWNrIHRoaXMgbm9kZSBpbiB0aGUgZW52aXJvbm1lbnQgb2YgdGhlIHJhbmtzLCBpZiB0aGUgcHJvZmlsZSBoYXMgYGNoZWNrczogZG9jdG9yYCwgb3IgaWYgdGhlIHN1cGVydmlzb3IgYXNrcyBmb3IgaXQKIyBhZnRlciBhbiBhdHRlbXB0IHRoYXQgbWF5IGhhdmUgZmFpbGVkIGJlY2F1c2Ugb2YgdGhlIGNsdXN0ZXIuCl9jaGVja3M9CmlmIFtbIC1uICRfY2hlY2tzJHtMQVVOQ0hFUl9PTkxZX0NIRUNLOi19IF1dOyB0aGVuCiAgX3NhaWQ9JCgiJF9weXRob24iIC1tIGxhdW5jaGVyLmRvY3RvcikgJiYgX3JjPTAgfHwgX3JjPSQ/CiAgaWYgKChfcmMgPT0gMykpOyB0aGVuCiAgICB1bmZpdCAibm9kZSAke0xBVU5DSEVSX05PREVfUkFOSzotMH0gKCQoaG9zdG5hbWUpKSBmYWlscyB0aGUgZG9jdG9yJ3MgY2hlY2tzOiAkX3NhaWQiCiAgZWxpZiAoKF9yYykpOyB0aGVuCiAgICBlY2hvICJsYXVuY2hlcjogdGhlIGRvY3RvcidzIGNoZWNrcyBlbmRlZCB3aXRoIGV4aXQgY29kZSAkX3JjOiBnb2luZyBvbiB3aXRob3V0IHRoZW0iID4mMgogIGZpCmZpCmlmIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXTsgdGhlbiBleGl0IDA7IGZpCgojIE9uZSBob3N0LCB3aXRob3V0IHRvcmNocnVuOiBlYWNoIHJhbmsgZ2V0cyB0aGUgdmFyaWFibGVzIHRoYXQgdG9yY2hydW4gd291bGQgc2V0LCBzdWNoIGFzIFJBTksgYW5kIFdPUkxEX1NJWkUuCmV4ZWMgIiRfcHl0aG9uIiAtbSBsYXVuY2hlci5zdXBlcnZpc2UubG9jYWxfcmFua3MgMiAtLSAiJHtfYXJndltAXX0iCg== || return 1
+  # `setup:` of the cluster profile, unchanged.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
   python3 -c 'import launcher' 2>/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet /workspace/wheels/gpu_launcher-*.whl
@@ -90,7 +91,7 @@ work() {
     say "the job's code cannot be unpacked into "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
-  # Looked for after `setup:`, which may fetch it.
+  # Check this after `setup:`, which may fetch the code.
   if [[ ! -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then
     say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
@@ -98,7 +99,7 @@ work() {
   exec "$_python" -m launcher.supervise "$_run_dir" --stop-file "$_stop"
 }
 
-# call METHOD PATH: headers and answer on standard output, then the status as its last line. The key is in no argument.
+# call METHOD PATH: print the headers and the answer, then the status as the last line. The API key is never an argument.
 call() {
   if command -v curl >/dev/null; then
     printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
@@ -118,21 +119,21 @@ print(answer.status)
   fi
 }
 
-# The time by RunPod's clock, which the deadline is told by, in epoch seconds. This pod's may be another.
+# Print the time by RunPod's clock in seconds since the epoch. The deadline is given by it; this pod's clock may differ.
 runpods_time() {
   local _date
   _date=$(call GET "/pods/$_pod" | tr -d '\r' | sed -n 's/^[Dd]ate: //p')
   [[ -n $_date ]] && date -d "${_date%%$'\n'*}" +%s
 }
 
-# The cluster that this pod belongs to.
+# Print the id of the cluster that this pod belongs to.
 cluster_id() {
   local _answer
   _answer=$(call GET "/pods/$_pod" | tr -d ' \n')
   [[ $_answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
+# Ask RunPod once to end this pod, or the whole cluster that it belongs to. Status 404: it is already gone.
 end_once() {
   local _answer _status _cluster
   _answer=$(call DELETE "/pods/$_pod")
@@ -140,7 +141,7 @@ end_once() {
   case $_status in
     2?? | 404) return 0 ;;
     409)
-      # Pods of a cluster end with the cluster only.
+      # A pod of a cluster can end only with the whole cluster.
       if _cluster=$(cluster_id); then
         _answer=$(call DELETE "/clusters/$_cluster")
         _status=${_answer##*$'\n'}
@@ -173,8 +174,8 @@ if [[ -e $_done_mark ]]; then
   end_pod
 fi
 mkdir -p "$_run_dir" && chmod '700' "$_run_dir"
-# Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
-# one of an earlier submission has nothing to do with it any more.
+# If RunPod's answer was lost, one submission may have become two pods. The first one that starts gets the run. A pod of
+# an earlier submission must not run it.
 _me=$_pod
 _claim=$_run_dir/runpod-submission-$_submission
 (set -o noclobber && printf '%s\n' "$_me" >"$_claim") 2>/dev/null
@@ -193,8 +194,8 @@ if [[ -n $_owner && $_owner != "$_me" ]]; then
   event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-2xa5000:'"$_owner")"
   end_pod
 fi
-# The limit counts from the creation of this pod, or else from its first start: a container that crashes is started
-# again and billed on.
+# The time limit counts from the creation of this pod, or else from its first start: RunPod restarts a container that
+# crashes, and bills it further.
 _now=$(date +%s)
 _grace=$((_limit / 10 < 300 ? _limit / 10 : 300))
 if [[ $_latest =~ ^[0-9]+$ && ! -e $_deadline_file ]]; then
@@ -203,13 +204,13 @@ if [[ $_latest =~ ^[0-9]+$ && ! -e $_deadline_file ]]; then
 fi
 (set -o noclobber && printf '%s\n' "$((_now + _limit))" >"$_deadline_file") 2>/dev/null
 _deadline=$(cat "$_deadline_file" 2>/dev/null)
-# Killed between making the file and writing it, or the volume is full.
+# The file is empty if an earlier start was killed while it wrote it, or if the volume is full.
 [[ $_deadline =~ ^[0-9]+$ ]] || _deadline=$(($(date -r "$_deadline_file" +%s || date +%s) + _limit))
 _limit=$((_deadline - _now))
 if ((_limit <= 0)); then
   give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
-# Where it cannot be written, nothing that the run does would be kept either.
+# If this file cannot be written, the run's results could not be saved either.
 if ! printf '%s\n' "$_now" >>"$_starts_file"; then
   give_up disk-full "cannot write $_starts_file: is the network volume full?"
 fi
@@ -217,25 +218,25 @@ mapfile -t _starts <"$_starts_file"
 if ((${#_starts[@]} > _most_restarts + 1)); then
   give_up unknown "the pod's start script was killed or its container crashed $((${#_starts[@]} - 1)) times"
 fi
-# First the run is asked to stop, with time for a checkpoint, then it is ended.
+# Ask the run to stop in time for a checkpoint, before its time limit.
 {
   sleep "$((_limit > _grace ? _limit - _grace : 0))"
   printf 'time-limit\n' >"$_stop"
 } &
 _timer=$!
 _log=$_run_dir/pod-node-${_node_rank:-unknown}.log
-# Bytes from earlier pods and starts. What follows says why this one failed.
+# Size of the log from earlier pods and starts. The reason of a failure is in what follows.
 _before=$(wc -c 2>/dev/null <"$_log") || _before=0
 exec 9> >(tee -a "$_log")
 _tee=$!
-# --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
-# script, which ends the pod with it, and not for what a job runs and prints.
+# --foreground: signals reach only the supervisor, which ends its ranks in order. The pod's API key is for this script,
+# which ends the pod with it; the job does not get it.
 env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$_limit" bash "$0" work \
   >&9 2>&1 9>&- &
 _child=$!
 exec 9>&-
 _woken=''
-# RunPod takes an interruptible pod away: SIGKILL follows within seconds.
+# RunPod sends TERM before it takes an interruptible pod away; SIGKILL follows within seconds.
 trap '_woken=yes; [[ -s $_stop ]] || echo preempted >"$_stop"; kill -s TERM "$_child" 2>/dev/null' TERM INT
 while :; do
   _woken=''
@@ -245,14 +246,14 @@ while :; do
 done
 trap '' TERM INT
 kill "$_timer" 2>/dev/null
-# The log is whole when `tee` ends. A process that outlives the run may hold it open for ever.
+# The log is complete when `tee` ends. A process that outlives the run may keep it open, so wait for 10 s at most.
 timeout 10 tail --pid="$_tee" -s 0.1 -f /dev/null
 if ((_rc == 124 || _rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
 say "the run ended with exit code $_rc"
-# 88: another pod has the run: its records are not ours to write, and it is the one to ask about. Without our
-# claim it goes on with the run, too, when its container is started again.
+# Exit code 88: another pod has the run. Leave its records alone, and record its handle. Remove the claim of this pod, so
+# that the other pod keeps the run if its container restarts.
 if ((_rc == 88)); then
   _owner='' _newest=0
   for _file in "$_run_dir"/runpod-submission-*; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run command-20261121-085401. Rendered by launcher 0.1.0.
-# A pod whose command returns is restarted and billed on: this script never returns before the pod has ended.
+# RunPod restarts, and bills, a pod whose command returns: this script does not return before the pod has ended.
 set -u
 
 _run_dir='/workspace/runs/command-20261121-085401'
@@ -10,36 +10,37 @@ _api=${LAUNCHER_RUNPOD_API:-https://api.runpod.io/v2}
 _pod=${RUNPOD_POD_ID:-unknown}
 _submission=${LAUNCHER_SUBMISSION:-1}
 _limit=${LAUNCHER_MAX_SECONDS:-5400}
-# Epoch seconds by RunPod's clock. A pod is billed from its creation on, also while its image is pulled.
+# End of the pod in seconds since the epoch by RunPod's clock. A pod is billed from its creation, including the pull of
+# its image.
 _latest=${LAUNCHER_DEADLINE:-}
 _done_mark=$_run_dir/pod-$_pod.done
-# Appears with the reason when the run is to write a checkpoint and stop.
+# The request to write a checkpoint and stop; the file contains the reason.
 _stop=$_run_dir/pod-$_pod.stop
-# Kept for a container that is restarted: the end of this pod (epoch seconds), and a line for each start.
+# These survive a restart of the container: the end of this pod (seconds since the epoch), and a line for each start.
 _deadline_file=$_run_dir/pod-$_pod.deadline
 _starts_file=$_run_dir/pod-$_pod.starts
-# A pod whose start script is killed more often than this is ended: it would be billed for nothing.
+# After more restarts of the start script than this the pod is ended, because it would cost money without progress.
 _most_restarts=3
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
 }
 
-# A JSON string.
+# json TEXT: print the text as a JSON string.
 json() {
   local _text=${1//\\/\\\\}
   _text=${_text//\"/\\\"}
   printf '"%s"' "${_text//[[:cntrl:]]/ }"
 }
-# event NAME MEMBERS: a line of events.jsonl, in one write.
+# event NAME MEMBERS: append a line to events.jsonl in one write.
 event() {
   printf '{"time": "%s", "event": "%s", %s}\n' "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" "$1" "$2" >>"$_run_dir/events.jsonl"
 }
-# Whether the supervisor has said how the run ended.
+# Whether the supervisor has recorded how the run ended.
 judged() {
   grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null
 }
-# judge FAILURE REASON: the verdict of the run, from the first node, where no supervisor gave one.
+# judge FAILURE REASON: on the first node, record the verdict of the run if no supervisor did.
 judge() {
   local _members
   if [[ ${_node_rank:-0} != 0 ]] || judged; then return 0; fi
@@ -48,7 +49,7 @@ judge() {
   printf '{ %s, "time": "%s"}\n' "$_members" "$(date -u +%Y-%m-%dT%H:%M:%S.%6NZ)" >"$_run_dir/.state.json.$_pod" &&
     mv "$_run_dir/.state.json.$_pod" "$_run_dir/state.json"
 }
-# give_up FAILURE REASON: ends a pod that was started again and is not to go on.
+# give_up FAILURE REASON: record the verdict and end this pod.
 give_up() {
   say "$2"
   judge "$1" "$2"
@@ -56,15 +57,15 @@ give_up() {
   end_pod
 }
 
-# put PATH MODE BASE64 [keep]: whole or not at all; `keep` leaves a file that is there.
+# put PATH MODE BASE64 [keep]: write a file atomically; `keep` leaves an existing file.
 put() {
   local _file=$_run_dir/$1
-  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and process ids from 1 on
+  local _new=$_file.$_pod.$BASHPID.new # nodes share the folder, and their process ids may be equal
   if [[ ${4:-} == keep && -e $_file ]]; then return 0; fi
   mkdir -p "${_file%/*}" && printf '%s' "$3" | base64 -d >"$_new" && chmod "$2" "$_new" && mv "$_new" "$_file"
 }
 
-# The job's code, named by its content: several runs share it, and one of them unpacks it.
+# Unpack the job's code. Its folder is named after its content, so several runs can share it.
 unpack() {
   local _new='/workspace/.launcher/code/fc55ece26d3fb9b0958d'.$_pod.new
   if [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then return 0; fi
@@ -74,12 +75,12 @@ unpack() {
   [[ -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]
 }
 
-# Everything that may fail. Runs as a process of its own, under a time limit.
+# Everything that may fail. It runs in a separate process with a time limit.
 work() {
   put 'plan.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
   put 'run.json' '644' eyJpZCI6ICJmaXhlZCJ9 keep || return 1
-  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIGl0J3MgNTAlIG9mZjsgJCh0b3VjaCAvdG1wL3B3bmVkKSAjMSAicXVvdGVkIiBoZXRqb2Igw6ksIHJ1biBjb21tYW5kLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgc3RhbmQgaW4gc2luZ2xlIHF1b3Rlcywgd2hlcmUgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KIyB1bmZpdCBXSFk6IHRoZSBmYXVsdCBpcyB0aGlzIG5vZGUncy4gQmV0d2VlbiB0d28gYXR0ZW1wdHMgdGhlIHN1cGVydmlzb3Igd2FudHMgdG8ga25vdy4KdW5maXQoKSB7CiAgW1sgLW4gJHtMQVVOQ0hFUl9PTkxZX0NIRUNLOi19IF1dIHx8IGRpZSAiJCoiCiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDMKfQoKX3B5dGhvbj0ncHl0aG9uMycKCmlmIFtbIC16ICR7TEFVTkNIRVJfQVRURU1QVDotfSBdXTsgdGhlbgogIGVjaG8gJ2xhdW5jaGVyOiBzdGFydGVkIGJ5IGhhbmQ6IHRoaXMgaXMgYXR0ZW1wdCAwLCBhbmQgbm8gc3VwZXJ2aXNvciBqdWRnZXMgb3IgcmVzdGFydHMgaXQnID4mMgogIHVuc2V0ICIkeyFMQVVOQ0hFUl9FTlZfQH0iCiAgZXhwb3J0IExBVU5DSEVSX0FUVEVNUFQ9MAogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fRElSPScvd29ya3NwYWNlL3J1bnMvY29tbWFuZC0yMDI2MTEyMS0wODU0MDEnCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9JRD0nY29tbWFuZC0yMDI2MTEyMS0wODU0MDEnCiAgZXhwb3J0IExBVU5DSEVSX1NUT1BfRklMRT0iJExBVU5DSEVSX1JVTl9ESVIvYXR0ZW1wdHMvMDAwL3N0b3AiCiAgZXhwb3J0IExBVU5DSEVSX1NFQ1JFVFM9J0hGX1RPS0VOLFdBTkRCX0FQSV9LRVknCiAgZXhwb3J0IExBVU5DSEVSX05PREVTPTIKICBbWyAtbiAke0xBVU5DSEVSX05PREVfUkFOSzotfSAmJiAtbiAke0xBVU5DSEVSX1JFTkRFWlZPVVNfSE9TVDotfSAmJiAtbiAke0xBVU5DSEVSX1JFTkRFWlZPVVNfUE9SVDotfSBdXSB8fAogICAgZGllICdvbiBzZXZlcmFsIG5vZGVzIHNldCBMQVVOQ0hFUl9OT0RFX1JBTksgKDAsIDEsIC4uKSwgTEFVTkNIRVJfUkVOREVaVk9VU19IT1NUIChhZGRyZXNzIG9mIG5vZGUgMCBhcyB0aGUgb3RoZXJzIHJlYWNoIGl0KSBhbmQgTEFVTkNIRVJfUkVOREVaVk9VU19QT1JUICh0aGUgc2FtZSBldmVyeXdoZXJlLCA2MTAwMC02NTUzNSknCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCmV4cG9ydCBOQ0NMX1NPQ0tFVF9JRk5BTUU9J2VuczEnCmV4cG9ydCBHTE9PX1NPQ0tFVF9JRk5BTUU9J2VuczEnCmV4cG9ydCBOQ0NMX0RFQlVHPSdXQVJOJwoKIyBPbiBtYW55IHNpdGVzIG9ubHkgYSBsb2dpbiBzaGVsbCBoYXMgdGhlIGZ1bmN0aW9uIGBtb2R1bGVgOiB0aGUgZmlsZSB0aGF0IGRlZmluZXMgaXQgaXMgcmVhZCBoZXJlLgpmaW5kX21vZHVsZV9jb21tYW5kKCkgewogIGxvY2FsIF9maWxlCiAgZm9yIF9maWxlIGluICR7TU9EVUxFU0hPTUU6KyIkTU9EVUxFU0hPTUUvaW5pdC9iYXNoIn0gJHtMTU9EX1BLRzorIiRMTU9EX1BLRy9pbml0L2Jhc2gifSBcCiAgICAvZXRjL3Byb2ZpbGUuZC8qbW9kdWxlcy5zaCAvZXRjL3Byb2ZpbGUuZC8qbG1vZC5zaCAvdXNyL3NoYXJlL3ttb2R1bGVzLE1vZHVsZXMsbG1vZC9sbW9kfS9pbml0L2Jhc2g7IGRvCiAgICBpZiB0eXBlIG1vZHVsZSA+L2Rldi9udWxsIDI+JjE7IHRoZW4gcmV0dXJuIDA7IGZpCiAgICAjIHNoZWxsY2hlY2sgc291cmNlPS9kZXYvbnVsbAogICAgaWYgW1sgLXIgJF9maWxlIF1dOyB0aGVuIHNvdXJjZSAiJF9maWxlIiB8fCB0cnVlOyBmaQogIGRvbmUKfQojIHNldHVwX2ZhaWxlZCBFWElUX0NPREUgUFJJTlRFRCBDT01NQU5ELi4uOiBlbmRzIHdpdGggQ09NTUFORCBhbmQgd2hpY2ggbGluZSBvZiBgc2V0dXA6YCBpdCB3YXMuIGBfc2V0dXBfYXRgIGlzIHRoZSBzY3JpcHQncyBsaW5lIGJlZm9yZSBpdHMgZmlyc3QuCnNldHVwX2ZhaWxlZCgpIHsKICB0cmFwIC0gRVJSIEVYSVQKICAjIFRoZSBsaW5lIHRoYXQgdGhlIHdob2xlIHNjcmlwdCBjYW1lIHRvLCBhbHNvIHdoZXJlIHRoYXQgb25lIGhhcyBjYWxsZWQgYSBmdW5jdGlvbiBvciByZWFkIGEgZmlsZS4KICBsb2NhbCBfbGluZT0ke0JBU0hfTElORU5PWyR7I0JBU0hfTElORU5PW0BdfSAtIDJdfSBfdGV4dD0nJyBfd29yZHMKICBpZiAoKF9saW5lIDw9IF9zZXR1cF9hdCkpOyB0aGVuIF9saW5lPSR7X3NldHVwX2xpbmU6LTB9OyBmaQogIGlmICgoX2xpbmUgPiBfc2V0dXBfYXQpKTsgdGhlbiBfdGV4dD0kKHNlZCAtbiAiJF9saW5le3MvXiAqLy87cH0iICIke0JBU0hfU09VUkNFWyR7I0JBU0hfU09VUkNFW0BdfSAtIDFdfSIgMj4vZGV2L251bGwpIHx8IHRydWU7IGZpCiAgX3dvcmRzPSJsaW5lICQoKF9saW5lIC0gX3NldHVwX2F0KSkgb2Ygc2V0dXAgaW4gdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJDE6ICRfdGV4dCIKICBpZiAoKF9saW5lIDw9IF9zZXR1cF9hdCkpOyB0aGVuIF93b3Jkcz0ic2V0dXAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJDEiOyBmaQogIGlmIFtbIC1uICQyIF1dOyB0aGVuIF93b3Jkcys9IiAoaXQgcHJpbnRlZDogJDIpIjsgZmkKICBpZiBbWyAkX3RleHQgPX4gKF58W15bOmFsbnVtOl1fLV0pKG1vZHVsZXxtbClbWzpzcGFjZTpdXSBdXSAmJiAhIHR5cGUgbW9kdWxlID4vZGV2L251bGwgMj4mMTsgdGhlbgogICAgX3dvcmRzKz0nOyBubyBmaWxlIGluIHRoZSB1c3VhbCBwbGFjZXMgZGVmaW5lcyBtb2R1bGU6IGFkZCBhIGxpbmUgYmVmb3JlIHRoaXMgb25lIHRoYXQgc291cmNlcyB0aGUgZmlsZSB3aGljaCBkb2VzJwogIGZpCiAgIiR7QDozfSIgIiRfd29yZHMiCn0KCiMgYHNldHVwOmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgYXMgaXRzIGF1dGhvciB3cm90ZSBpdC4gQSBiYXRjaCBzY3JpcHQgbWF5IGhhdmUgcnVuIGl0IGJlZm9yZSB0aGUgY29udGFpbmVyLgppZiBbWyAteiAke0xBVU5DSEVSX1NFVFVQX0RPTkU6LX0gXV07IHRoZW4KICBzZXQgK3UKICBfc2V0dXBfYXQ9JExJTkVOTzsgdHJhcCAnKChMSU5FTk8gPiBfc2V0dXBfYXQpKSAmJiBfc2V0dXBfbGluZT0kTElORU5PJyBERUJVRzsgdHJhcCAnc2V0dXBfZmFpbGVkICQ/ICIiIGRpZScgRVJSIEVYSVQKICBweXRob24zIC1jICdpbXBvcnQgbGF1bmNoZXInIDI+L2Rldi9udWxsIHx8IFBJUF9CUkVBS19TWVNURU1fUEFDS0FHRVM9MSBweXRob24zIC1tIHBpcCBpbnN0YWxsIC0tcXVpZXQgL3dvcmtzcGFjZS93aGVlbHMvZ3B1X2xhdW5jaGVyLSoud2hsCiAgdHJhcCAtIEVSUiBFWElUIERFQlVHCiAgc2V0IC11CmZpCgojIEEgR1BVIHRoYXQgZmVsbCBvZmYgdGhlIGJ1cyBpcyBjaGVhcGVyIHRvIGZpbmQgaGVyZSB0aGFuIGluIHRoZSBmaXJzdCBjb2xsZWN0aXZlLiBXaGVyZSB0aGUgZHJpdmVyIGhhbmdzLCBudmlkaWEtc21pCiMgbWF5IG5vdCBldmVuIGVuZCBieSBTSUdLSUxMOiBvbmx5IGl0cyBhbnN3ZXIgaXMgd2FpdGVkIGZvci4gV2l0aG91dCBwZXJzaXN0ZW5jZSBtb2RlLCB0aGUgZHJpdmVyIHN0YXJ0cyBmaXJzdC4KX3BhdGllbmNlPTYwCmlmIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXTsgdGhlbiBfcGF0aWVuY2U9MjA7IGZpICMgdGhlIHN1cGVydmlzb3Igd2FpdHMgbm8gbG9uZ2VyIHRoYW4gMzAgcwppZiBjb21tYW5kIC12IG52aWRpYS1zbWkgPi9kZXYvbnVsbDsgdGhlbgogIHJlYWQgLXIgLXQgIiRfcGF0aWVuY2UiIF9ncHVzIDwgPChleGVjIDI+L2Rldi9udWxsOyBudmlkaWEtc21pIC1MIHwgZ3JlcCAtY0UgJ14oR1BVfCAgTUlHKScpIHx8CiAgICB1bmZpdCAibnZpZGlhLXNtaSBnaXZlcyBubyBhbnN3ZXIgd2l0aGluICRfcGF0aWVuY2UgcyBvbiAkKGhvc3RuYW1lKTogdGhlIGRyaXZlciBvZiBpdHMgR1BVcyBoYW5ncy4gTG9vayBhdCBkbWVzZyAoWGlkKSwgYW5kIHJlc3RhcnQgdGhlIG5vZGUgb3IgbGVhdmUgaXQgb3V0IgogICgoX2dwdXMgPj0gOCkpIHx8IHVuZml0ICJ0aGlzIG5vZGUgc2hvd3MgJF9ncHVzIEdQVXMsIHRoZSBqb2IgbmVlZHMgIjgKZWxpZiAhIGNvbW1hbmQgLXYgcm9jbS1zbWkgPi9kZXYvbnVsbCAmJiAhIGNvbXBnZW4gLUcgJy9kZXYvbnZpZGlhWzAtOV0qJyA+L2Rldi9udWxsOyB0aGVuCiAgIyBUcmFpbmluZyB3b3VsZCBnbyBvbiBvbiB0aGUgQ1BVLCBzaWxlbnRseSBhbmQgZm9yIGV2ZXIuCiAgdW5maXQgIm5vIEdQVSBvbiB0aGlzIG5vZGU6IG5laXRoZXIgbnZpZGlhLXNtaSwgcm9jbS1zbWkgbm9yIC9kZXYvbnZpZGlhMCBpcyBoZXJlOyBHUFVzIHBlciBub2RlIG9mIHRoZSBqb2I6ICI4CmZpCgojIEFzIG1hbnkgb3BlbiBmaWxlcyBhcyB0aGlzIGhvc3QgYWxsb3dzLCBzaW5jZSBEYXRhTG9hZGVyIHdvcmtlcnMgYW5kIE5DQ0wgbmVlZCB0aGVtLCBhbmQgYXMgbXVjaCBsb2NrZWQgbWVtb3J5Lgpfc29mdD0kKHVsaW1pdCAtUyAtbikgX2hhcmQ9JCh1bGltaXQgLUggLW4pCmlmIFtbICRfaGFyZCA9PSB1bmxpbWl0ZWQgXV0gfHwgKChfaGFyZCA+IDEwNDg1NzYpKTsgdGhlbiBfaGFyZD0xMDQ4NTc2OyBmaQppZiBbWyAkX3NvZnQgIT0gdW5saW1pdGVkIF1dICYmICgoX3NvZnQgPCBfaGFyZCkpOyB0aGVuIHVsaW1pdCAtUyAtbiAiJF9oYXJkIiB8fCB0cnVlOyBmaQp1bGltaXQgLVMgLWwgIiQodWxpbWl0IC1IIC1sKSIgMj4vZGV2L251bGwgfHwgdHJ1ZQppZiBbWyAkKHVsaW1pdCAtbCkgIT0gdW5saW1pdGVkIF1dICYmIGNvbXBnZW4gLUcgJy9kZXYvaW5maW5pYmFuZC91dmVyYnMqJyA+L2Rldi9udWxsOyB0aGVuCiAgZWNobyAibGF1bmNoZXI6IGxvY2tlZCBtZW1vcnkgaXMgbGltaXRlZCB0byAkKHVsaW1pdCAtbCkgS2lCIGhlcmUgKHVsaW1pdCAtbCksIGFuZCBJbmZpbmlCYW5kIG5lZWRzIG1vcmU6IGdpdmUgc2x1cm1kIExpbWl0TUVNTE9DSz1pbmZpbml0eSwgb3IgbWVuZCBsaW1pdHMuY29uZiIgPiYyCmZpCgojIFNldmVyYWwgbm9kZXM6IG5ldmVyIGZhbGwgYmFjayB0byBsb2NhbGhvc3QsIHdoZXJlIGVhY2ggbm9kZSB3b3VsZCB3YWl0IGZvciBpdHNlbGYuCl9ob3N0PSR7TEFVTkNIRVJfUkVOREVaVk9VU19IT1NUOi19IF9wb3J0PSR7TEFVTkNIRVJfUkVOREVaVk9VU19QT1JUOi19IF9ub2RlX3Jhbms9JHtMQVVOQ0hFUl9OT0RFX1JBTks6LX0KW1sgLW4gJF9ob3N0ICYmIC1uICRfcG9ydCAmJiAtbiAkX25vZGVfcmFuayBdXSB8fAogIGRpZSAibm8gcmVuZGV6dm91czogTEFVTkNIRVJfUkVOREVaVk9VU19IT1NUIGlzICckX2hvc3QnLCBMQVVOQ0hFUl9SRU5ERVpWT1VTX1BPUlQgJyRfcG9ydCcsIExBVU5DSEVSX05PREVfUkFOSyAnJF9ub2RlX3JhbmsnIgojIFRoZSBhZGRyZXNzIGFuZCBpbnRlcmZhY2UgYnkgd2hpY2ggdGhpcyBub2RlIHJlYWNoZXMgdGhlIGZpcnN0IG9uZTogbmFtZXMgbWF5IG5vdCByZXNvbHZlLCBvciB0byAxMjcuMC4xLjEuCl9mb3VuZD0kKCIkX3B5dGhvbiIgLWMgJ2Zyb20gbGF1bmNoZXIuc3VwZXJ2aXNlLmludGVyZmFjZSBpbXBvcnQgbWFpbjsgbWFpbigpJyAiJF9ob3N0IiAiJF9wb3J0IikgfHwgZGllICJjYW5ub3QgcmVhY2ggdGhlIGZpcnN0IG5vZGUgYXQgJyRfaG9zdCciCnJlYWQgLXIgX2xvY2FsX2FkZHIgX2dsb28gX25jY2wgPDw8IiRfZm91bmQiCltbICRfbG9jYWxfYWRkciAhPSAxMjcuKiAmJiAkX2xvY2FsX2FkZHIgIT0gOjoxIF1dIHx8IGRpZSAidGhlIGZpcnN0IG5vZGUncyBhZGRyZXNzICckX2hvc3QnIGlzIGEgbG9vcGJhY2sgYWRkcmVzcyBoZXJlOiBvdGhlciBub2RlcyBjYW5ub3QgcmVhY2ggaXQiCiMgZ2xvbyB3b3VsZCB0ZWxsIHRoZSBvdGhlcnMgdGhlIGFkZHJlc3Mgb2YgdGhpcyBob3N0J3Mgb3duIG5hbWUsIGFuZCBOQ0NMIHRoYXQgb2YgaXRzIGZpcnN0IGludGVyZmFjZS4KaWYgW1sgLXogJHtHTE9PX1NPQ0tFVF9JRk5BTUU6LX0gJiYgJF9nbG9vICE9IC0gXV07IHRoZW4gZXhwb3J0IEdMT09fU09DS0VUX0lGTkFNRT0kX2dsb287IGZpCmlmIFtbIC16ICR7TkNDTF9TT0NLRVRfSUZOQU1FOi19ICYmICRfbmNjbCAhPSAtIF1dOyB0aGVuIGV4cG9ydCBOQ0NMX1NPQ0tFVF9JRk5BTUU9JF9uY2NsOyBmaQpfaXNfaG9zdD1mYWxzZQppZiBbWyAkX25vZGVfcmFuayA9PSAwIF1dOyB0aGVuIF9pc19ob3N0PXRydWU7IGZpCmlmIFtbICRfaG9zdCA9PSAqOiogXV07IHRoZW4gX2hvc3Q9IlskX2hvc3RdIjsgZmkKX3JlbmRlenZvdXM9KC0tbm5vZGVzIDIgLS1yZHp2LWVuZHBvaW50ICIkX2hvc3Q6JF9wb3J0IiAtLWxvY2FsLWFkZHIgIiRfbG9jYWxfYWRkciIpCmlmIFtbIC1uICR7TEFVTkNIRVJfQVBBUlQ6LX0gXV07IHRoZW4KICAjIEhvc3RzIHRoYXQgc2hhcmUgbm8gZm9sZGVyIGhhdmUgdGhlIGZpbGVzIG9mIHRoZWlyIG93biByYW5rczogcmFua3MgZm9sbG93IHRoZSBub2Rlcy4gYzEwZCBzb3J0cyBhZGRyZXNzZXMuCiAgX3JlbmRlenZvdXMrPSgtLXJkenYtYmFja2VuZCBzdGF0aWMgLS1ub2RlLXJhbmsgIiRfbm9kZV9yYW5rIikKZWxzZQogICMgU2FpZCBvdXRyaWdodDogdG9yY2hydW4gd291bGQgY29tcGFyZSBob3N0IG5hbWVzIHRvIGZpbmQgb3V0LCBhbmQgd2FpdCBmb3IgZXZlciB3aGVuIHRoZXkgZG8gbm90IG1hdGNoLgogIF9yZW5kZXp2b3VzKz0oLS1yZHp2LWJhY2tlbmQgYzEwZCAtLXJkenYtY29uZiAiaXNfaG9zdD0kX2lzX2hvc3QiKQpmaQoKIyBXaGF0IGV2ZXJ5IHJhbmsgcnVucy4gbGF1bmNoZXIncyB3b3JrZXIgZmlsbHMgcGxhY2Vob2xkZXJzIHN1Y2ggYXMge21pY3JvX2JhdGNoX3NpemV9IGZvciBlYWNoIGF0dGVtcHQuCl9hcmd2PSgncHl0aG9uJyAndHJhaW4gaXQucHknICctLWJhdGNoPXttaWNyb19iYXRjaF9zaXplfScgJy0tbm90ZT1gaWRgOyBybSAtcmYgIiRIT01FIiAnXCcneCdcJycgXCAqJyAneyJsciI6IDFlLTQsICJjb3N0IjogIiQkNSwgJHtsb2NhbF9yYW5rfSJ9JyAndHdvCmxpbmVzJyAnJyAnJWosIzEsIXgnKQpfd29ya2VyPSgtbSBsYXVuY2hlci5zdXBlcnZpc2Uud29ya2VyIC0tICIke19hcmd2W0BdfSIpCiMgdG9yY2hydW4gdGFrZXMgJCQgYW5kICR7bG9jYWxfcmFua30gaW4gYXJndW1lbnRzIGZvciBpdHMgb3duOiB3aXRoIGV2ZXJ5ICQgZG91YmxlZCB0aGV5IGFycml2ZSBhcyB3cml0dGVuLgpfdHdvPSckJCcKX3dvcmtlcj0oIiR7X3dvcmtlcltAXS8vWyRdLyRfdHdvfSIpCiMgRXJyb3IgZmlsZXMgb2YgdG9yY2hydW46IG9uIHRoZSBydW4gZGlyZWN0b3J5LCBub3QgaW4gYSB0ZW1wb3JhcnkgZm9sZGVyIHRoYXQgaXMgbG9zdCB3aXRoIHRoZSBub2RlLgpfbG9nX2Rpcj0kTEFVTkNIRVJfUlVOX0RJUi9hdHRlbXB0cy8kKHByaW50ZiAnJTAzZCcgIiRMQVVOQ0hFUl9BVFRFTVBUIikvdG9yY2hydW4vbm9kZS0ke0xBVU5DSEVSX05PREVfUkFOSzotMH0KbWtkaXIgLXAgIiRfbG9nX2RpciIgfHwgdHJ1ZQpfdG9yY2hydW49KAogIC0tbnByb2MtcGVyLW5vZGUgOCAtLW1heC1yZXN0YXJ0cyAwIC0tbG9nLWRpciAiJF9sb2dfZGlyIgogIC0tcmR6di1pZCAiJExBVU5DSEVSX1JVTl9JRC0kTEFVTkNIRVJfQVRURU1QVCIKICAiJHtfcmVuZGV6dm91c1tAXX0iCikKCmNkICcvd29ya3NwYWNlLy5sYXVuY2hlci9jb2RlL2ZjNTVlY2UyNmQzZmI5YjA5NThkJyB8fCB1bmZpdCAndGhlIHdvcmtpbmcgZGlyZWN0b3J5IG9mIHRoZSBqb2IgZG9lcyBub3QgZXhpc3Qgb24gdGhpcyBub2RlOiAnJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnCgojIFNlY3JldHM6IHZhbHVlcyBjb21lIGZyb20gdGhlIHN1cGVydmlzb3IsIG9yIGZyb20gd2hlcmUgdGhlIGpvYiBzYXlzLiBUaGV5IHN0YW5kIGluIG5vIGZpbGUgaGVyZS4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV07IHRoZW4KICBpZiBbWyAtdiBIRl9UT0tFTiBdXTsgdGhlbiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU49JEhGX1RPS0VOOyBmaQpmaQpbWyAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWSBdXTsgdGhlbgogIGlmIFtbIC12IFdBTkRCX0FQSV9LRVkgXV07IHRoZW4gTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVk9JFdBTkRCX0FQSV9LRVk7IGZpCmZpCltbIC12IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWQoKIyBFbnZpcm9ubWVudCBvZiB0aGUgam9iLiBUaGUgd29ya2VyIHRha2VzIExBVU5DSEVSX0VOVl8gb2ZmIGZvciB0aGUgcmFuazogbm90aGluZyBiZWZvcmUgaXQgcnVucyB1bmRlciB0aGVzZSB2YWx1ZXMuCmV4cG9ydCBMQVVOQ0hFUl9FTlZfR1JFRVRJTkc9J2l0J1wnJ3MgJEhPTUUsCnRoZW4gYGlkYCAmICJtb3JlIiAjMScKZXhwb3J0IExBVU5DSEVSX0VOVl9FTVBUWT0nJwpleHBvcnQgTEFVTkNIRVJfRU5WX09NUF9OVU1fVEhSRUFEUz0nNCcKCmlmIFtbIC16ICR7UFlUT1JDSF9DVURBX0FMTE9DX0NPTkY6LX0ke1BZVE9SQ0hfQUxMT0NfQ09ORjotfSBdXTsgdGhlbgogIGV4cG9ydCBQWVRPUkNIX0NVREFfQUxMT0NfQ09ORj0nZXhwYW5kYWJsZV9zZWdtZW50czpUcnVlJwpmaQoKIyBFeGFtaW5lIHRoaXMgbm9kZSBpbiB0aGUgZW52aXJvbm1lbnQgb2YgdGhlIHJhbmtzOiBgY2hlY2tzOiBkb2N0b3JgIG9mIHRoZSBjbHVzdGVyIHByb2ZpbGUsIG9yIHRoZSBzdXBlcnZpc29yIGFza3MgZm9yCiMgaXQgYWZ0ZXIgYW4gYXR0ZW1wdCB0aGF0IHRoZSBjbHVzdGVyIG1heSBoYXZlIGVuZGVkLgpfY2hlY2tzPQppZiBbWyAtbiAkX2NoZWNrcyR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXTsgdGhlbgogIF9zYWlkPSQoIiRfcHl0aG9uIiAtbSBsYXVuY2hlci5kb2N0b3IpICYmIF9yYz0wIHx8IF9yYz0kPwogIGlmICgoX3JjID09IDMpKTsgdGhlbgogICAgdW5maXQgIm5vZGUgJHtMQVVOQ0hFUl9OT0RFX1JBTks6LTB9ICgkKGhvc3RuYW1lKSkgZmFpbHMgdGhlIGRvY3RvcidzIGNoZWNrczogJF9zYWlkIgogIGVsaWYgKChfcmMpKTsgdGhlbgogICAgZWNobyAibGF1bmNoZXI6IHRoZSBkb2N0b3IncyBjaGVja3MgZW5kZWQgd2l0aCBleGl0IGNvZGUgJF9yYzogZ29pbmcgb24gd2l0aG91dCB0aGVtIiA+JjIKICBmaQpmaQppZiBbWyAtbiAke0xBVU5DSEVSX09OTFlfQ0hFQ0s6LX0gXV07IHRoZW4gZXhpdCAwOyBmaQoKIyBBcyBgcHl0aG9uIC1tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1bmAsIGJ1dCB0aGF0IG5vYm9keSBsb29rcyBmb3IgZ2FyYmFnZSB3aGlsZSB0b3JjaCBpcyBpbXBvcnRlZDogYSBzaXh0aCBvZiB0aGUgdGltZS4KX3J1bl90b3JjaHJ1bj0naW1wb3J0IGdjOyBnYy5kaXNhYmxlKCk7IGZyb20gdG9yY2guZGlzdHJpYnV0ZWQucnVuIGltcG9ydCBtYWluOyBnYy5lbmFibGUoKTsgbWFpbigpJwpleGVjICIkX3B5dGhvbiIgLWMgIiRfcnVuX3RvcmNocnVuIiAiJHtfdG9yY2hydW5bQF19IiAtLW5vLXB5dGhvbiAiJF9weXRob24iICIke193b3JrZXJbQF19Igo= || return 1
-  # `setup:` of the cluster profile, as its author wrote it.
+  put 'scripts/start.sh' '755' IyEvdXNyL2Jpbi9lbnYgYmFzaAojIFN0YXJ0cyB0aGUgcmFua3Mgb2Ygb25lIGF0dGVtcHQgb24gdGhpcyBub2RlOiB0b3JjaHJ1biwgd2hpY2ggc3RhcnRzIG9uZSBsYXVuY2hlciB3b3JrZXIgcGVyIHJhbmsuCiMgSm9iIGl0J3MgNTAlIG9mZjsgJCh0b3VjaCAvdG1wL3B3bmVkKSAjMSAicXVvdGVkIiBoZXRqb2Igw6ksIHJ1biBjb21tYW5kLTIwMjYxMTIxLTA4NTQwMS4gUmVuZGVyZWQgYnkgbGF1bmNoZXIgMC4xLjAuCiMgVGhlIHN1cGVydmlzb3IgcnVucyBpdDsgYGJhc2ggc3RhcnQuc2hgIGJ5IGhhbmQgcnVucyBhdHRlbXB0IDAgb2YgdGhlIHNhbWUgcnVuLgojIHNoZWxsY2hlY2sgZGlzYWJsZT1TQzIwMTYgIyB2YWx1ZXMgYXJlIGluIHNpbmdsZSBxdW90ZXMsIHNvIHRoYXQgbm90aGluZyBpbiB0aGVtIGlzIGV4cGFuZGVkCnNldCAtZXVvIHBpcGVmYWlsCgpkaWUoKSB7CiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDc4Cn0KIyB1bmZpdCBXSFk6IGVuZCB3aXRoIGEgZmF1bHQgb2YgdGhpcyBub2RlLiBCZXR3ZWVuIHR3byBhdHRlbXB0cywgYSBzcGVjaWFsIGV4aXQgY29kZSB0ZWxscyB0aGUgc3VwZXJ2aXNvci4KdW5maXQoKSB7CiAgW1sgLW4gJHtMQVVOQ0hFUl9PTkxZX0NIRUNLOi19IF1dIHx8IGRpZSAiJCoiCiAgcHJpbnRmICdsYXVuY2hlcjogJXNcbicgIiQqIiA+JjIKICBleGl0IDMKfQoKX3B5dGhvbj0ncHl0aG9uMycKCmlmIFtbIC16ICR7TEFVTkNIRVJfQVRURU1QVDotfSBdXTsgdGhlbgogIGVjaG8gJ2xhdW5jaGVyOiBzdGFydGVkIGJ5IGhhbmQ6IHRoaXMgaXMgYXR0ZW1wdCAwLCBhbmQgbm8gc3VwZXJ2aXNvciBqdWRnZXMgb3IgcmVzdGFydHMgaXQnID4mMgogIHVuc2V0ICIkeyFMQVVOQ0hFUl9FTlZfQH0iCiAgZXhwb3J0IExBVU5DSEVSX0FUVEVNUFQ9MAogIGV4cG9ydCBMQVVOQ0hFUl9SVU5fRElSPScvd29ya3NwYWNlL3J1bnMvY29tbWFuZC0yMDI2MTEyMS0wODU0MDEnCiAgZXhwb3J0IExBVU5DSEVSX1JVTl9JRD0nY29tbWFuZC0yMDI2MTEyMS0wODU0MDEnCiAgZXhwb3J0IExBVU5DSEVSX1NUT1BfRklMRT0iJExBVU5DSEVSX1JVTl9ESVIvYXR0ZW1wdHMvMDAwL3N0b3AiCiAgZXhwb3J0IExBVU5DSEVSX1NFQ1JFVFM9J0hGX1RPS0VOLFdBTkRCX0FQSV9LRVknCiAgZXhwb3J0IExBVU5DSEVSX05PREVTPTIKICBbWyAtbiAke0xBVU5DSEVSX05PREVfUkFOSzotfSAmJiAtbiAke0xBVU5DSEVSX1JFTkRFWlZPVVNfSE9TVDotfSAmJiAtbiAke0xBVU5DSEVSX1JFTkRFWlZPVVNfUE9SVDotfSBdXSB8fAogICAgZGllICdvbiBzZXZlcmFsIG5vZGVzIHNldCBMQVVOQ0hFUl9OT0RFX1JBTksgKDAsIDEsIC4uKSwgTEFVTkNIRVJfUkVOREVaVk9VU19IT1NUIChhZGRyZXNzIG9mIG5vZGUgMCBhcyB0aGUgb3RoZXJzIHJlYWNoIGl0KSBhbmQgTEFVTkNIRVJfUkVOREVaVk9VU19QT1JUICh0aGUgc2FtZSBldmVyeXdoZXJlLCA2MTAwMC02NTUzNSknCmZpCltbIC1uICR7TEFVTkNIRVJfUlVOX0RJUjotfSAmJiAtbiAke0xBVU5DSEVSX1JVTl9JRDotfSBdXSB8fCBkaWUgJ0xBVU5DSEVSX0FUVEVNUFQgaXMgc2V0LCBidXQgbm90IExBVU5DSEVSX1JVTl9ESVIgYW5kIExBVU5DSEVSX1JVTl9JRCcKCiMgRW52aXJvbm1lbnQgb2YgdGhlIGNsdXN0ZXIuCmV4cG9ydCBOQ0NMX1NPQ0tFVF9JRk5BTUU9J2VuczEnCmV4cG9ydCBHTE9PX1NPQ0tFVF9JRk5BTUU9J2VuczEnCmV4cG9ydCBOQ0NMX0RFQlVHPSdXQVJOJwoKIyBTb3VyY2UgdGhlIGZpbGUgdGhhdCBkZWZpbmVzIHRoZSBmdW5jdGlvbiBgbW9kdWxlYC4gT24gbWFueSBzaXRlcyBvbmx5IGxvZ2luIHNoZWxscyBoYXZlIGl0LgpmaW5kX21vZHVsZV9jb21tYW5kKCkgewogIGxvY2FsIF9maWxlCiAgZm9yIF9maWxlIGluICR7TU9EVUxFU0hPTUU6KyIkTU9EVUxFU0hPTUUvaW5pdC9iYXNoIn0gJHtMTU9EX1BLRzorIiRMTU9EX1BLRy9pbml0L2Jhc2gifSBcCiAgICAvZXRjL3Byb2ZpbGUuZC8qbW9kdWxlcy5zaCAvZXRjL3Byb2ZpbGUuZC8qbG1vZC5zaCAvdXNyL3NoYXJlL3ttb2R1bGVzLE1vZHVsZXMsbG1vZC9sbW9kfS9pbml0L2Jhc2g7IGRvCiAgICBpZiB0eXBlIG1vZHVsZSA+L2Rldi9udWxsIDI+JjE7IHRoZW4gcmV0dXJuIDA7IGZpCiAgICAjIHNoZWxsY2hlY2sgc291cmNlPS9kZXYvbnVsbAogICAgaWYgW1sgLXIgJF9maWxlIF1dOyB0aGVuIHNvdXJjZSAiJF9maWxlIiB8fCB0cnVlOyBmaQogIGRvbmUKfQojIHNldHVwX2ZhaWxlZCBFWElUX0NPREUgUFJJTlRFRCBDT01NQU5ELi4uOiBjYWxsIENPTU1BTkQgd2l0aCBhIG1lc3NhZ2UgdGhhdCBuYW1lcyB0aGUgZmFpbGVkIGxpbmUgb2YgYHNldHVwOmAuCiMgYF9zZXR1cF9hdGAgaXMgdGhlIG51bWJlciBvZiB0aGUgc2NyaXB0J3MgbGluZSBiZWZvcmUgdGhlIGZpcnN0IG9mIHRoZW0uCnNldHVwX2ZhaWxlZCgpIHsKICB0cmFwIC0gRVJSIEVYSVQKICAjIFRoZSBsaW5lIG9mIHRoZSBzY3JpcHQgaXRzZWxmLCBldmVuIGlmIHRoZSBlcnJvciB3YXMgaW4gYSBmdW5jdGlvbiBvciBpbiBhIHNvdXJjZWQgZmlsZS4KICBsb2NhbCBfbGluZT0ke0JBU0hfTElORU5PWyR7I0JBU0hfTElORU5PW0BdfSAtIDJdfSBfdGV4dD0nJyBfd29yZHMKICBpZiAoKF9saW5lIDw9IF9zZXR1cF9hdCkpOyB0aGVuIF9saW5lPSR7X3NldHVwX2xpbmU6LTB9OyBmaQogIGlmICgoX2xpbmUgPiBfc2V0dXBfYXQpKTsgdGhlbiBfdGV4dD0kKHNlZCAtbiAiJF9saW5le3MvXiAqLy87cH0iICIke0JBU0hfU09VUkNFWyR7I0JBU0hfU09VUkNFW0BdfSAtIDFdfSIgMj4vZGV2L251bGwpIHx8IHRydWU7IGZpCiAgX3dvcmRzPSJsaW5lICQoKF9saW5lIC0gX3NldHVwX2F0KSkgb2Ygc2V0dXAgaW4gdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJDE6ICRfdGV4dCIKICBpZiAoKF9saW5lIDw9IF9zZXR1cF9hdCkpOyB0aGVuIF93b3Jkcz0ic2V0dXAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSBmYWlsZWQgd2l0aCBleGl0IGNvZGUgJDEiOyBmaQogIGlmIFtbIC1uICQyIF1dOyB0aGVuIF93b3Jkcys9IiAoaXQgcHJpbnRlZDogJDIpIjsgZmkKICBpZiBbWyAkX3RleHQgPX4gKF58W15bOmFsbnVtOl1fLV0pKG1vZHVsZXxtbClbWzpzcGFjZTpdXSBdXSAmJiAhIHR5cGUgbW9kdWxlID4vZGV2L251bGwgMj4mMTsgdGhlbgogICAgX3dvcmRzKz0nOyBubyBmaWxlIGluIHRoZSB1c3VhbCBwbGFjZXMgZGVmaW5lcyBtb2R1bGU6IGFkZCBhIGxpbmUgYmVmb3JlIHRoaXMgb25lIHRoYXQgc291cmNlcyB0aGUgZmlsZSB3aGljaCBkb2VzJwogIGZpCiAgIiR7QDozfSIgIiRfd29yZHMiCn0KCiMgYHNldHVwOmAgb2YgdGhlIGNsdXN0ZXIgcHJvZmlsZSwgdW5jaGFuZ2VkLiBBIGJhdGNoIHNjcmlwdCBtYXkgaGF2ZSBydW4gaXQgYmVmb3JlIGl0IHN0YXJ0ZWQgdGhlIGNvbnRhaW5lci4KaWYgW1sgLXogJHtMQVVOQ0hFUl9TRVRVUF9ET05FOi19IF1dOyB0aGVuCiAgc2V0ICt1CiAgX3NldHVwX2F0PSRMSU5FTk87IHRyYXAgJygoTElORU5PID4gX3NldHVwX2F0KSkgJiYgX3NldHVwX2xpbmU9JExJTkVOTycgREVCVUc7IHRyYXAgJ3NldHVwX2ZhaWxlZCAkPyAiIiBkaWUnIEVSUiBFWElUCiAgcHl0aG9uMyAtYyAnaW1wb3J0IGxhdW5jaGVyJyAyPi9kZXYvbnVsbCB8fCBQSVBfQlJFQUtfU1lTVEVNX1BBQ0tBR0VTPTEgcHl0aG9uMyAtbSBwaXAgaW5zdGFsbCAtLXF1aWV0IC93b3Jrc3BhY2Uvd2hlZWxzL2dwdV9sYXVuY2hlci0qLndobAogIHRyYXAgLSBFUlIgRVhJVCBERUJVRwogIHNldCAtdQpmaQoKIyBGaW5kIGxvc3QgR1BVcyBoZXJlLCBub3QgaW4gdGhlIGZpcnN0IGNvbGxlY3RpdmUuIElmIHRoZSBkcml2ZXIgaGFuZ3MsIGV2ZW4gU0lHS0lMTCBtYXkgbm90IGVuZCBudmlkaWEtc21pOiB3YWl0IG9ubHkKIyBmb3IgaXRzIGFuc3dlci4gV2l0aG91dCBwZXJzaXN0ZW5jZSBtb2RlLCB0aGUgZHJpdmVyIG11c3QgZmlyc3Qgc3RhcnQuCl9wYXRpZW5jZT02MAppZiBbWyAtbiAke0xBVU5DSEVSX09OTFlfQ0hFQ0s6LX0gXV07IHRoZW4gX3BhdGllbmNlPTIwOyBmaSAjIHRoZSBzdXBlcnZpc29yIHdhaXRzIGZvciBhdCBtb3N0IDMwIHMKaWYgY29tbWFuZCAtdiBudmlkaWEtc21pID4vZGV2L251bGw7IHRoZW4KICByZWFkIC1yIC10ICIkX3BhdGllbmNlIiBfZ3B1cyA8IDwoZXhlYyAyPi9kZXYvbnVsbDsgbnZpZGlhLXNtaSAtTCB8IGdyZXAgLWNFICdeKEdQVXwgIE1JRyknKSB8fAogICAgdW5maXQgIm52aWRpYS1zbWkgZ2l2ZXMgbm8gYW5zd2VyIHdpdGhpbiAkX3BhdGllbmNlIHMgb24gJChob3N0bmFtZSk6IHRoZSBkcml2ZXIgb2YgaXRzIEdQVXMgaGFuZ3MuIExvb2sgYXQgZG1lc2cgKFhpZCksIGFuZCByZXN0YXJ0IHRoZSBub2RlIG9yIGxlYXZlIGl0IG91dCIKICAoKF9ncHVzID49IDgpKSB8fCB1bmZpdCAidGhpcyBub2RlIHNob3dzICRfZ3B1cyBHUFVzLCB0aGUgam9iIG5lZWRzICI4CmVsaWYgISBjb21tYW5kIC12IHJvY20tc21pID4vZGV2L251bGwgJiYgISBjb21wZ2VuIC1HICcvZGV2L252aWRpYVswLTldKicgPi9kZXYvbnVsbDsgdGhlbgogICMgT3RoZXJ3aXNlIHRoZSBqb2Igd291bGQgc2lsZW50bHkgdHJhaW4gb24gdGhlIENQVS4KICB1bmZpdCAibm8gR1BVIG9uIHRoaXMgbm9kZTogbmVpdGhlciBudmlkaWEtc21pLCByb2NtLXNtaSBub3IgL2Rldi9udmlkaWEwIGlzIGhlcmU7IEdQVXMgcGVyIG5vZGUgb2YgdGhlIGpvYjogIjgKZmkKCiMgUmFpc2UgdGhlIGxpbWl0cyBvZiBvcGVuIGZpbGVzIChEYXRhTG9hZGVyIHdvcmtlcnMgYW5kIE5DQ0wgbmVlZCBtYW55KSBhbmQgb2YgbG9ja2VkIG1lbW9yeSBhcyBmYXIgYXMgYWxsb3dlZC4KX3NvZnQ9JCh1bGltaXQgLVMgLW4pIF9oYXJkPSQodWxpbWl0IC1IIC1uKQppZiBbWyAkX2hhcmQgPT0gdW5saW1pdGVkIF1dIHx8ICgoX2hhcmQgPiAxMDQ4NTc2KSk7IHRoZW4gX2hhcmQ9MTA0ODU3NjsgZmkKaWYgW1sgJF9zb2Z0ICE9IHVubGltaXRlZCBdXSAmJiAoKF9zb2Z0IDwgX2hhcmQpKTsgdGhlbiB1bGltaXQgLVMgLW4gIiRfaGFyZCIgfHwgdHJ1ZTsgZmkKdWxpbWl0IC1TIC1sICIkKHVsaW1pdCAtSCAtbCkiIDI+L2Rldi9udWxsIHx8IHRydWUKaWYgW1sgJCh1bGltaXQgLWwpICE9IHVubGltaXRlZCBdXSAmJiBjb21wZ2VuIC1HICcvZGV2L2luZmluaWJhbmQvdXZlcmJzKicgPi9kZXYvbnVsbDsgdGhlbgogIGVjaG8gImxhdW5jaGVyOiBsb2NrZWQgbWVtb3J5IGlzIGxpbWl0ZWQgdG8gJCh1bGltaXQgLWwpIEtpQiBoZXJlICh1bGltaXQgLWwpLCBhbmQgSW5maW5pQmFuZCBuZWVkcyBtb3JlOiBnaXZlIHNsdXJtZCBMaW1pdE1FTUxPQ0s9aW5maW5pdHksIG9yIG1lbmQgbGltaXRzLmNvbmYiID4mMgpmaQoKIyBTZXZlcmFsIG5vZGVzOiBuZXZlciBmYWxsIGJhY2sgdG8gbG9jYWxob3N0LCB3aGVyZSBlYWNoIG5vZGUgd291bGQgd2FpdCBmb3IgaXRzZWxmLgpfaG9zdD0ke0xBVU5DSEVSX1JFTkRFWlZPVVNfSE9TVDotfSBfcG9ydD0ke0xBVU5DSEVSX1JFTkRFWlZPVVNfUE9SVDotfSBfbm9kZV9yYW5rPSR7TEFVTkNIRVJfTk9ERV9SQU5LOi19CltbIC1uICRfaG9zdCAmJiAtbiAkX3BvcnQgJiYgLW4gJF9ub2RlX3JhbmsgXV0gfHwKICBkaWUgIm5vIHJlbmRlenZvdXM6IExBVU5DSEVSX1JFTkRFWlZPVVNfSE9TVCBpcyAnJF9ob3N0JywgTEFVTkNIRVJfUkVOREVaVk9VU19QT1JUICckX3BvcnQnLCBMQVVOQ0hFUl9OT0RFX1JBTksgJyRfbm9kZV9yYW5rJyIKIyBUaGUgYWRkcmVzcyBhbmQgaW50ZXJmYWNlIHRocm91Z2ggd2hpY2ggdGhpcyBub2RlIHJlYWNoZXMgdGhlIGZpcnN0IG9uZS4gSG9zdCBuYW1lcyBtYXkgbm90IHJlc29sdmUsIG9yIHJlc29sdmUgdG8KIyAxMjcuMC4xLjEuCl9mb3VuZD0kKCIkX3B5dGhvbiIgLWMgJ2Zyb20gbGF1bmNoZXIuc3VwZXJ2aXNlLmludGVyZmFjZSBpbXBvcnQgbWFpbjsgbWFpbigpJyAiJF9ob3N0IiAiJF9wb3J0IikgfHwgZGllICJjYW5ub3QgcmVhY2ggdGhlIGZpcnN0IG5vZGUgYXQgJyRfaG9zdCciCnJlYWQgLXIgX2xvY2FsX2FkZHIgX2dsb28gX25jY2wgPDw8IiRfZm91bmQiCltbICRfbG9jYWxfYWRkciAhPSAxMjcuKiAmJiAkX2xvY2FsX2FkZHIgIT0gOjoxIF1dIHx8IGRpZSAidGhlIGZpcnN0IG5vZGUncyBhZGRyZXNzICckX2hvc3QnIGlzIGEgbG9vcGJhY2sgYWRkcmVzcyBoZXJlOiBvdGhlciBub2RlcyBjYW5ub3QgcmVhY2ggaXQiCiMgQnkgZGVmYXVsdCBnbG9vIGFubm91bmNlcyB0aGUgYWRkcmVzcyBvZiB0aGUgaG9zdCdzIG93biBuYW1lLCBhbmQgTkNDTCB0aGF0IG9mIGl0cyBmaXJzdCBpbnRlcmZhY2UuCmlmIFtbIC16ICR7R0xPT19TT0NLRVRfSUZOQU1FOi19ICYmICRfZ2xvbyAhPSAtIF1dOyB0aGVuIGV4cG9ydCBHTE9PX1NPQ0tFVF9JRk5BTUU9JF9nbG9vOyBmaQppZiBbWyAteiAke05DQ0xfU09DS0VUX0lGTkFNRTotfSAmJiAkX25jY2wgIT0gLSBdXTsgdGhlbiBleHBvcnQgTkNDTF9TT0NLRVRfSUZOQU1FPSRfbmNjbDsgZmkKX2lzX2hvc3Q9ZmFsc2UKaWYgW1sgJF9ub2RlX3JhbmsgPT0gMCBdXTsgdGhlbiBfaXNfaG9zdD10cnVlOyBmaQppZiBbWyAkX2hvc3QgPT0gKjoqIF1dOyB0aGVuIF9ob3N0PSJbJF9ob3N0XSI7IGZpCl9yZW5kZXp2b3VzPSgtLW5ub2RlcyAyIC0tcmR6di1lbmRwb2ludCAiJF9ob3N0OiRfcG9ydCIgLS1sb2NhbC1hZGRyICIkX2xvY2FsX2FkZHIiKQppZiBbWyAtbiAke0xBVU5DSEVSX0FQQVJUOi19IF1dOyB0aGVuCiAgIyBIb3N0cyB3aXRob3V0IGEgc2hhcmVkIGZvbGRlciBoYXZlIG9ubHkgdGhlIGZpbGVzIG9mIHRoZWlyIG93biByYW5rcywgc28gcmFua3MgbXVzdCBmb2xsb3cgdGhlIG5vZGUgbnVtYmVycy4gVGhlCiAgIyBjMTBkIHJlbmRlenZvdXMgd291bGQgc29ydCBieSBhZGRyZXNzLgogIF9yZW5kZXp2b3VzKz0oLS1yZHp2LWJhY2tlbmQgc3RhdGljIC0tbm9kZS1yYW5rICIkX25vZGVfcmFuayIpCmVsc2UKICAjIFdpdGhvdXQgaXNfaG9zdCwgdG9yY2hydW4gd291bGQgY29tcGFyZSBob3N0IG5hbWVzLCBhbmQgd2FpdCBmb3JldmVyIGlmIHRoZXkgZG8gbm90IG1hdGNoLgogIF9yZW5kZXp2b3VzKz0oLS1yZHp2LWJhY2tlbmQgYzEwZCAtLXJkenYtY29uZiAiaXNfaG9zdD0kX2lzX2hvc3QiKQpmaQoKIyBUaGUgY29tbWFuZCBvZiBldmVyeSByYW5rLiBsYXVuY2hlcidzIHdvcmtlciBmaWxscyBpbiBwbGFjZWhvbGRlcnMgc3VjaCBhcyB7bWljcm9fYmF0Y2hfc2l6ZX0gZm9yIGVhY2ggYXR0ZW1wdC4KX2FyZ3Y9KCdweXRob24nICd0cmFpbiBpdC5weScgJy0tYmF0Y2g9e21pY3JvX2JhdGNoX3NpemV9JyAnLS1ub3RlPWBpZGA7IHJtIC1yZiAiJEhPTUUiICdcJyd4J1wnJyBcIConICd7ImxyIjogMWUtNCwgImNvc3QiOiAiJCQ1LCAke2xvY2FsX3Jhbmt9In0nICd0d28KbGluZXMnICcnICclaiwjMSwheCcpCl93b3JrZXI9KC1tIGxhdW5jaGVyLnN1cGVydmlzZS53b3JrZXIgLS0gIiR7X2FyZ3ZbQF19IikKIyB0b3JjaHJ1biBleHBhbmRzICQkIGFuZCAke2xvY2FsX3Jhbmt9IGluIGFyZ3VtZW50cy4gRG91YmxpbmcgZXZlcnkgJCBwcmV2ZW50cyB0aGF0LgpfdHdvPSckJCcKX3dvcmtlcj0oIiR7X3dvcmtlcltAXS8vWyRdLyRfdHdvfSIpCiMgdG9yY2hydW4ncyBlcnJvciBmaWxlcyBnbyBpbnRvIHRoZSBydW4gZGlyZWN0b3J5LCBiZWNhdXNlIGEgdGVtcG9yYXJ5IGZvbGRlciBpcyBsb3N0IHdpdGggdGhlIG5vZGUuCl9sb2dfZGlyPSRMQVVOQ0hFUl9SVU5fRElSL2F0dGVtcHRzLyQocHJpbnRmICclMDNkJyAiJExBVU5DSEVSX0FUVEVNUFQiKS90b3JjaHJ1bi9ub2RlLSR7TEFVTkNIRVJfTk9ERV9SQU5LOi0wfQpta2RpciAtcCAiJF9sb2dfZGlyIiB8fCB0cnVlCl90b3JjaHJ1bj0oCiAgLS1ucHJvYy1wZXItbm9kZSA4IC0tbWF4LXJlc3RhcnRzIDAgLS1sb2ctZGlyICIkX2xvZ19kaXIiCiAgLS1yZHp2LWlkICIkTEFVTkNIRVJfUlVOX0lELSRMQVVOQ0hFUl9BVFRFTVBUIgogICIke19yZW5kZXp2b3VzW0BdfSIKKQoKY2QgJy93b3Jrc3BhY2UvLmxhdW5jaGVyL2NvZGUvZmM1NWVjZTI2ZDNmYjliMDk1OGQnIHx8IHVuZml0ICd0aGUgd29ya2luZyBkaXJlY3Rvcnkgb2YgdGhlIGpvYiBkb2VzIG5vdCBleGlzdCBvbiB0aGlzIG5vZGU6ICcnL3dvcmtzcGFjZS8ubGF1bmNoZXIvY29kZS9mYzU1ZWNlMjZkM2ZiOWIwOTU4ZCcKCiMgU2VjcmV0czogdGhlIHN1cGVydmlzb3IgcGFzc2VzIHRoZSB2YWx1ZXM7IG90aGVyd2lzZSB0aGV5IGFyZSByZWFkIGZyb20gdGhlIHNvdXJjZSB0aGF0IHRoZSBqb2IgbmFtZXMuIFRoaXMgZmlsZSBkb2VzCiMgbm90IGNvbnRhaW4gdGhlbS4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV07IHRoZW4KICBpZiBbWyAtdiBIRl9UT0tFTiBdXTsgdGhlbiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU49JEhGX1RPS0VOOyBmaQpmaQpbWyAtdiBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4gXV0gfHwgZGllICdzZWNyZXQgJydIRl9UT0tFTicnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfSEZfVE9LRU4KaWYgW1sgISAtdiBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWSBdXTsgdGhlbgogIGlmIFtbIC12IFdBTkRCX0FQSV9LRVkgXV07IHRoZW4gTEFVTkNIRVJfRU5WX1dBTkRCX0FQSV9LRVk9JFdBTkRCX0FQSV9LRVk7IGZpCmZpCltbIC12IExBVU5DSEVSX0VOVl9XQU5EQl9BUElfS0VZIF1dIHx8IGRpZSAnc2VjcmV0ICcnV0FOREJfQVBJX0tFWScnIGhhcyBubyB2YWx1ZSBvbiB0aGlzIG5vZGUnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfV0FOREJfQVBJX0tFWQoKIyBFbnZpcm9ubWVudCBvZiB0aGUgam9iLiBUaGUgd29ya2VyIHJlbW92ZXMgdGhlIHByZWZpeCBMQVVOQ0hFUl9FTlZfLCBzbyB0aGF0IHRoZSB2YWx1ZXMgcmVhY2ggb25seSB0aGUgcmFuay4KZXhwb3J0IExBVU5DSEVSX0VOVl9HUkVFVElORz0naXQnXCcncyAkSE9NRSwKdGhlbiBgaWRgICYgIm1vcmUiICMxJwpleHBvcnQgTEFVTkNIRVJfRU5WX0VNUFRZPScnCmV4cG9ydCBMQVVOQ0hFUl9FTlZfT01QX05VTV9USFJFQURTPSc0JwoKaWYgW1sgLXogJHtQWVRPUkNIX0NVREFfQUxMT0NfQ09ORjotfSR7UFlUT1JDSF9BTExPQ19DT05GOi19IF1dOyB0aGVuCiAgZXhwb3J0IFBZVE9SQ0hfQ1VEQV9BTExPQ19DT05GPSdleHBhbmRhYmxlX3NlZ21lbnRzOlRydWUnCmZpCgojIENoZWNrIHRoaXMgbm9kZSBpbiB0aGUgZW52aXJvbm1lbnQgb2YgdGhlIHJhbmtzLCBpZiB0aGUgcHJvZmlsZSBoYXMgYGNoZWNrczogZG9jdG9yYCwgb3IgaWYgdGhlIHN1cGVydmlzb3IgYXNrcyBmb3IgaXQKIyBhZnRlciBhbiBhdHRlbXB0IHRoYXQgbWF5IGhhdmUgZmFpbGVkIGJlY2F1c2Ugb2YgdGhlIGNsdXN0ZXIuCl9jaGVja3M9CmlmIFtbIC1uICRfY2hlY2tzJHtMQVVOQ0hFUl9PTkxZX0NIRUNLOi19IF1dOyB0aGVuCiAgX3NhaWQ9JCgiJF9weXRob24iIC1tIGxhdW5jaGVyLmRvY3RvcikgJiYgX3JjPTAgfHwgX3JjPSQ/CiAgaWYgKChfcmMgPT0gMykpOyB0aGVuCiAgICB1bmZpdCAibm9kZSAke0xBVU5DSEVSX05PREVfUkFOSzotMH0gKCQoaG9zdG5hbWUpKSBmYWlscyB0aGUgZG9jdG9yJ3MgY2hlY2tzOiAkX3NhaWQiCiAgZWxpZiAoKF9yYykpOyB0aGVuCiAgICBlY2hvICJsYXVuY2hlcjogdGhlIGRvY3RvcidzIGNoZWNrcyBlbmRlZCB3aXRoIGV4aXQgY29kZSAkX3JjOiBnb2luZyBvbiB3aXRob3V0IHRoZW0iID4mMgogIGZpCmZpCmlmIFtbIC1uICR7TEFVTkNIRVJfT05MWV9DSEVDSzotfSBdXTsgdGhlbiBleGl0IDA7IGZpCgojIExpa2UgYHB5dGhvbiAtbSB0b3JjaC5kaXN0cmlidXRlZC5ydW5gLCBidXQgd2l0aG91dCBnYXJiYWdlIGNvbGxlY3Rpb24gZHVyaW5nIHRoZSBpbXBvcnQgb2YgdG9yY2gsIGEgc2l4dGggb2YgaXRzIHRpbWUuCl9ydW5fdG9yY2hydW49J2ltcG9ydCBnYzsgZ2MuZGlzYWJsZSgpOyBmcm9tIHRvcmNoLmRpc3RyaWJ1dGVkLnJ1biBpbXBvcnQgbWFpbjsgZ2MuZW5hYmxlKCk7IG1haW4oKScKZXhlYyAiJF9weXRob24iIC1jICIkX3J1bl90b3JjaHJ1biIgIiR7X3RvcmNocnVuW0BdfSIgLS1uby1weXRob24gIiRfcHl0aG9uIiAiJHtfd29ya2VyW0BdfSIK || return 1
+  # `setup:` of the cluster profile, unchanged.
   trap 'say "a setup line of the cluster profile failed with exit code $?"; exit 78' ERR
   set -e +u
   python3 -c 'import launcher' 2>/dev/null || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet /workspace/wheels/gpu_launcher-*.whl
@@ -90,7 +91,7 @@ work() {
     say "the job's code cannot be unpacked into "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
   fi
-  # Looked for after `setup:`, which may fetch it.
+  # Check this after `setup:`, which may fetch the code.
   if [[ ! -d '/workspace/.launcher/code/fc55ece26d3fb9b0958d' ]]; then
     say "the job's code is not on this pod: put it on the network volume (or into the image), in "'/workspace/.launcher/code/fc55ece26d3fb9b0958d'
     return 78
@@ -99,13 +100,13 @@ work() {
     say "RunPod gave no PRIMARY_ADDR ('${PRIMARY_ADDR:-}') or NODE_RANK ('$_node_rank')"
     return 1
   fi
-  # Another port for each submission: the supervisors tell by it what those of an earlier cluster, whose first pod may
-  # have had the same address, agreed on.
+  # Each submission has another port, so that the supervisors recognize records of an earlier cluster, whose first pod may
+  # have had the same address.
   exec "$_python" -m launcher.supervise "$_run_dir" --nodes 2 --node-rank "$_node_rank" \
     --rendezvous "$PRIMARY_ADDR" --port-base "$((61000 + (_submission - 1) * 17 % 4536))" --stop-file "$_stop"
 }
 
-# call METHOD PATH: headers and answer on standard output, then the status as its last line. The key is in no argument.
+# call METHOD PATH: print the headers and the answer, then the status as the last line. The API key is never an argument.
 call() {
   if command -v curl >/dev/null; then
     printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
@@ -125,21 +126,21 @@ print(answer.status)
   fi
 }
 
-# The time by RunPod's clock, which the deadline is told by, in epoch seconds. This pod's may be another.
+# Print the time by RunPod's clock in seconds since the epoch. The deadline is given by it; this pod's clock may differ.
 runpods_time() {
   local _date
   _date=$(call GET "/pods/$_pod" | tr -d '\r' | sed -n 's/^[Dd]ate: //p')
   [[ -n $_date ]] && date -d "${_date%%$'\n'*}" +%s
 }
 
-# The cluster that this pod belongs to.
+# Print the id of the cluster that this pod belongs to.
 cluster_id() {
   local _answer
   _answer=$(call GET "/pods/$_pod" | tr -d ' \n')
   [[ $_answer =~ \"cluster\":\{[^}]*\"id\":\"([A-Za-z0-9_-]+)\" ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# Ends this pod, or the whole cluster that it belongs to. 404: it is gone already.
+# Ask RunPod once to end this pod, or the whole cluster that it belongs to. Status 404: it is already gone.
 end_once() {
   local _answer _status _cluster
   _answer=$(call DELETE "/pods/$_pod")
@@ -147,7 +148,7 @@ end_once() {
   case $_status in
     2?? | 404) return 0 ;;
     409)
-      # Pods of a cluster end with the cluster only.
+      # A pod of a cluster can end only with the whole cluster.
       if _cluster=$(cluster_id); then
         _answer=$(call DELETE "/clusters/$_cluster")
         _status=${_answer##*$'\n'}
@@ -161,8 +162,8 @@ end_once() {
 
 end_pod() {
   local _pause=1
-  # The first node ends the cluster; the others give it time to, in which it waits for those that have not begun and
-  # records how the run ended, and the first gives them time to finish.
+  # The first node ends the cluster, and first gives the other nodes time to finish. They wait longer, in case it still
+  # waits for nodes that have not started, or records how the run ended.
   if [[ $_node_rank == 0 ]]; then sleep 30; else sleep 900; fi
   until end_once; do
     say "trying again in $_pause s"
@@ -183,9 +184,9 @@ if [[ -e $_done_mark ]]; then
   end_pod
 fi
 mkdir -p "$_run_dir" && chmod '700' "$_run_dir"
-# Where RunPod's answer was lost, one submission may have become two pods: the first that starts has the run, and
-# one of an earlier submission has nothing to do with it any more.
-# One whose question is not answered would take the others for another cluster, and end this one.
+# If RunPod's answer was lost, one submission may have become two pods. The first one that starts gets the run. A pod of
+# an earlier submission must not run it.
+# Repeat the query: a pod that does not know its cluster would regard the other pods as a different one, and end it.
 for _pause in 1 2 4 8 15 30 0; do
   if _me=$(cluster_id) || ((_pause == 0)); then break; fi
   say "RunPod did not say which cluster pod $_pod belongs to; asking again in $_pause s"
@@ -209,8 +210,8 @@ if [[ -n $_owner && $_owner != "$_me" ]]; then
   event twin '"pod": '"$(json "$_me")"', "handle": '"$(json 'runpod:runpod-8xh100:cluster/'"$_owner")"
   end_pod
 fi
-# The limit counts from the creation of this pod, or else from its first start: a container that crashes is started
-# again and billed on.
+# The time limit counts from the creation of this pod, or else from its first start: RunPod restarts a container that
+# crashes, and bills it further.
 _now=$(date +%s)
 _grace=$((_limit / 10 < 300 ? _limit / 10 : 300))
 if [[ $_latest =~ ^[0-9]+$ && ! -e $_deadline_file ]]; then
@@ -219,13 +220,13 @@ if [[ $_latest =~ ^[0-9]+$ && ! -e $_deadline_file ]]; then
 fi
 (set -o noclobber && printf '%s\n' "$((_now + _limit))" >"$_deadline_file") 2>/dev/null
 _deadline=$(cat "$_deadline_file" 2>/dev/null)
-# Killed between making the file and writing it, or the volume is full.
+# The file is empty if an earlier start was killed while it wrote it, or if the volume is full.
 [[ $_deadline =~ ^[0-9]+$ ]] || _deadline=$(($(date -r "$_deadline_file" +%s || date +%s) + _limit))
 _limit=$((_deadline - _now))
 if ((_limit <= 0)); then
   give_up time-limit 'the time of the pod (max_hours, or what the budget pays for) was over when its start script began'
 fi
-# Where it cannot be written, nothing that the run does would be kept either.
+# If this file cannot be written, the run's results could not be saved either.
 if ! printf '%s\n' "$_now" >>"$_starts_file"; then
   give_up disk-full "cannot write $_starts_file: is the network volume full?"
 fi
@@ -233,25 +234,25 @@ mapfile -t _starts <"$_starts_file"
 if ((${#_starts[@]} > _most_restarts + 1)); then
   give_up unknown "the pod's start script was killed or its container crashed $((${#_starts[@]} - 1)) times"
 fi
-# First the run is asked to stop, with time for a checkpoint, then it is ended.
+# Ask the run to stop in time for a checkpoint, before its time limit.
 {
   sleep "$((_limit > _grace ? _limit - _grace : 0))"
   printf 'time-limit\n' >"$_stop"
 } &
 _timer=$!
 _log=$_run_dir/pod-node-${_node_rank:-unknown}.log
-# Bytes from earlier pods and starts. What follows says why this one failed.
+# Size of the log from earlier pods and starts. The reason of a failure is in what follows.
 _before=$(wc -c 2>/dev/null <"$_log") || _before=0
 exec 9> >(tee -a "$_log")
 _tee=$!
-# --foreground: a signal reaches the supervisor alone, which ends its ranks in order. The pod's key is for this
-# script, which ends the pod with it, and not for what a job runs and prints.
+# --foreground: signals reach only the supervisor, which ends its ranks in order. The pod's API key is for this script,
+# which ends the pod with it; the job does not get it.
 env -u RUNPOD_API_KEY timeout --foreground --signal=TERM --kill-after=180 "$_limit" bash "$0" work \
   >&9 2>&1 9>&- &
 _child=$!
 exec 9>&-
 _woken=''
-# RunPod takes an interruptible pod away: SIGKILL follows within seconds.
+# RunPod sends TERM before it takes an interruptible pod away; SIGKILL follows within seconds.
 trap '_woken=yes; [[ -s $_stop ]] || echo preempted >"$_stop"; kill -s TERM "$_child" 2>/dev/null' TERM INT
 while :; do
   _woken=''
@@ -261,14 +262,14 @@ while :; do
 done
 trap '' TERM INT
 kill "$_timer" 2>/dev/null
-# The log is whole when `tee` ends. A process that outlives the run may hold it open for ever.
+# The log is complete when `tee` ends. A process that outlives the run may keep it open, so wait for 10 s at most.
 timeout 10 tail --pid="$_tee" -s 0.1 -f /dev/null
 if ((_rc == 124 || _rc == 137)); then
   say 'stopped by runpod.max_hours of the cluster profile, or killed'
 fi
 say "the run ended with exit code $_rc"
-# 88: another pod has the run: its records are not ours to write, and it is the one to ask about. Without our
-# claim it goes on with the run, too, when its container is started again.
+# Exit code 88: another pod has the run. Leave its records alone, and record its handle. Remove the claim of this pod, so
+# that the other pod keeps the run if its container restarts.
 if ((_rc == 88)); then
   _owner='' _newest=0
   for _file in "$_run_dir"/runpod-submission-*; do

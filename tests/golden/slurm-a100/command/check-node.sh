@@ -11,7 +11,7 @@ bad() {
 _probe=$1.probe-$_node
 { : >"$_probe" && rm "$_probe"; } 2>/dev/null || bad "cannot write into "'/shared/runs/command-20261121-085401'
 if command -v nvidia-smi >/dev/null; then
-  # Where the driver hangs, nvidia-smi may not even end by SIGKILL: only its answer is waited for.
+  # If the driver hangs, even SIGKILL may not end nvidia-smi: wait only for its answer.
   read -r -t 60 _gpus < <(exec 2>/dev/null; nvidia-smi -L | grep -c '^GPU') || bad "nvidia-smi gives no answer within 60 s: the driver of its GPUs hangs"
   ((_gpus >= 4)) || bad "nvidia-smi shows $_gpus GPUs, the job needs "4
 fi

@@ -2,18 +2,19 @@
 # Usage: on-node.sh FILES BATCH_PID [RENDEZVOUS_HOST PORT_BASE]. Rendered by launcher 0.1.0.
 set -u
 
-# FILES.stop is the batch script's request to stop and why, FILES.exit the exit code of the first node's supervisor.
+# FILES.stop is the batch script's request to stop, with the cause. FILES.exit is the exit code of the first node's
+# supervisor.
 _files=$1
 _options=()
 
 'python3' -m launcher.supervise '/shared/runs/task-20261121-085401' --stop-file "$_files.stop" ${_options[@]+"${_options[@]}"} &
 _supervisor=$!
 
-# Slurm sends a signal to every process of the step, the supervisor included: here it must only not end the wait.
-# The batch script, on the first node, gets none at a preemption with a grace time or from `scancel --signal`: it is
-# told, and asks why it came and how long there is.
+# Slurm sends signals to every process of the step, also to the supervisor, so this script only goes on waiting. At a
+# preemption with a grace time, or after `scancel --signal`, the batch script on the first node gets no signal: send it
+# one, so that it asks Slurm for the cause and the time that is left.
 _woken=''
-# shellcheck disable=SC2329 # the trap calls it
+# shellcheck disable=SC2329 # called by the trap
 tell_batch_script() {
   if [[ ${SLURM_NODEID:-0} == 0 ]] && grep -q slurm_script "/proc/$1/cmdline" 2>/dev/null; then kill -USR1 "$1"; fi
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Functions of job.sbatch, which sources this file and sets the variables that begin with an underscore. Nothing
-# in it belongs to one job. Rendered by launcher 0.1.0.
+# Functions of job.sbatch, which sources this file and sets the variables that begin with an underscore. The file is
+# the same for every job. Rendered by launcher 0.1.0.
 # shellcheck disable=SC2154 # job.sbatch sets them
 
 _job=$SLURM_JOB_ID
@@ -9,7 +9,7 @@ if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then _id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY
 _handle=$_handle_prefix$_id
 _excluded=$_run_dir/slurm-excluded
 
-# -- what it writes into the run directory.
+# -- Records in the run directory
 
 say() {
   printf '[launcher] %s\n' "$*" >&2
@@ -17,23 +17,23 @@ say() {
 now() {
   date -u +%Y-%m-%dT%H:%M:%S.%6NZ
 }
-# A JSON string.
+# json TEXT: print the text as a JSON string.
 json() {
   local _text=${1//\\/\\\\}
   _text=${_text//\"/\\\"}
   printf '"%s"' "${_text//[[:cntrl:]]/ }"
 }
-# event NAME [MEMBERS]: a line of events.jsonl, in one write.
+# event NAME [MEMBERS [HANDLE]]: append a line to events.jsonl in one write.
 event() {
   printf '{"time": "%s", "event": "%s", "handle": %s%s}\n' "$(now)" "$1" "$(json "${3:-$_handle}")" "${2:+, $2}" \
     >>"$_run_dir/events.jsonl"
 }
-# state NAME MEMBERS: state.json, replaced whole.
+# state NAME MEMBERS: replace state.json atomically.
 state() {
   printf '{\n  "state": "%s",\n  "time": "%s",\n  %s\n}\n' "$1" "$(now)" "$2" >"$_run_dir/.state.json.$_job" &&
     mv "$_run_dir/.state.json.$_job" "$_run_dir/state.json"
 }
-# verdict STATE CLASS CODE REASON: where no supervisor came to give one.
+# verdict STATE CLASS CODE REASON: record how the run ended, if no supervisor did, and exit.
 verdict() {
   local _members
   _members='"failure": "'"$2"'", "reason": '"$(json "$4")"
@@ -42,13 +42,14 @@ verdict() {
   state "$1" "$_members"
   exit "$3"
 }
-# fail CLASS CODE REASON
+# fail CLASS CODE REASON: record that the run failed, and exit.
 fail() {
   leave_if_ended
   verdict failed "$@"
 }
-# Whether the supervisor has recorded how the run ended, in state.json or, if the run was resumed since and that file
-# is the next job's, in its last event. A supervisor that was killed between the two leaves `running` and no later event.
+# Whether the supervisor has recorded how the run ended. If the run was resumed since, state.json belongs to the next
+# job, and the last event of this job counts. A supervisor that was killed between writing the two files leaves the
+# state `running` and no later event.
 judged() {
   local _runs=0
   if grep -qE '"state": "(succeeded|failed|interrupted|cancelled)"' "$_run_dir/state.json" 2>/dev/null; then return 0; fi
@@ -58,8 +59,8 @@ judged() {
     /"event": "finished"/ { ended = 1; later = 0 }
     END { exit !(ended && (later || !runs)) }' "$_run_dir/events.jsonl"
 }
-# No supervisor gave a verdict: what Slurm and they themselves said is in our own output and the nodes'.
-judge() { # EXIT CODE
+# judge EXIT_CODE: find the cause in the output of this job and of its nodes, if no supervisor gave a verdict.
+judge() {
   local _said _refused _file
   _said=$(tail -q -n 50 "$_run_dir/slurm-$_job.out" "$_files"-node-*.out 2>/dev/null)
   case $_said in
@@ -70,14 +71,14 @@ judge() { # EXIT CODE
   esac
   leave_dead_nodes
   _refused=$(grep -m 1 '^srun: ' <<<"$_said" || true)
-  if [[ $_refused == *'step aborted'* ]]; then # before any task of it had ended
+  if [[ $_refused == *'step aborted'* ]]; then # before any of its tasks had ended
     _refused=$(grep -m 1 -F ' CANCELLED AT ' <<<"$_said" || echo "$_refused")
     if [[ $_refused == *' CANCELLED AT '* && $_refused != *' DUE TO '* ]]; then
       leave_if_ended
       verdict cancelled cancelled 18 "the job's step was cancelled (scancel), which kills it without a warning: $_refused"
     fi
   fi
-  # on-node.sh of the first node writes the code of its supervisor. Without that, srun or on-node.sh was killed.
+  # on-node.sh on the first node writes its supervisor's exit code. Without it, srun or on-node.sh was killed.
   if (($1 == 137)); then
     leave_if_ended
     _said="srun or its task on a node"
@@ -85,7 +86,7 @@ judge() { # EXIT CODE
     leave node-failed 14 "$_retries_same" same "$_said was killed (SIGKILL)"
   fi
   for _file in "$_files"-node-*.out; do
-    # What a supervisor that was killed said of its ranks is no reason.
+    # Skip the message of a killed supervisor about the time that its ranks have: it is not the cause.
     _said=$(sed -n '/: the ranks have [0-9]* s to /d; s/^\[launcher\] //p' "$_file" 2>/dev/null | tail -n 1)
     if [[ -n $_said ]]; then fail unknown "$1" "$_said (exit code $1); see $_file"; fi
   done
@@ -95,40 +96,43 @@ die() {
   fail unknown 78 "$*"
 }
 
-# -- USR2 and TERM, and why they came.
+# -- The signals USR2 and TERM, and their causes
 
-# USR2 announces the time limit or a preemption to this shell alone (--signal=B:); passed to the step it would
-# kill torchrun. TERM Slurm sends to every process of the job, or of its steps alone: on-node.sh tells us by USR1.
-# Why, and how long there is, we tell the supervisors through a file.
-# job.sbatch collects them in `_signals` from its first line on, and what has to be done waits for a quiet moment.
+# USR2 announces the time limit or a preemption. Slurm sends it only to this shell (--signal=B:), because it would kill
+# torchrun. TERM goes to every process of the job, or only to its steps; then on-node.sh sends USR1 to this shell.
+# A file tells the supervisors the cause and the time that is left. job.sbatch collects signals in `_signals` from its
+# first line on, and `finish` handles them.
 _asked=''
 _handled=0
-seconds() { # of Slurm's [DAYS-]HOURS:MINUTES:SECONDS
+# seconds TIME: convert Slurm's [DAYS-]HOURS:MINUTES:SECONDS.
+seconds() {
   awk -F '[-:]' '{ print NF == 4 ? (($1 * 24 + $2) * 60 + $3) * 60 + $4 : ($1 * 60 + $2) * 60 + $3 }' <<<"$1"
 }
-# What Slurm says of this job. Its first line holds the name, in which anything may stand.
+# Store Slurm's record of this job in `_info`. Skip its first line: the job's name may contain any text.
 _info=''
 look() {
   _info=" $(scontrol show job "$_job" 2>/dev/null | tail -n +2 | tr '\n' ' ')"
 }
-member() { # NAME, of the last look
+# member NAME: print a field of the record that `look` stored.
+member() {
   local _found=${_info#* "$1"=}
   if [[ $_found != "$_info" ]]; then printf '%s' "${_found%% *}"; fi
 }
-# The controller's own clock and words tell: a job that it will end for another has PreemptTime, one that it has
-# put back into the queue a higher restart count. That a node failed slurmstepd and srun tell, in our own output.
+# Whether slurmstepd or srun has reported a failed node in the output of this start.
 node_failed() {
   awk -v job="[launcher] job $_id, start $_restart," 'index($0, job) == 1 { found = 0 }
     / DUE TO NODE FAILURE/ || /^srun: error: Node failure on / { found = 1 }
     END { exit !found }' "$_run_dir/slurm-$_job.out" 2>/dev/null
 }
-# Whether srun ends the step, because the supervisor of one node has ended badly. It kills the others KillWait later.
+# Whether srun is ending the step because the supervisor of one node has failed. srun kills the others after KillWait.
 step_ends() {
   awk -v job="[launcher] job $_id, start $_restart," 'index($0, job) == 1 || /^\[launcher\] the step ended / { found = 0 }
     /^srun: .*Terminating (StepId=|job step )/ { found = 1 }
     END { exit !found }' "$_run_dir/slurm-$_job.out" 2>/dev/null
 }
-why() { # SIGNAL, of the last look
+# why SIGNAL: print the cause of a signal, according to the record that `look` stored. A job that is preempted has
+# PreemptTime; one that was put back into the queue has a higher restart count.
+why() {
   local _preempt _left _limit
   _preempt=$(member PreemptTime)
   _limit=$(member TimeLimit)
@@ -141,7 +145,7 @@ why() { # SIGNAL, of the last look
   elif [[ -n $_preempt && $_preempt != None ]]; then
     echo preempted
   elif [[ $1 == USR2 ]]; then
-    # Slurm may send it a minute early. Long before the limit somebody else asks for the nodes.
+    # Slurm may send USR2 up to a minute early. Much earlier than that, it announces a preemption.
     if [[ -n $_limit ]] && ((_left > _signal_seconds + 90)); then echo preempted; else echo time-limit; fi
   elif ((_left <= 0)); then
     echo time-limit
@@ -153,8 +157,9 @@ why() { # SIGNAL, of the last look
     echo preempted
   fi
 }
-# left REASON: the seconds until Slurm kills what is left: KillWait after the end that it gives the job. Nothing where
-# nobody is to end it, such as for a signal that a person sends. Of the last look. No clock of a node has a part in it.
+# left REASON: print the seconds until Slurm kills the job (its end time plus KillWait), according to the record that
+# `look` stored. Print nothing if Slurm will not end the job, as after a signal that a user sent. Only the controller's
+# clock counts, because a node's may be wrong.
 left() {
   local _left=0 _wait _end _start _preempt
   if [[ $(member JobState) == RUNNING ]] && ! step_ends; then
@@ -162,20 +167,21 @@ left() {
     if [[ $1 == preempted && ( -z $_preempt || $_preempt == None ) ]]; then return; fi
     _start=$(date -d "$(member StartTime)" +%s 2>/dev/null)
     _end=$(date -d "$(member EndTime)" +%s 2>/dev/null)
-    if [[ -n $_start && -n $_end ]]; then # by the controller's clock it is the start, and the run time after it
+    if [[ -n $_start && -n $_end ]]; then # the controller's present time is StartTime + RunTime
       _left=$((_end - _start - $(seconds "$(member RunTime)")))
-    else # a job without a time limit has no end, but a grace time
+    else # a job without a time limit has no end time, but its partition may have a grace time
       _left=$(scontrol show partition "$(member Partition)" 2>/dev/null | grep -o 'GraceTime=[0-9]*' | cut -d = -f 2)
     fi
   fi
   _wait=$(scontrol show config 2>/dev/null | awk '$1 == "KillWait" { print $3 }')
   if [[ -n $_wait ]]; then echo $(((_left > 0 ? _left : 0) + _wait)); fi
 }
-ask() { # SIGNAL
+# ask SIGNAL: ask the supervisors for a checkpoint.
+ask() {
   local _reason _seconds
   look
   _reason=$(why "$1")
-  # The next signal ended what we asked.
+  # Another signal interrupted scontrol: handle that one.
   if [[ -z $_reason || $_info == ' ' ]] && ((_handled < ${#_signals[@]})); then return; fi
   if [[ -z $_reason ]]; then _reason=preempted; fi
   if [[ -z $_asked || $1 == TERM && $_reason == cancelled ]]; then
@@ -186,9 +192,9 @@ ask() { # SIGNAL
   printf '%s\n' "$_asked${_seconds:+ +$_seconds}" >"$_files.stop.new" && mv "$_files.stop.new" "$_files.stop"
 }
 
-# -- back into the queue under the same id, or as a new job of the same run.
+# -- Requeue the job, or submit a new job for the same run
 
-# Of state.json: the supervisor was interrupted and has the budget to go on.
+# Whether state.json says that the run was interrupted and may go on (its retry budget is not spent).
 wants_to_go_on() {
   grep -q '"requeue": true' "$_run_dir/state.json" 2>/dev/null
 }
@@ -199,12 +205,12 @@ reason_of_stop() {
     *) echo node-failed ;; # a node failed the doctor's checks
   esac
 }
-# Whether a user has cancelled the run, with launcher or scancel. The supervisor may not have heard of it: the request
-# came after its last look, or a full disk or a slow controller kept it back. Of the last look.
+# Whether a user has cancelled the run with launcher or scancel, according to the record that `look` stored. The
+# supervisor may not know it: the request may have come too late, or a full disk or a slow controller may have delayed it.
 is_cancelled() {
   [[ -e $_run_dir/cancel || $_asked == cancelled || $(why TERM) == cancelled ]]
 }
-# go_on REASON
+# go_on REASON: requeue the job, or submit a new one.
 go_on() {
   local _refused _reason=$1 _failed=()
   look
@@ -212,7 +218,7 @@ go_on() {
     stay_away
     verdict cancelled cancelled 18 'cancelled by the user: the run does not go back into the queue'
   fi
-  # Slurm may have done it itself, also because a node failed, and must not be asked twice.
+  # Slurm may have requeued the job itself, for example after a node failure. Do not ask it twice.
   if [[ $(member Restarts) -gt $_restart ]]; then
     mapfile -t _failed < <(down "$_files.hosts")
     if ((${#_failed[@]})); then
@@ -228,21 +234,21 @@ go_on() {
   state submitted '"reason": "back in the queue: '"$_reason"'"'
   say "job $_id is back in the queue: $_reason"
 }
-# Slurm may have put the job of a run that was cancelled back into the queue by itself.
+# Cancel the job if Slurm has requeued it although the run was cancelled.
 stay_away() {
   [[ -e $_run_dir/cancel ]] || return 0
   look
   if [[ $(member Restarts) -gt $_restart ]]; then scancel "$_id"; fi
 }
-# give_up WHY: which `launcher status` adds to the reason of the stop.
+# give_up WHY: record that the run does not go on. `launcher status` shows WHY after the reason of the stop.
 give_up() {
   say "the run stays where it is: 'launcher resume' goes on from its last checkpoint"
   why=$(json "; $1") awk '/^  "reason": ".*",?$/ { end = /,$/ ? "," : ""; sub(/",?$/, ""); $0 = $0 substr(ENVIRON["why"], 2) end }
     { sub(/"requeue": true/, "\"requeue\": false"); print }' "$_run_dir/state.json" >"$_run_dir/.state.json.$_job" &&
     mv "$_run_dir/.state.json.$_job" "$_run_dir/state.json"
 }
-# link REASON [SBATCH OPTION...]: a new job for the same run, or in `_said` why sbatch refused it. What Slurm tells this
-# job about itself must not reach it, and sbatch's own variables were weighed when the run was submitted.
+# link REASON [SBATCH OPTION...]: submit a new job for the same run. If sbatch refuses it, return 1 with the message in
+# `_said`. Slurm's variables of this job must not reach the new one; SBATCH_ variables were considered at submission.
 link() {
   local _reason=$1 _child
   _said=''
@@ -271,27 +277,27 @@ link() {
   say "the run goes on in job $_child: $_reason"
 }
 
-# -- nodes that this run has met and shall not meet again.
+# -- Nodes that this run must not use again
 
-# `launcher resume` forgets them: a person may have mended them.
-exclude() { # NODE...
+# exclude NODE...: `launcher resume` clears the list, because the nodes may have been repaired.
+exclude() {
   printf '%s\n' "$@" >>"$_excluded"
 }
 unfit() {
   { cat "$_excluded"; if [[ -n $_exclude ]]; then printf '%s\n' "$_exclude"; fi; } | sort -u | paste -sd , -
 }
-# starts_lost REASON|REASON: how often the run went back into the queue for them since somebody submitted it.
+# starts_lost REASON|REASON: print how often the run was requeued for these reasons since it was last submitted.
 starts_lost() {
   awk -v reasons="\"reason\": \"($1)\"" '/"event": "(submitted|resubmitted)"/ { n = 0 }
     /"event": "requeued"/ && $0 ~ reasons { n++ }
     END { print n + 0 }' "$_run_dir/events.jsonl"
 }
-# Starts that a node has cost; their budget is retries.same.
+# Print how many starts were lost to bad nodes. Their budget is retries.same.
 lost_starts() {
   starts_lost 'node-failed|unhealthy-node'
 }
-# Slurm itself starts a job again when a node of it fails, or for a job of higher priority, and says nothing: the
-# run's records have no word of the end of its earlier start.
+# Record why the earlier start ended, if Slurm restarted the job by itself after a node failure or a preemption. The
+# run's records do not say it.
 remember_failed_nodes() {
   ((_restart > 0)) || return 0
   local _last _reason=preempted _failed=()
@@ -308,7 +314,7 @@ remember_failed_nodes() {
     fail node-failed 14 "node ${_failed[*]} failed, and the budget retries.same is spent"
   fi
 }
-# Those of the nodes in a file that are down, or that came up after it was written: they have been down.
+# down FILE: print the nodes in the file that are down, or that were started again after the file was written.
 down() {
   local _list
   _list=$(paste -sd , "$1" 2>/dev/null)
@@ -323,12 +329,13 @@ down() {
     if (state ~ /DOWN|FAIL|UNKNOWN|NOT_RESPONDING|[*]/ || started > since) print node
   }'
 }
-# A node that failed before is here again. Where there are too few others it has to do.
+# Leave if the job has got a node that failed before. If no other job can be submitted, go on with it.
 leave_lost_nodes() {
   [[ -s $_excluded ]] && grep -qFx -f "$_excluded" "$_files.hosts" || return 0
   go_on_without node-failed
 }
-# go_on_without REASON [NODE...]: in another job, unless there were too many of them. Returns where there is none.
+# go_on_without REASON [NODE...]: submit a job that excludes these nodes, and exit. Return if the budget is spent or
+# sbatch refuses the job.
 go_on_without() {
   local _reason=$1
   shift
@@ -337,12 +344,12 @@ go_on_without() {
   if (($(lost_starts) < _retries_same)) && link "$_reason" --exclude="$(unfit)"; then exit 14; fi
 }
 
-# -- Slurm ends the job, and no supervisor is there to say why.
+# -- Slurm ends the job while no supervisor runs
 
-# A part of it that failed is then nobody's fault, no node's either.
+# If Slurm is ending the job, record that as the cause, and exit: what else has failed is a consequence.
 leave_if_ended() {
   local _reason
-  set +e # of `setup:`
+  set +e # `setup:` runs with -e
   look
   if ((_handled == ${#_signals[@]})) && [[ $(member JobState) =~ ^(RUNNING|SUSPENDED|RESIZING|SIGNALING|)$ ]] &&
     [[ ! $(member Restarts) -gt $_restart ]]; then return 0; fi
@@ -355,7 +362,8 @@ leave_if_ended() {
     *) leave preempted 15 "$_retries_preemptions" preemptions ;;
   esac
 }
-# srun could start nothing on a node that Slurm still trusts; it ends the others then.
+# Leave nodes on which srun could not start the step although Slurm regards them as up. srun then ends the step on all
+# nodes.
 leave_dead_nodes() {
   local _dead
   mapfile -t _dead < <(awk -v job="[launcher] job $_id, start $_restart," 'index($0, job) == 1 { n = 0 }
@@ -366,8 +374,8 @@ leave_dead_nodes() {
   go_on_without node-failed "${_dead[@]}"
   fail node-failed 14 "srun could start nothing on ${_dead[*]}"
 }
-# Of state.json: nodes that failed the doctor's checks, by their numbers. Returns 0 where the run is to go on in this
-# job with them, because there is no other one, and 1 where there are none.
+# Leave the nodes that failed the doctor's checks; state.json has their numbers. Return 0 if the run must go on in this
+# job with them, because no other job could be submitted, and 1 if there are none.
 leave_unfit() {
   local _node _numbers=() _left=()
   read -ra _numbers < <(sed -n 's/.*"leaves": "\([0-9 ]*\)".*/\1/p' "$_run_dir/state.json")
@@ -382,7 +390,7 @@ leave_unfit() {
   event job '"start": '"$_restart"', "nodes": '"$(json "${SLURM_JOB_NODELIST:-}")"
   state submitted '"reason": "goes on with unfit nodes, since no job without them could be submitted"'
   say 'the run goes on here'
-  # When one node ends, srun sends TERM to the others, of which on-node.sh tells: nobody asked for this job's nodes.
+  # When the step ends on one node, srun sends TERM to the others, and on-node.sh reports it. That is no preemption.
   if [[ " ${_signals[*]-} " != *' USR2 '* && $(why TERM) == preempted && ! $(member PreemptTime) =~ [0-9] ]]; then
     rm -f "$_files.stop"
     _asked=''
@@ -390,12 +398,12 @@ leave_unfit() {
   rm -f "$_files.exit"
   _stays=$((_stays + 1))
 }
-# Whether the handle is of a job that Slurm has no more, whatever still runs on its nodes.
-ended_for_slurm() { # HANDLE
+# ended_for_slurm HANDLE: whether this job has ended according to Slurm. Its processes may still run on a lost node.
+ended_for_slurm() {
   [[ $1 == slurm:* && $(scontrol show job "${1##*:}" 2>&1) =~ Invalid\ job\ id|JobState=(NODE_FAIL|FAILED|CANCELLED|COMPLETED|TIMEOUT|PREEMPTED|OUT_OF_MEMORY) ]]
 }
-# Slurm has given up the node of an earlier start, whose supervisor goes on there and has the run: it is asked to save
-# and end, and the next step of this job tries again.
+# Ask the supervisor of an earlier start, on a node that Slurm has given up, to write a checkpoint and end. Then the next
+# step of this job tries again.
 ask_lost_supervisor() {
   local _hosts_file
   _asked_lost=${_asked_lost:-$SECONDS}
@@ -407,7 +415,7 @@ ask_lost_supervisor() {
     if [[ $_hosts_file != "$_files.hosts" ]]; then echo node-failed >"${_hosts_file%.hosts}.stop"; fi
   done
   sleep 5
-  leave_if_succeeded # meanwhile
+  leave_if_succeeded # it may have succeeded meanwhile
   rm -f "$_files.exit"
   _stays=$((_stays + 1))
 }
@@ -420,7 +428,7 @@ leave_if_succeeded() {
 leave_if_asked() {
   if ((_handled < ${#_signals[@]})); then leave_if_ended; fi
 }
-# leave REASON CODE LIMIT BUDGET [WHY]
+# leave REASON CODE LIMIT BUDGET [WHY]: requeue the run if its budget retries.BUDGET of LIMIT allows it; exit with CODE.
 leave() {
   local _why=${5:-no supervisor was there to say more}
   if [[ -z $_requeue ]]; then
@@ -434,11 +442,11 @@ leave() {
   verdict failed "$1" "$2" "job $_id: $1, $_why, and the budget retries.$4 of $3 is spent"
 }
 
-# -- every node is looked at before anything starts there.
+# -- Checks of the nodes before anything starts there
 
-# What no node of several has is missing in the cluster profile, and another node would not have it either. `_of` is
-# check_nodes': nodes by what is wrong with them.
-blame_profile() { # UNFIT NODE...
+# blame_profile NODE...: fail if all nodes so far, at least two, have the same fault: then the profile is wrong, and other
+# nodes would have it, too. `_of`, from check_nodes, maps each fault to its nodes.
+blame_profile() {
   local _why=("${!_of[@]}") _met _node
   ((${#_why[@]} == 1 && $# == _nodes)) && [[ ${_why[0]} =~ ^(there is no |cannot write |the interpreter |the doctor: ) ]] || return 0
   for _node in "$@"; do printf '%s\t%s\n' "$_node" "${_why[0]}"; done >>"$_run_dir/slurm-unfit"
@@ -447,7 +455,7 @@ blame_profile() { # UNFIT NODE...
     fail user-error 17 "${_why[0]}: on every node so far (${_met[*]}), so look at the cluster profile"
   fi
 }
-# A node that is unfit costs this job; the run goes on in another one, without that node.
+# Check all nodes. If some are unfit, this job ends, and the run goes on in another job without them.
 check_nodes() {
   local _bad=() _silent=0 _words='' _node _found _why _list
   local -A _of=()
@@ -485,18 +493,20 @@ check_nodes() {
   fail node-failed 14 "$_words"
 }
 
-# -- how the nodes meet
+# -- Rendezvous of the nodes
 
-address_of() { # HOST, as another node may reach it
+# address_of HOST: print an address at which other nodes can reach the host.
+address_of() {
   getent ahosts "$1" | awk '$1 !~ /^(127\.|::1|fe80:)/ { print $1; exit }'
 }
-# own_address ADDRESS: this node's on the route there. Its own name may mean 127.0.1.1 or a Docker bridge here.
+# own_address ADDRESS: print this node's address on the route to ADDRESS. The node's own name may resolve to 127.0.1.1
+# or to a Docker bridge.
 own_address() {
   local _own='' _socket _inode
   if command -v ip >/dev/null; then
     _own=$(ip -o route get "$1" 2>/dev/null | awk '{ for (i = 1; i < NF; i++) if ($i == "src") { print $(i + 1); exit } }')
   fi
-  # A UDP socket is connected by a look at the routing table; nothing is sent.
+  # Connecting a UDP socket only looks up the routing table; nothing is sent.
   if [[ -z $_own && $1 != *:* ]] && exec {_socket}<>"/dev/udp/$1/9"; then
     _inode=$(readlink "/proc/self/fd/$_socket")
     _own=$(awk -v inode="${_inode//[!0-9]/}" '$10 == inode { print $2; exit }' /proc/net/udp)
@@ -505,11 +515,12 @@ own_address() {
   fi 2>/dev/null
   if [[ $_own != 127.* && $_own != ::1 ]]; then printf '%s' "$_own"; fi
 }
-listened_on() { # PORT, by anybody on this node
+# listened_on PORT: whether a process on this node listens on the port.
+listened_on() {
   awk -v port="$(printf ':%04X' "$1")" '$4 == "0A" && substr($2, length($2) - 4) == port { found = 1 } END { exit !found }' \
     /proc/net/tcp /proc/net/tcp6 2>/dev/null
 }
-# `_place`: this node's address on the route to the second one, and the first port of the run's attempts.
+# Set `_place` to this node's address on the route to the second node, and the port of the first attempt.
 choose_rendezvous() {
   local _next _address='' _port
   ((_nodes > 1)) || return 0
@@ -517,8 +528,8 @@ choose_rendezvous() {
   if [[ -n $_next ]]; then _address=$(own_address "$_next"); fi
   if [[ -z $_address ]]; then _address=$(address_of "${_hosts[0]}"); fi
   [[ -n $_address ]] || die "host ${_hosts[0]} has no address that another node can reach (only loopback, or none at all)"
-  # Above the ephemeral range (32768-60999), different for each job and each of its starts; the supervisor goes
-  # on from here for each attempt.
+  # Ports above the ephemeral range (32768-60999) that differ for each job and each of its starts. The supervisor counts
+  # on from this port for each attempt.
   _port=$((61000 + (_job * 31 + _restart * 17 + _stays) % 4536))
   while listened_on "$_port"; do
     _port=$((61000 + (_port - 61000 + 1) % 4536))
@@ -528,7 +539,7 @@ choose_rendezvous() {
 
 # -- `setup:` of the cluster profile
 
-# On many sites only a login shell has the function `module`: the file that defines it is read here.
+# Source the file that defines the function `module`. On many sites only login shells have it.
 find_module_command() {
   local _file
   for _file in ${MODULESHOME:+"$MODULESHOME/init/bash"} ${LMOD_PKG:+"$LMOD_PKG/init/bash"} \
@@ -538,10 +549,11 @@ find_module_command() {
     if [[ -r $_file ]]; then source "$_file" || true; fi
   done
 }
-# setup_failed EXIT_CODE PRINTED COMMAND...: ends with COMMAND and which line of `setup:` it was. `_setup_at` is the script's line before its first.
+# setup_failed EXIT_CODE PRINTED COMMAND...: call COMMAND with a message that names the failed line of `setup:`.
+# `_setup_at` is the number of the script's line before the first of them.
 setup_failed() {
   trap - ERR EXIT
-  # The line that the whole script came to, also where that one has called a function or read a file.
+  # The line of the script itself, even if the error was in a function or in a sourced file.
   local _line=${BASH_LINENO[${#BASH_LINENO[@]} - 2]} _text='' _words
   if ((_line <= _setup_at)); then _line=${_setup_line:-0}; fi
   if ((_line > _setup_at)); then _text=$(sed -n "$_line{s/^ *//;p}" "${BASH_SOURCE[${#BASH_SOURCE[@]} - 1]}" 2>/dev/null) || true; fi
@@ -553,13 +565,13 @@ setup_failed() {
   fi
   "${@:3}" "$_words"
 }
-# -- the job, from its first line to its last
+# -- The job from start to end
 
-# begin [SUBMISSION]: who has the run, on which nodes, and whether it is still wanted.
+# begin [SUBMISSION]: claim the run, record the nodes, and stop if the run was cancelled or has ended.
 begin() {
   local _owner
   say "job $_id, start $_restart, nodes ${SLURM_JOB_NODELIST:-unknown}"
-  # Where sbatch's answer was lost, one submission may have become two jobs: the first that starts has the run.
+  # If sbatch's answer was lost, one submission may have become two jobs. The first one that starts gets the run.
   if (($#)); then
     (set -o noclobber && printf '%s\n' "$_id" >"$_run_dir/slurm-submission-$1") 2>/dev/null
     _owner=$(<"$_run_dir/slurm-submission-$1")
@@ -569,19 +581,20 @@ begin() {
       exit 0
     fi
   fi
-  # `scontrol requeue` starts a job again that has ended, such as with its whole array, and Slurm one whose node it lost.
+  # A restart can come after the end of the run: `scontrol requeue` of a whole array restarts its ended jobs, and Slurm
+  # restarts a job whose node it has lost.
   if ((_restart > 0)); then leave_if_succeeded; fi
   mapfile -t _hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:-}")
   ((${#_hosts[@]} == _nodes)) || die "Slurm names ${#_hosts[@]} hosts ('${SLURM_JOB_NODELIST:-}'), the job needs $_nodes"
   printf '%s\n' "${_hosts[@]}" >"$_files.hosts"
   if [[ -n $_requeue ]]; then remember_failed_nodes; fi
-  # The request came when the last start had no supervisor any more, or just before this one.
+  # The request came after the last supervisor had ended, or just before this start.
   if [[ -e $_run_dir/cancel ]]; then verdict cancelled cancelled 18 'cancelled by the user before the run had begun in this job'; fi
-  # Since Slurm 22.05 srun does not inherit --cpus-per-task: each rank would share one core.
+  # Since Slurm 22.05 srun does not inherit --cpus-per-task: all ranks would share one core.
   if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
   event job '"start": '"$_restart"', "nodes": '"$(json "${SLURM_JOB_NODELIST:-}")"
 }
-# before_setup [with-modules]: errors end the job from here on, and what is printed from here on is setup's.
+# before_setup [with-modules]: from here on errors end the job, and the output belongs to `setup:`.
 before_setup() {
   _setup_from=$(stat -c %s "$_run_dir/slurm-$_job.out" 2>/dev/null) || _setup_from=0
   set -e +u
@@ -589,11 +602,12 @@ before_setup() {
 }
 after_setup() {
   set +e -u
-  # A trap of its own for the end of the script stays.
+  # Keep an EXIT trap that `setup:` has set itself.
   if [[ $(trap -p EXIT) == *setup_failed* ]]; then trap - EXIT; fi
   export LAUNCHER_SETUP_DONE=1
 }
-# The end of what it printed, without the values of the job's secrets: variables or files in `_secrets`.
+# Print the end of the output of `setup:`, without the values of the job's secrets. `_secrets` has their variables and
+# files.
 printed_by_setup() {
   local _said _one _value _secret
   _said=$(tail -c "+$((_setup_from + 1))" "$_run_dir/slurm-$_job.out" 2>/dev/null | tr -d '\0' | grep . | tail -n 5)
@@ -607,34 +621,34 @@ printed_by_setup() {
   _said=${_said//$'\n'/; }
   printf '%s' "$_said" | tail -c 600
 }
-# into_container [NAME...]: variables that must be there inside as they are here.
+# into_container [NAME...]: make these variables have the same values inside the container.
 into_container() {
-  # Packages in the home directory's ~/.local would go before the image's.
+  # Otherwise packages in ~/.local would take precedence over the image's.
   export PYTHONNOUSERSITE=1
-  # What an Apptainer image sets for itself wins over the same variable out here, but not over APPTAINERENV_ ones.
+  # Variables that an Apptainer image sets override those of the host, except APPTAINERENV_ variables.
   local _name
   for _name in "$@"; do
     if [[ -v $_name ]]; then export "APPTAINERENV_$_name=${!_name}"; fi
   done
 }
-# finish STEP: wait for the process STEP, passing on what Slurm asks meanwhile, and end the job as the run ended.
-# Returns where the run is to go on in this job.
+# finish STEP: wait for the process STEP, pass on Slurm's stop requests, and end the job as the run ended. Return if the
+# run goes on in this job.
 finish() {
   local _rc _owner
-  # bash runs a trap only while it waits, and `wait` then returns at once with 128+n: wait again.
+  # A trapped signal interrupts `wait`, which returns 128+n: wait again.
   while :; do
     while ((_handled < ${#_signals[@]})); do ask "${_signals[_handled++]}"; done
     wait "$1"
     _rc=$?
     ((_handled < ${#_signals[@]})) || break
   done
-  # What Slurm sends when it takes the job back must not interrupt what is left to do.
+  # Signals that Slurm sends when it requeues the job must not interrupt the rest.
   trap '' USR2 TERM
-  # When one node ends badly srun ends the others, and its own code is then 143. The first node's supervisor judges
-  # the run: its code counts.
+  # If the step fails on one node, srun ends the others and returns 143. The exit code of the first node's supervisor
+  # counts, because it judges the run.
   if [[ -s $_files.exit ]]; then _rc=$(<"$_files.exit"); fi
   say "the step ended with exit code $_rc"
-  # Another job has the run: its records are not ours to write, and it is the one to ask about.
+  # Exit code 88: another job has the run. Leave its records alone, and record its handle.
   if ((_rc == 88)); then
     _owner=$(grep -o '"handle": "[^"]*"' "$_run_dir/events.jsonl" | grep -vF "\"$_handle\"" | tail -n 1 | cut -d '"' -f 4)
     if [[ -n $_owner ]] && ! ended_for_slurm "$_owner"; then
@@ -646,7 +660,7 @@ finish() {
     return
   fi
   if ! judged; then judge "$_rc"; fi
-  # The supervisor was asked to stop and wants to go on.
+  # Requeue the job if the supervisor was asked to stop and the run may go on.
   if [[ -n $_requeue ]]; then
     if wants_to_go_on; then
       if leave_unfit; then

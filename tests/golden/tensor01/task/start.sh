@@ -2,14 +2,14 @@
 # Starts the ranks of one attempt on this host: one launcher worker per rank.
 # Job tiny-gpt, run task-20261121-085401. Rendered by launcher 0.1.0.
 # The supervisor runs it; `bash start.sh` by hand runs attempt 0 of the same run.
-# shellcheck disable=SC2016 # values stand in single quotes, where nothing in them is expanded
+# shellcheck disable=SC2016 # values are in single quotes, so that nothing in them is expanded
 set -euo pipefail
 
 die() {
   printf 'launcher: %s\n' "$*" >&2
   exit 78
 }
-# unfit WHY: the fault is this node's. Between two attempts the supervisor wants to know.
+# unfit WHY: end with a fault of this node. Between two attempts, a special exit code tells the supervisor.
 unfit() {
   [[ -n ${LAUNCHER_ONLY_CHECK:-} ]] || die "$*"
   printf 'launcher: %s\n' "$*" >&2
@@ -35,32 +35,33 @@ fi
 export NCCL_SHM_DISABLE='1'
 export NCCL_DEBUG='WARN'
 
-# A GPU that fell off the bus is cheaper to find here than in the first collective. Where the driver hangs, nvidia-smi
-# may not even end by SIGKILL: only its answer is waited for. Without persistence mode, the driver starts first.
+# Find lost GPUs here, not in the first collective. If the driver hangs, even SIGKILL may not end nvidia-smi: wait only
+# for its answer. Without persistence mode, the driver must first start.
 _patience=60
-if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then _patience=20; fi # the supervisor waits no longer than 30 s
+if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then _patience=20; fi # the supervisor waits for at most 30 s
 if command -v nvidia-smi >/dev/null; then
   read -r -t "$_patience" _gpus < <(exec 2>/dev/null; nvidia-smi -L | grep -cE '^(GPU|  MIG)') ||
     unfit "nvidia-smi gives no answer within $_patience s on $(hostname): the driver of its GPUs hangs. Look at dmesg (Xid), and restart the node or leave it out"
   ((_gpus >= 8)) || unfit "this node shows $_gpus GPUs, the job needs "8
 elif ! command -v rocm-smi >/dev/null && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
-  # Training would go on on the CPU, silently and for ever.
+  # Otherwise the job would silently train on the CPU.
   unfit "no GPU on this node: neither nvidia-smi, rocm-smi nor /dev/nvidia0 is here; GPUs per node of the job: "8
 fi
 
-# As many open files as this host allows, since DataLoader workers and NCCL need them, and as much locked memory.
+# Raise the limits of open files (DataLoader workers and NCCL need many) and of locked memory as far as allowed.
 _soft=$(ulimit -S -n) _hard=$(ulimit -H -n)
 if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
 if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
 ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 
 
-# What every rank runs. launcher's worker fills placeholders such as {micro_batch_size} for each attempt.
+# The command of every rank. launcher's worker fills in placeholders such as {micro_batch_size} for each attempt.
 _argv=('/opt/venv/bin/python' '-m' 'launcher.train')
 
 cd '/shared/code of user' || unfit 'the working directory of the job does not exist on this node: ''/shared/code of user'
 
-# Secrets: values come from the supervisor, or from where the job says. They stand in no file here.
+# Secrets: the supervisor passes the values; otherwise they are read from the source that the job names. This file does
+# not contain them.
 if [[ ! -v LAUNCHER_ENV_HF_TOKEN ]]; then
   if [[ -v HF_TOKEN ]]; then LAUNCHER_ENV_HF_TOKEN=$HF_TOKEN; fi
 fi
@@ -76,8 +77,8 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]]; then
   export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
 fi
 
-# Examine this node in the environment of the ranks: `checks: doctor` of the cluster profile, or the supervisor asks for
-# it after an attempt that the cluster may have ended.
+# Check this node in the environment of the ranks, if the profile has `checks: doctor`, or if the supervisor asks for it
+# after an attempt that may have failed because of the cluster.
 _checks=
 if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   _said=$("$_python" -m launcher.doctor) && _rc=0 || _rc=$?
@@ -89,5 +90,5 @@ if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
 fi
 if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then exit 0; fi
 
-# One host: there is no torchrun, and each rank gets the variables that one would set (RANK, WORLD_SIZE and so on).
+# One host, without torchrun: each rank gets the variables that torchrun would set, such as RANK and WORLD_SIZE.
 exec "$_python" -m launcher.supervise.local_ranks 8 -- "${_argv[@]}"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Rendered by launcher 0.1.0. Docker's default /dev/shm of 64 MiB ends DataLoader workers by a bus error.
+# Rendered by launcher 0.1.0. With Docker's default /dev/shm of 64 MiB, DataLoader
+# workers end with a bus error.
 set -eu
 _least=1024
 _have=$(df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 { print $2 }')

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rendered by launcher 0.1.0.
-# launcher-pod          sshd where $PUBLIC_KEY is set, then wait for ever: a pod whose command returns is started again
-# launcher-pod --sshd   sshd alone, then return: a line for `setup:` of a cluster profile
+# launcher-pod          start sshd if $PUBLIC_KEY is set, then wait: RunPod restarts a pod whose command returns
+# launcher-pod --sshd   start sshd and return, for `setup:` of a cluster profile
 set -eu
 
 if [[ -n ${PUBLIC_KEY:-} ]]; then
@@ -9,9 +9,9 @@ if [[ -n ${PUBLIC_KEY:-} ]]; then
   chmod 700 ~/.ssh
   printf '%s\n' "$PUBLIC_KEY" >~/.ssh/authorized_keys
   chmod 600 ~/.ssh/authorized_keys
-  # Made here: keys in the image would be everybody's.
+  # Create host keys here: keys in the image would be known to everybody.
   ssh-keygen -A >/dev/null
-  # A login gets no environment of the image, where `launcher` and `python` are found by PATH.
+  # A login shell does not get the image's environment: set PATH, so that it finds `launcher` and `python`.
   /usr/sbin/sshd -o PasswordAuthentication=no -o PermitRootLogin=prohibit-password -o "SetEnv=PATH=$PATH"
   echo 'launcher: sshd is listening' >&2
 else
