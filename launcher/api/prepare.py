@@ -14,7 +14,7 @@ from launcher.rundir.find import default_root
 from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerError
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster, scheduler_class
-from launcher.spec.cluster import Cluster
+from launcher.spec.cluster import SECTIONS, Cluster
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
@@ -24,13 +24,14 @@ from launcher.spec.typed import Override, given_as
 def named_cluster(name: str, sets: Sequence[str] = ()) -> Cluster:
     """Load the profile and apply `sets` to it.
 
-    Raises SpecError if it is unknown or invalid, SchedulerError for options of Slurm on another scheduler.
+    Raises SpecError if it is unknown or invalid, SchedulerError for options of another scheduler.
     """
     file = find_cluster(str(name), cluster_folders(clusters_dir()))
-    slurm = [text for text in sets if text.startswith("cluster.slurm.")]
-    if slurm and (scheduler := load_cluster(file).scheduler) != "slurm":
-        message = f"{name} has no Slurm queue, it has scheduler: {scheduler}"
-        raise SchedulerError(f"{given_as(slurm[0])}: {message}")
+    for section in SECTIONS:
+        options = [text for text in sets if text.startswith(f"cluster.{section}.")]
+        if options and (scheduler := load_cluster(file).scheduler) != section:
+            message = f"{name} has scheduler: {scheduler}, which has no options of {section}"
+            raise SchedulerError(f"{given_as(options[0])}: {message}")
     return load_cluster(file, sets)
 
 
@@ -119,12 +120,11 @@ def within(limits: Limits, cluster: Cluster) -> Cluster:
     overrides = {name: value for name, value in asdict(limits).items() if value is not None}
     if not overrides:
         return cluster
-    from launcher.schedulers.runpod.profile import RunPod
-
-    if (section := RunPod.of(cluster)) is None:
+    section = cluster.section
+    if section is None or not overrides.keys() <= type(section).model_fields.keys():
         options = ", ".join(f"--{name.replace('_', '-')}" for name in overrides)
         raise SchedulerError(f"{options}: nothing is rented on {cluster.name}; give a runpod profile")
-    return cluster.model_copy(update={"runpod": section.model_copy(update=overrides)})
+    return cluster.model_copy(update={cluster.scheduler: section.model_copy(update=overrides)})
 
 
 def prepare(request: Request) -> tuple[Scheduler, Prepared]:

@@ -219,7 +219,7 @@ def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, ha
     width = computes_in(recipe)
     whole = sum(count * p.numel * min(p.itemsize, width) for p, count in model.distinct)
     up = states.host.parameters if recipe.offload == "cpu" else 0
-    ring = _ring(whole, ranks.shards(recipe), ranks, hardware, apart=recipe.tensor)
+    ring = _ring(whole, ranks.shards(recipe), ranks, hardware, stride=recipe.tensor)
     return _Links(ring, up / _pcie(hardware))
 
 
@@ -234,7 +234,7 @@ def _synchronise(
     down = _to_host(recipe, states, ranks, hardware)
     if recipe.sharding not in SHARDED:
         return _Links(pcie=down)
-    ring = _ring(whole, ranks.shards(recipe), ranks, hardware, apart=recipe.tensor)
+    ring = _ring(whole, ranks.shards(recipe), ranks, hardware, stride=recipe.tensor)
     if recipe.sharding == "hybrid":
         # Each GPU's shard is reduced with its replicas on other nodes. A node's shards share its network.
         nodes = ranks.world // ranks.per_node
@@ -271,23 +271,23 @@ def _gather_updated(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: 
 
 def _over_replicas(recipe: Recipe, model: ModelShapes, ranks: Ranks, hardware: Hardware) -> float:
     """Return the seconds to gather, or to reduce, the trained part of one rank's model over its replicas."""
-    return _ring(model.gradients, data_ranks(recipe, ranks.world), ranks, hardware, apart=recipe.tensor)
+    return _ring(model.gradients, data_ranks(recipe, ranks.world), ranks, hardware, stride=recipe.tensor)
 
 
-def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, apart: int = 1) -> float:
+def _ring(whole: float, over: int, ranks: Ranks, hardware: Hardware, *, stride: int = 1) -> float:
     """Return the seconds of an all-gather or a reduce-scatter of `whole` bytes over `over` ranks.
 
     Each of N ranks sends (N - 1) / N of the bytes at the rate of the slowest link. A ring enters and leaves
-    each node once. `apart`: distance between the numbers of a ring's ranks, which is also the number of rings
+    each node once. `stride`: distance between the numbers of the ranks in a ring, and the number of rings
     that work at the same time and share a node's network.
     """
     if over == 1:
         return 0.0
-    rates, within = [], max(1, ranks.per_node // apart)
+    rates, within = [], max(1, ranks.per_node // stride)
     if within > 1:
         rates.append(_within_node(hardware))
     if over > within:
-        rates.append(hardware.inter_node * NETWORK_REACHED / min(apart, ranks.per_node))
+        rates.append(hardware.inter_node * NETWORK_REACHED / min(stride, ranks.per_node))
     return whole * (over - 1) / over / min(rates)
 
 

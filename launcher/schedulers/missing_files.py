@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import glob
 import importlib.util
+import itertools
 import re
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath
@@ -54,7 +56,8 @@ def _uses_this_python(request: Request) -> bool:
     own_python = cluster.paths.python is None and cluster.container.runtime == "none"
     settings = (*request.job.env, *cluster.env, *cluster.setup)
     scheduler_uses_it = scheduler_class(cluster.scheduler).uses_this_python
-    return scheduler_uses_it and own_python and not any("PYTHONPATH" in setting for setting in settings)
+    other_paths = any(setting == "PATH" or "PYTHONPATH" in setting for setting in settings)
+    return scheduler_uses_it and own_python and not other_paths
 
 
 def missing(
@@ -74,6 +77,7 @@ def missing(
             yield from _no_program(job.command[0], script, workdir)
         elif script is None and python and not setup and "PATH" not in job.env:
             yield from _not_on_path(job.command[0], workdir)
+            yield from _no_module(job.command, workdir)
         return
     module, _, name = (job.task or "").partition(":")
     file = _file_of(module, workdir)
@@ -136,17 +140,34 @@ _SHELLS = ("sh", "bash", "zsh", "dash")
 
 def script_of(command: tuple[str, ...]) -> str | None:
     """Return the file that a command needs in the working directory: `python -u train.py`, `./train.sh`."""
-    first, rest = command[0], list(command[1:])
-    program = PurePath(first).name
-    if re.fullmatch(r"python[\d.]*", program):
-        while rest and _FLAGS.fullmatch(rest[0]):
-            rest.pop(0)
-        first = rest[0] if rest else "-"
-    elif program in _SHELLS:
-        first = rest[0] if rest else "-"
+    first = command[0]
+    if (arguments := _arguments_of_python(command)) is not None:
+        first = next(arguments, "-")
+    elif PurePath(first).name in _SHELLS:
+        first = command[1] if len(command) > 1 else "-"
     elif "/" not in first:
         return None
     return None if first.startswith(("/", "~", "-")) or "{" in first or "$" in first else first
+
+
+def _arguments_of_python(command: tuple[str, ...]) -> Iterator[str] | None:
+    """Yield Python's arguments after its flags: a script or `-m`, and what follows. None if it is another
+    program."""
+    if not re.fullmatch(r"python[\d.]*", PurePath(command[0]).name):
+        return None
+    return itertools.dropwhile(_FLAGS.fullmatch, command[1:])
+
+
+def _no_module(command: tuple[str, ...], workdir: Path) -> Iterator[tuple[str, str]]:
+    """Yield that the package of `python -m package.module` does not exist, if `python` is this Python."""
+    option, module = itertools.islice(itertools.chain(_arguments_of_python(command) or (), ("", "")), 2)
+    package = module.partition(".")[0]
+    program = shutil.which(command[0])
+    is_this = program is not None and Path(program).parent == Path(sys.executable).parent
+    if option != "-m" or not is_this or not package.isidentifier():
+        return
+    if _installed(package) is None and not any(workdir.glob(f"{package}*")):
+        yield "command", f"there is no module {package}: neither in {workdir} nor installed"
 
 
 def _no_program(first: str, script: str, workdir: Path) -> Iterator[tuple[str, str]]:

@@ -22,12 +22,12 @@ from launcher.spec.events import (
     Found,
     Replanned,
     Requeued,
+    SecondEnded,
     SlurmJob,
     Starting,
     Submitted,
     Submitting,
     SupervisorStarted,
-    Twin,
     Waiting,
     Withdrawn,
     latest,
@@ -167,7 +167,7 @@ def withdraw_unused(run: RunDir) -> None:
             return
 
 
-_CONFIRMING = (Submitted, Requeued, Waiting, Starting, SlurmJob, Found, Twin, SupervisorStarted)
+_CONFIRMING = (Submitted, Requeued, Waiting, Starting, SlurmJob, Found, SecondEnded, SupervisorStarted)
 
 
 def may_start(run: RunDir) -> bool:

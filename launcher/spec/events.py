@@ -120,7 +120,7 @@ class Waiting(Event, kind="waiting"):
     "Whether the run waits for its turn in its sweep."
 
 
-class Twin(Event, kind="twin"):
+class SecondEnded(Event, kind="twin"):
     """A second job or pod of the same run ended itself."""
 
     handle: str | None = None

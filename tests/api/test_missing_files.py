@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import launcher
 from launcher.spec.errors import SpecError
 from tests.lab import Lab
 
+PYTHON = sys.executable
 MINE = """
 import os
 from launcher.train.task import Task
@@ -72,6 +74,7 @@ def check(**fields: Any) -> None:
         ({"command": "python3.11 deep/run.py"}, "there is no deep/run.py in {here}"),
         ({"command": "python -u trian.py"}, "there is no trian.py in {here}"),
         ({"command": "/usr/bin/python3 trian.py"}, "there is no trian.py in {here}"),
+        ({"command": f"{PYTHON} -u -m nowhere.train"}, "there is no module nowhere: neither in {here} nor"),
         ({"command": "bash run.sh"}, "there is no run.sh in {here}"),
         ({"command": "python train.py", "workdir": "pack"}, "there is no train.py in {here}/pack"),
         ({"task": "nowhere.there:Mine"}, "there is no module nowhere.there: neither in {here} nor installed"),
@@ -109,7 +112,11 @@ def test_it_is_named(project: Path, fields: dict[str, Any], said: str) -> None:
     "fields",
     [
         {"command": "python train.py --data nowhere.bin"},
-        {"command": "python -m nowhere"},
+        {"command": "/usr/bin/python3 -m nowhere"},
+        {"command": f"{PYTHON} -m pack.inner"},
+        {"command": f"{PYTHON} -m json.tool"},
+        {"command": f"{PYTHON} -m nowhere", "env": {"PATH": "/elsewhere"}},
+        {"command": f"{PYTHON} -m"},
         {"command": "python -X dev trian.py"},
         {"command": "python pack"},
         {"command": "python -u train.py"},

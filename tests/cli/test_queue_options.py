@@ -49,7 +49,12 @@ def test_the_state_of_a_run_that_was_rendered_for_slurm_names_the_script_for_sba
 @pytest.mark.parametrize(
     ("arguments", "cluster", "message"),
     [
-        (["--qos", "high"], "local", "launcher: --qos high: local has no Slurm queue"),
+        (["--qos", "high"], "local", "--qos high: local has scheduler: local, which has no options of slurm"),
+        (
+            ["-s", "cluster.runpod.budget=1"],
+            "slurm-a100",
+            "--set cluster.runpod.budget=1: slurm-a100 has scheduler: slurm, which has no options of runpod",
+        ),
         (["--qos", ""], "slurm-a100", "the value of --qos is empty"),
         (
             ["-s", "cluster.slurm.qoss=x"],

@@ -16,7 +16,7 @@ from launcher.schedulers.runpod import pods
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.evidence import submission_in
 from launcher.schedulers.runpod.handle import Handle, claim
-from launcher.spec.events import DuplicateEnded, Rejected, Twin
+from launcher.spec.events import DuplicateEnded, Rejected, SecondEnded
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -36,7 +36,7 @@ def has_run(copy: Copy, number: int, id: str) -> bool:
 
 def adopt(copy: Copy, handle: Handle) -> None:
     """Record that this pod runs the run, in place of what was recorded about another. Raises VolumeError."""
-    copy.run.append(Twin(handle=str(handle)))
+    copy.run.append(SecondEnded(handle=str(handle)))
     if (state := _state_there(copy)) is not None:
         replace_json(copy.run.state, state)
 

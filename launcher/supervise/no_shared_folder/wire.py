@@ -1,4 +1,8 @@
-"""Messages between two supervisors over TCP. Both first prove that they know the token of this start."""
+"""Messages between two supervisors over TCP. Both first prove that they know the token of this start.
+
+`multiprocessing.connection` is not used: it has no time limits, so that one silent caller would block all
+others, and before Python 3.12 its proof is an HMAC with MD5.
+"""
 
 from __future__ import annotations
 
