@@ -39,8 +39,22 @@ ADDED = {
         "PLACEHOLDERS = {\n",
         'PLACEHOLDERS = {\n    "job_name": "name",\n',
     ),
+    "launcher/schedulers/slurm/profile.py": (
+        "    qos: str | None = None\n",
+        '    mood: str | None = None\n    "Mood of the queue."\n    qos: str | None = None\n',
+    ),
+    "launcher/spec/variables.py": (
+        '\nNODES = "LAUNCHER_NODES"',
+        '\nPRAISE = "LAUNCHER_PRAISE"\nNODES = "LAUNCHER_NODES"',
+    ),
 }
 "One of each: the file, and what is replaced by what."
+SETS_THE_VARIABLE = (
+    "launcher/supervise/attempt.py",
+    "        variables.RUN_ID:",
+    '        variables.PRAISE: "well done",\n        variables.RUN_ID:',
+)
+"The process that sets the added variable."
 ONE_RANK = {"gpus_per_node": 0, "ranks_per_node": 1}
 
 
@@ -50,7 +64,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     copy = tmp_path_factory.mktemp("copy")
     for name in ("launcher", "templates", "clusters", "containers"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for file, (old, new) in ADDED.items():
+    for file, old, new in [*((file, *change) for file, change in ADDED.items()), SETS_THE_VARIABLE]:
         text = (copy / file).read_text()
         assert text.count(old) == 1, f"{file} has no single {old!r}"
         (copy / file).write_text(text.replace(old, new))
@@ -69,8 +83,10 @@ def python(lab: Lab, code: str) -> Any:
 
 
 def test_the_contributing_guide_names_the_places() -> None:
-    guide = (ROOT / "CONTRIBUTING.md").read_text()
-    assert all(f"`{file}`" in guide for file in ADDED)
+    rows = re.findall(
+        r"^\| an? [^|]* \| `(launcher/.*?)`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+    assert sorted(rows) == sorted(ADDED)
 
 
 def test_an_optimizer_is_offered_planned_and_trained_with(lab: Lab) -> None:
@@ -140,10 +156,28 @@ def test_a_failure_class_is_told_by_a_pattern_judged_and_explained(lab: Lab) -> 
 
 
 def test_a_variable_reaches_the_command_and_its_ranks(lab: Lab) -> None:
-    lab.script("import os, sys\nprint(sys.argv[1], os.environ['LAUNCHER_JOB_NAME'])\n")
+    lab.script(
+        "import os, sys\nprint(sys.argv[1], *map(os.environ.get, ['LAUNCHER_JOB_NAME', 'LAUNCHER_PRAISE']))\n"
+    )
     job = lab.job(command="python train.py {job_name}", resources=ONE_RANK, recipe={"sharding": "none"})
     assert lab.cli("run", str(job)).returncode == 0
-    assert "e2e e2e" in lab.cli("logs", lab.newest().id).stdout
+    assert "e2e e2e well done" in lab.cli("logs", lab.newest().id).stdout
+
+
+def test_a_field_of_a_schedulers_section_is_offered_and_checked_and_can_be_set(lab: Lab) -> None:
+    schema = json.loads(lab.cli("schema", "cluster").stdout)
+    assert schema["$defs"]["Slurm"]["properties"]["mood"]["description"] == "Mood of the queue."
+    (lab.folder / "site.yaml").write_text("name: site\nscheduler: slurm\nslurm: {mood: [1]}\n")
+    assert "site.yaml:3: slurm.mood" in lab.cli("clusters", "validate", "site.yaml").stdout
+    (lab.folder / "site.yaml").write_text("name: site\nscheduler: slurm\nslurm: {mood: calm}\n")
+    assert "ok (slurm)" in lab.cli("clusters", "validate", "site.yaml").stdout
+    moods = python(
+        lab,
+        "import json; from pathlib import Path; from launcher.spec.load import load_cluster\n"
+        "sets = [[], ['cluster.slurm.mood=busy']]\n"
+        "print(json.dumps([load_cluster(Path('site.yaml'), each).slurm.mood for each in sets]))",
+    )
+    assert moods == ["calm", "busy"]
 
 
 def test_every_variable_of_launchers_own_is_declared_once() -> None:

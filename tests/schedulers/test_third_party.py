@@ -54,7 +54,13 @@ def submit(lab: Lab, *more: str) -> RunDir:
 
 @pytest.mark.e2e
 def test_every_verb_works_with_a_scheduler_of_another_package(spool: Lab) -> None:
+    on = ("job.yaml", "-c", "workstation.yaml")
     assert "ok (spool)" in spool.cli("clusters", "validate", "workstation.yaml").stdout
+    assert "nothing is rented on workstation" in spool.cli("submit", *on, "--budget", "1").stderr
+    assert "spool of workstation takes no sweeps" in spool.cli("submit", *on, "--sweep", "seed=1,2").stderr
+    gpt = ("--set", "task=launcher.tasks.gpt:PydocGPT")
+    assert spool.json("plan", *on, *gpt)["cluster"] == "workstation"
+    assert "local_ranks" in spool.cli("render", *on).stdout
     shown = spool.cli("submit", "job.yaml", "-c", "workstation.yaml", "--dry-run")
     assert "flock" in shown.stdout and "-n1" in shown.stdout and not (spool.folder / "runs").exists()
     first = submit(spool, "--set", "steps=2")
@@ -68,6 +74,10 @@ def test_every_verb_works_with_a_scheduler_of_another_package(spool: Lab) -> Non
     (first.path / "go").touch()
     assert spool.wait(first)["state"] == "succeeded"
     assert "step 2/2" in spool.cli("logs", first.id).stdout
+    assert "no running ranks" in spool.cli("snapshot", first.id).stderr
+    assert spool.cli("report", first.id).returncode == 0 and (first.path / "report.html").exists()
+    assert spool.cli("export", first.id, "--to", "weights").returncode == 0
+    assert list((spool.folder / "weights").glob("*.safetensors"))
 
     wait_for((second.path / "held").exists, "the second run")
     assert spool.cli("cancel", second.id).returncode == 0
@@ -78,6 +88,9 @@ def test_every_verb_works_with_a_scheduler_of_another_package(spool: Lab) -> Non
     assert again["handle"] == f"spool:{second.id}"
     assert spool.wait(second)["state"] == "succeeded"
     assert "taken out of the queue" in spool.cli("why", third.id).stdout
+    assert second.id in spool.cli("compare", first.id, second.id).stdout
+    followed = spool.cli("run", *on, *gpt, "--set", "steps=1")
+    assert followed.returncode == 0 and "step 1/1" in followed.stdout
     deleted = spool.json("clean", first.id, third.id, "--yes")["deleted"]
     assert sorted(deleted) == sorted([first.id, third.id]) and not first.path.exists()
 
