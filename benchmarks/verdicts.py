@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from launcher.diagnosis.cause import Candidate, cause_of, clues_of_text  # noqa: E402
 from tests.corpus import Log, logs  # noqa: E402
-from tests.corpus.around import COLLECTORS, HEADS, TAILS  # noqa: E402
+from tests.corpus.surrounding_output import COLLECTORS, HEADS, TAILS  # noqa: E402
 
 GOALS = {"tuning": 0.97, "held back": 0.93, "certain": 0.98, "likely": 0.90, "around": 0.99}
 

@@ -16,7 +16,7 @@ from launcher.diagnosis.collector import _SOURCE, MAX_SHAPES, Collector, _rows, 
 from launcher.diagnosis.lines import lines_of, normalise
 from launcher.report.why_log import why_log
 from tests.corpus import logs
-from tests.corpus.around import IGNORED, STEPS, THREAD, TORCHRUN, WANDB
+from tests.corpus.surrounding_output import IGNORED, STEPS, THREAD, TORCHRUN, WANDB
 
 OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
 TRACEBACK = f'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\n{OOM}'

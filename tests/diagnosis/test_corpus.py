@@ -14,7 +14,7 @@ from launcher.diagnosis.collector import pattern_of
 from launcher.diagnosis.patterns import PATTERNS
 from launcher.spec.verdict import EXIT_CODES
 from tests.corpus import Log, logs
-from tests.corpus.around import COLLECTORS, HEADS, TAILS
+from tests.corpus.surrounding_output import COLLECTORS, HEADS, TAILS
 
 
 def share_right(part: list[Log]) -> float:

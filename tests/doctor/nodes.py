@@ -18,7 +18,7 @@ from launcher.doctor.options import Options
 from launcher.doctor.results import Results, results_of
 from launcher.doctor.values import Finding
 from launcher.rundir.layout import RunDir
-from tests.doctor.sick import needs_root
+from tests.doctor.faulty_host import needs_root
 from tests.lab import wait_for
 
 SECONDS = 300.0

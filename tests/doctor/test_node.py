@@ -22,7 +22,7 @@ from launcher.doctor.orders import Orders
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_SICK
-from tests.doctor.sick import in_mounts, stub
+from tests.doctor.faulty_host import in_mounts, stub
 
 PYTHON = [sys.executable, "-m", "launcher.doctor"]
 

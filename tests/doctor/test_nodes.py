@@ -11,8 +11,8 @@ import pytest
 
 from launcher.doctor.outcome import BUS
 from launcher.doctor.results import Results
+from tests.doctor.faulty_host import stub
 from tests.doctor.nodes import Nodes, sick
-from tests.doctor.sick import stub
 
 
 @pytest.fixture

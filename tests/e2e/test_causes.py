@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.spec.verdict import EXIT_CODES
-from tests.corpus.around import IGNORED, THREAD, WANDB
+from tests.corpus.surrounding_output import IGNORED, THREAD, WANDB
 from tests.lab import Lab, events, verdicts
 
 pytestmark = pytest.mark.e2e

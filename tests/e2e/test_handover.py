@@ -176,7 +176,7 @@ def test_ranks_that_do_not_meet_again_after_a_failure_are_ended_within_seconds_a
 
 
 @pytest.mark.thorough
-def test_half_an_update_is_nobodys_and_the_checkpoint_is_taken(lab: Lab) -> None:
+def test_after_half_an_update_the_run_resumes_from_the_checkpoint(lab: Lab) -> None:
     oom = EXIT_CODES["gpu-oom"]
     first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})
     assert "a smaller micro-batch does not help" in first.read_state()["then"]

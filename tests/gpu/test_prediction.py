@@ -25,7 +25,7 @@ from tests.memory.predicted import peaks, predicted
 from tests.train.runs import measure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(3600)]
-TRUTH = Path(__file__).parents[1] / "memory" / "truth.py"
+TRUTH = Path(__file__).parents[1] / "memory" / "measured_steps.py"
 ALLOCATOR = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",

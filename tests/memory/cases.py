@@ -321,7 +321,7 @@ def truths(cases: Sequence[Case], profile: Iterable[Case] = ()) -> list[dict[str
                 for number, one in enumerate(those)
             ]
             (folder / "cases.json").write_text(json.dumps(asked))
-            measure(str(HERE / "truth.py"), folder, ranks, per_node, timeout=1800)
+            measure(str(HERE / "measured_steps.py"), folder, ranks, per_node, timeout=1800)
             each = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
         found.update(zip(those, map(_most, zip(*each, strict=True)), strict=True))
     return [found[one] for one in cases]

@@ -43,8 +43,8 @@ def predicted(
 
 
 def peaks(*stages: Estimate) -> dict[str, dict[str, int]]:
-    """Most allocated bytes of any stage by moment and phase, as truth.py measures them: its resume ends when
-    the checkpoint is loaded."""
+    """The most bytes that any stage allocates, by moment and phase, as measured_steps.py measures them: its
+    resume ends when the checkpoint is loaded."""
     found: dict[str, dict[str, int]] = {}
     for one in (peak for estimate in stages for peak in estimate.peaks):
         if one.when in MOMENTS and (one.when, one.phase) != ("resume", "forward"):

@@ -18,7 +18,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import SetupError
 from launcher.train.tracing.source import TaskSource
-from tests.planning.odd import WIDTH
+from tests.planning.unusual_models import WIDTH
 
 WIDE = {"layers": 8, "dim": 256, "heads": 4, "kv_heads": 4, "hidden": 1024, "vocabulary": 8192}
 
@@ -50,12 +50,16 @@ def decider(
 
 FSDP = {"sharding": "fsdp", "optimizer": "adamw", "offload": "none", "optimizer_step": "after"}
 ODD = (
-    ("tests.planning.odd:Named", 2, {"sharding": "ddp", "optimizer": "adamw"}),
-    pytest.param("tests.planning.odd:HeavyHead", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
-    pytest.param("tests.planning.odd:Named", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
-    ("tests.planning.odd:HeavyUnused", 1, {"optimizer": "adamw", "activations": "keep"}),
-    pytest.param("tests.planning.odd:HeavyUnused", 2, {"optimizer": "adamw"}, marks=pytest.mark.slow),
-    pytest.param("tests.planning.odd:Frozen", 3, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+    ("tests.planning.unusual_models:Named", 2, {"sharding": "ddp", "optimizer": "adamw"}),
+    pytest.param(
+        "tests.planning.unusual_models:HeavyHead", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow
+    ),
+    pytest.param("tests.planning.unusual_models:Named", 1, {"optimizer": "adamw"}, marks=pytest.mark.slow),
+    ("tests.planning.unusual_models:HeavyUnused", 1, {"optimizer": "adamw", "activations": "keep"}),
+    pytest.param(
+        "tests.planning.unusual_models:HeavyUnused", 2, {"optimizer": "adamw"}, marks=pytest.mark.slow
+    ),
+    pytest.param("tests.planning.unusual_models:Frozen", 3, {"optimizer": "adamw"}, marks=pytest.mark.slow),
 )
 
 
@@ -65,7 +69,7 @@ ODD = (
         pytest.param("launcher.tasks.llama:LanguageModel", 2, FSDP, marks=pytest.mark.slow),
         *ODD,
         (
-            "tests.planning.odd:Differences",
+            "tests.planning.unusual_models:Differences",
             1,
             {"optimizer": "adamw", "offload": "none", "activations": "keep"},
         ),
@@ -165,7 +169,9 @@ def test_a_choice_always_fits_by_a_complete_trace() -> None:
 
 
 def test_work_that_is_not_affine_in_the_micro_batch_is_traced_for_each() -> None:
-    planner = decider(80 * GIB, 1, "tests.planning.odd:Looping", optimizer="adamw", activations="keep")
+    planner = decider(
+        80 * GIB, 1, "tests.planning.unusual_models:Looping", optimizer="adamw", activations="keep"
+    )
     sizes = planner.space().sizes(planner.plan.recipe)
     times = [planner.evaluate(one).time for one in sizes]
     assert len(sizes) > 2
@@ -175,7 +181,7 @@ def test_work_that_is_not_affine_in_the_micro_batch_is_traced_for_each() -> None
 
 @pytest.mark.parametrize(("gpus", "sharding"), [(1, "none"), (2, "ddp")])
 def test_a_model_that_fsdp_cannot_shard_is_planned_without_it(gpus: int, sharding: str) -> None:
-    task = "tests.planning.odd:Scaled"
+    task = "tests.planning.unusual_models:Scaled"
     decision = decider(80 * GIB, gpus, task).decide()
     assert decision.plan.recipe.sharding == sharding
     assert "scale is a parameter without dimensions" in decision.notes[0]
@@ -188,7 +194,7 @@ def test_a_model_that_fsdp_cannot_shard_is_planned_without_it(gpus: int, shardin
 
 def test_ddp_is_chosen_only_if_each_parameter_gets_a_gradient_and_a_job_that_fixes_it_is_warned() -> None:
     def decision(task: str, **recipe: Any) -> Decision:
-        task = f"tests.planning.odd:{task}"
+        task = f"tests.planning.unusual_models:{task}"
         return decider(80 * GIB, 2, task, gpu_type="of unknown speed", **recipe).decide()
 
     assert decision("Looping", activations="keep").plan.recipe.sharding == "ddp"
@@ -202,7 +208,9 @@ def test_ddp_is_chosen_only_if_each_parameter_gets_a_gradient_and_a_job_that_fix
 
 
 def test_offloaded_activations_take_host_memory() -> None:
-    planner = decider(80 * GIB, 2, "tests.planning.odd:Named", sharding="ddp", activations="offload")
+    planner = decider(
+        80 * GIB, 2, "tests.planning.unusual_models:Named", sharding="ddp", activations="offload"
+    )
     sizes = planner.space().sizes(planner.plan.recipe)
     two, four = (
         next(

@@ -1,4 +1,4 @@
-"""The choice against trying everything, on a model of closed forms: tests.planning.toy."""
+"""The choice against trying everything, on a model of closed forms: tests.planning.closed_form_model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.spec.base import GIB, format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting, broken_rules
 from tests.planning.anchors import LLAMA, MPT
-from tests.planning.toy import Toy
+from tests.planning.closed_form_model import Toy
 
 PLACES: dict[str, dict[str, Any]] = {
     "7B on 8 A6000": {},

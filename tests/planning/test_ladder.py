@@ -16,7 +16,7 @@ from launcher.spec.rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict
 from launcher.supervise.policy import advice, decide
 from tests.planning.anchors import LLAMA, MPT
-from tests.planning.toy import Toy
+from tests.planning.closed_form_model import Toy
 
 PLACES: dict[str, Toy] = {
     "7B on 8 A6000": Toy(),

@@ -9,7 +9,7 @@ from launcher.planning.questions import (
     least_gpus,
 )
 from tests.planning.anchors import LLAMA
-from tests.planning.toy import Toy
+from tests.planning.closed_form_model import Toy
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not():

@@ -129,7 +129,7 @@ def test_a_rung_of_the_ladder_has_the_figures_of_the_stage_with_its_recipe() -> 
 
 def test_stages_that_fsdp_refuses_the_model_are_not_estimated_and_say_so() -> None:
     job = Job.model_validate(
-        {"name": "scaled", "task": "tests.planning.odd:Scaled", "batch": {"global": 4}, "steps": 1}
+        {"name": "scaled", "task": "tests.planning.unusual_models:Scaled", "batch": {"global": 4}, "steps": 1}
     )
     gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 2, "memory": "79.1GiB"}
     cluster = Cluster.model_validate({"name": "two", "scheduler": "local", "node": {"gpu": gpu}})

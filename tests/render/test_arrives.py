@@ -20,7 +20,7 @@ from launcher.schedulers.runpod.scripts import _args
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.variables import travelling
-from tests.render import nasty, stubs
+from tests.render import hostile_values, stubs
 from tests.render.run import render_run
 
 SLURM = {"name": "s", "scheduler": "slurm", "max_nodes": 4, "slurm": {"signal_seconds": 1}}
@@ -51,11 +51,11 @@ def user_argv(argv: list[bytes]) -> list[bytes]:
 @pytest.mark.slow
 @FEW
 @given(
-    name=nasty.names,
-    arguments=st.lists(nasty.texts, max_size=4),
-    env=st.dictionaries(nasty.variables, nasty.texts, max_size=3),
-    cluster_env=st.dictionaries(nasty.variables, nasty.texts, max_size=1),
-    folders=st.lists(nasty.folders, min_size=3, max_size=3, unique=True),
+    name=hostile_values.names,
+    arguments=st.lists(hostile_values.texts, max_size=4),
+    env=st.dictionaries(hostile_values.variables, hostile_values.texts, max_size=3),
+    cluster_env=st.dictionaries(hostile_values.variables, hostile_values.texts, max_size=1),
+    folders=st.lists(hostile_values.folders, min_size=3, max_size=3, unique=True),
     torchrun=st.booleans(),
 )
 def test_arguments_environment_and_paths_arrive_through_start_sh(
@@ -145,7 +145,12 @@ def _one_argument(line: str) -> tuple[str, str]:
 
 
 @FEW
-@given(name=nasty.names, folder_name=nasty.folders, account=nasty.texts, mount=nasty.folders)
+@given(
+    name=hostile_values.names,
+    folder_name=hostile_values.folders,
+    account=hostile_values.texts,
+    mount=hostile_values.folders,
+)
 def test_names_and_paths_arrive_through_sbatch_srun_and_apptainer(
     name: str, folder_name: str, account: str, mount: str
 ) -> None:
@@ -205,7 +210,7 @@ def test_every_dollar_survives_the_substitution_of_torchrun() -> None:
 
 
 @FEW
-@given(script=nasty.texts)
+@given(script=hostile_values.texts)
 def test_the_start_script_of_a_pod_travels_in_plain_characters(script: str) -> None:
     args = _args(script, "run-1")
     prefix, rest = args.split("echo ", 1)

@@ -25,7 +25,7 @@ from launcher.top.fitted_text import log_line, shortened
 from launcher.top.run_screen import RunScreen
 from launcher.top.screen import Confirm, Top
 from tests.report.written_run import eventful
-from tests.top.living import Living
+from tests.top.running_runs import Living
 
 Use = Callable[[Top, Pilot[None]], Awaitable[None]]
 

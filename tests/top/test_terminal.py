@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab import Lab, wait_for
 from tests.report.written_run import eventful
-from tests.top.living import Living
+from tests.top.running_runs import Living
 
 pytest.importorskip("textual")
 tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")

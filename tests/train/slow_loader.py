@@ -1,4 +1,4 @@
-"""Run on every rank by test_meeting.py: a loader that takes its time while another rank is out of memory."""
+"""Run on every rank by test_agreement.py: a loader is slow while another rank is out of memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import ApiError, Fate, HostileAnswerError, LostAnswerError
 from launcher.schedulers.runpod.pods import Pod, Pods, read
 from launcher.schedulers.runpod.settings import pause_seconds
-from tests.schedulers.runpod.served import Asked, Reply, Served
+from tests.schedulers.runpod.http_server import Asked, Reply, Served
 
 KEY = "rpa_CANARY0123456789"
 

@@ -22,7 +22,7 @@ from launcher.schedulers.runpod.renting import NotRentedError, Order, rent
 from launcher.schedulers.runpod.request import offer_lines
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
-from tests.schedulers.runpod.served import Asked, Reply, Served
+from tests.schedulers.runpod.http_server import Asked, Reply, Served
 
 NEVER = 10**6
 "Looks at the list."

@@ -35,8 +35,8 @@ from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.lifecycle import why_leaked
 from launcher.schedulers.runpod.poller import evidence_of
 from tests.lab import wait_for
+from tests.schedulers.runpod.http_server import Reply, Served
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
-from tests.schedulers.runpod.served import Reply, Served
 
 
 def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ pytest.importorskip("boto3")
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
 from tests.sandbox.server import ROOT
+from tests.schedulers.runpod.http_server import Asked, Reply, Served
 from tests.schedulers.runpod.runs import Lab
-from tests.schedulers.runpod.served import Asked, Reply, Served
 
 CANARY = "hf_canary\nof 'two' lines_9137"
 

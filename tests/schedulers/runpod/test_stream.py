@@ -14,7 +14,7 @@ from launcher.schedulers.runpod import api
 from launcher.schedulers.runpod.api import Client
 from launcher.schedulers.runpod.errors import ApiError, HostileAnswerError
 from launcher.schedulers.runpod.stream import LONGEST, follow
-from tests.schedulers.runpod.served import Asked, Reply, Served
+from tests.schedulers.runpod.http_server import Asked, Reply, Served
 
 STREAM = {"Content-Type": "text/event-stream"}
 OPEN = {**STREAM, "Content-Length": str(10**9)}

@@ -15,7 +15,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.runpod.mirror import Copy
 from launcher.schedulers.runpod.volume import Volume, VolumeError, endpoint
 from launcher.schedulers.wanted_files import Wanted
-from tests.schedulers.runpod.served import Asked, Reply, Served
+from tests.schedulers.runpod.http_server import Asked, Reply, Served
 
 SECRET = "rps_CANARY_55"
 

@@ -1,4 +1,4 @@
-"""When and where the ranks meet, so that none is a step ahead and none is waited for in vain."""
+"""When the ranks agree after a step, so that no rank is a step ahead and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.train.runs import job, measure, prepare, recipe, start
 
 
 @pytest.mark.slow
-def test_the_ranks_meet_behind_the_micro_batch_that_failed_before_any_loader_is_asked(tmp_path: Path) -> None:
+def test_the_ranks_agree_after_the_micro_batch_that_failed_before_they_ask_a_loader(tmp_path: Path) -> None:
     found = measure("slow_loader.py", tmp_path, ranks=2)
     assert found["waited"] == [True]
     assert ["downgrade", 3, True] in found["events"]
