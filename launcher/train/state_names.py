@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from launcher.spec.listed import listed
+from launcher.spec.listed_names import listed
 from launcher.train.task import TaskError
 
 _EXTRA = "_extra_state"

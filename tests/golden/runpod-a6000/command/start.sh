@@ -126,7 +126,7 @@ if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   if ((_rc == 3)); then
     unfit "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
   elif ((_rc)); then
-    echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
+    echo "launcher: the doctor's checks ended with exit code $_rc: continuing without them" >&2
   fi
 fi
 if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then exit 0; fi

@@ -307,7 +307,7 @@ remember_failed_nodes() {
   if ((${#_failed[@]})); then
     _reason='node-failed'
     exclude "${_failed[@]}"
-    say "failed in the start before: ${_failed[*]}"
+    say "failed since the previous start: ${_failed[*]}"
   fi
   event requeued '"reason": "'"$_reason"'", "by": "slurm", "nodes": '"$(json "${_failed[*]-}")"
   if [[ $_reason == node-failed ]] && (($(lost_starts) > _retries_same)); then
@@ -356,7 +356,7 @@ leave_if_ended() {
   trap '' USR2 TERM
   if ((${#_signals[@]})); then _reason=$(why "${_signals[-1]}"); else _reason=$(why TERM); fi
   case $_reason in
-    cancelled) verdict cancelled cancelled 18 "job $_id was cancelled; no supervisor was there to say more" ;;
+    cancelled) verdict cancelled cancelled 18 "job $_id was cancelled while no supervisor of the run was active" ;;
     time-limit) leave time-limit 16 "$_retries_time_limits" time_limits ;;
     node-failed) leave node-failed 14 "$_retries_same" same ;;
     *) leave preempted 15 "$_retries_preemptions" preemptions ;;
@@ -389,7 +389,7 @@ leave_unfit() {
   event requeued '"reason": "node-failed"'
   event job '"start": '"$_restart"', "nodes": '"$(json "${SLURM_JOB_NODELIST:-}")"
   state submitted '"reason": "goes on with unfit nodes, since no job without them could be submitted"'
-  say 'the run goes on here'
+  say 'the run goes on in this job'
   # When the step ends on one node, srun sends TERM to the others, and on-node.sh reports it. That is no preemption.
   if [[ " ${_signals[*]-} " != *' USR2 '* && $(why TERM) == preempted && ! $(member PreemptTime) =~ [0-9] ]]; then
     rm -f "$_files.stop"
@@ -430,7 +430,7 @@ leave_if_asked() {
 }
 # leave REASON CODE LIMIT BUDGET [WHY]: requeue the run if its budget retries.BUDGET of LIMIT allows it; exit with CODE.
 leave() {
-  local _why=${5:-no supervisor was there to say more}
+  local _why=${5:-no supervisor of the run was active}
   if [[ -z $_requeue ]]; then
     verdict failed "$1" "$2" "job $_id: $1; $_why"
   fi
@@ -477,7 +477,7 @@ check_nodes() {
   done
   if ((_nodes > 1 && _silent * 2 > _nodes)); then
     leave_dead_nodes
-    say "the check of the nodes failed, $_silent of $_nodes gave no answer: going on without it"
+    say "the check of the nodes failed, because $_silent of $_nodes gave no answer: continuing without it"
     return 0
   fi
   for _why in "${!_of[@]}"; do

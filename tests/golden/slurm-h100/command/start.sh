@@ -54,7 +54,7 @@ if [[ $_hard == unlimited ]] || ((_hard > 1048576)); then _hard=1048576; fi
 if [[ $_soft != unlimited ]] && ((_soft < _hard)); then ulimit -S -n "$_hard" || true; fi
 ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
 if [[ $(ulimit -l) != unlimited ]] && compgen -G '/dev/infiniband/uverbs*' >/dev/null; then
-  echo "launcher: locked memory is limited to $(ulimit -l) KiB here (ulimit -l), and InfiniBand needs more: give slurmd LimitMEMLOCK=infinity, or mend limits.conf" >&2
+  echo "launcher: locked memory is limited to $(ulimit -l) KiB here (ulimit -l), and InfiniBand needs more: set LimitMEMLOCK=infinity for slurmd, or raise memlock in limits.conf" >&2
 fi
 
 # Several nodes: never fall back to localhost, where each node would wait for itself.
@@ -131,7 +131,7 @@ if [[ -n $_checks${LAUNCHER_ONLY_CHECK:-} ]]; then
   if ((_rc == 3)); then
     unfit "node ${LAUNCHER_NODE_RANK:-0} ($(hostname)) fails the doctor's checks: $_said"
   elif ((_rc)); then
-    echo "launcher: the doctor's checks ended with exit code $_rc: going on without them" >&2
+    echo "launcher: the doctor's checks ended with exit code $_rc: continuing without them" >&2
   fi
 fi
 if [[ -n ${LAUNCHER_ONLY_CHECK:-} ]]; then exit 0; fi
