@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from launcher.memory.estimate import Estimate
 from launcher.planning.space import Space
@@ -13,6 +13,10 @@ from launcher.planning.speed import StepTime
 from launcher.spec.base import Value, format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import as_yaml
+
+if TYPE_CHECKING:
+    from launcher.spec.cluster import Cluster
+    from launcher.spec.job import Job
 
 ANOTHER_OPTIMIZER = 1.2
 "Speed-up that justifies another optimizer than the default one, since this changes the trained model."
@@ -42,6 +46,15 @@ class Capacity(Value):
     "Memory of one GPU. The name is a key in the output of `launcher plan --json`."
     host: int | None = None
     "Host memory of one node."
+
+    @classmethod
+    def of(cls, job: Job, cluster: Cluster, *, on_gpu: bool) -> Capacity:
+        """Return the memory that the profile and the job declare."""
+        gpu = cluster.node.gpu
+        return cls(
+            card=gpu.memory if gpu is not None and on_gpu else None,
+            host=job.resources.memory_per_node or cluster.node.memory,
+        )
 
     def is_unknown_for(self, recipe: Recipe) -> bool:
         """Whether nothing is known of the host memory that a recipe offloads to."""

@@ -90,11 +90,7 @@ class Decider:
             roughly=functools.cache(self.evaluate.roughly),
         )
         self.notes += self.evaluate.hardware.assumed if self.evaluate.hardware is not None else ()
-        gpu = cluster.node.gpu
-        self.capacity = Capacity(
-            card=gpu.memory if gpu is not None and self.layout.gpus_per_node else None,
-            host=job.resources.memory_per_node or cluster.node.memory,
-        )
+        self.capacity = Capacity.of(job, cluster, on_gpu=on_gpu)
 
     @property
     def fixed(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from launcher.planning.hardware import gpu_types_of
 from launcher.planning.questions import Comparison
 from launcher.planning.speed import StepTime
 from launcher.planning.zero_stages import Stages
-from launcher.report.terminal import cost_lines, ladder_line, plan_rows, recipe_line
+from launcher.report.terminal import cost_lines, fit, ladder_line, plan_rows, recipe_line
 from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
@@ -84,7 +84,7 @@ def lead(page: Page) -> list[tuple[str, str]]:
     frozen = f", {decision.trained:,} of them trained" if decision.trained != decision.parameters else ""
     ladder = ladder_line(plan)
     return [
-        ("fits", _fits(decision)),
+        ("fits", fit(decision.chosen.estimate, decision.chosen.recipe, decision.room)),
         ("host memory", _host(decision)),
         ("time", _duration(page, decision)),
         *cost_lines(page.job, page.cluster, plan),
@@ -95,21 +95,6 @@ def lead(page: Page) -> list[tuple[str, str]]:
         why,
         *([("if memory runs out", ladder)] if ladder else []),
     ]
-
-
-def _fits(decision: Decision) -> str:
-    estimate, capacity = decision.chosen.estimate, decision.room.card
-    needed = f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"
-    if capacity is None:
-        host = decision.room.host
-        unknown = "unknown: `node.memory` is not set in the profile"
-        return f"{unknown if host is None else 'yes, in host memory'}; the tensors of a rank need {needed}"
-    spare = format_bytes(capacity - estimate.needed * (1 + estimate.band))
-    condition = ""
-    if decision.room.is_unknown_for(decision.chosen.recipe):
-        on_host = format_bytes(decision.chosen.estimate.host_per_node)
-        condition = f", if each node has at least {on_host} of host memory"
-    return f"yes{condition}: {needed} of {format_bytes(capacity)} on each GPU, {spare} to spare"
 
 
 def _host(decision: Decision) -> str:

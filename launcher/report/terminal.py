@@ -12,6 +12,8 @@ from rich.table import Table
 if TYPE_CHECKING:  # values are only printed here
     from rich.console import Console
 
+    from launcher.memory.estimate import Estimate
+    from launcher.planning.choice import Capacity
     from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
     from launcher.schedulers.base import Prepared
@@ -134,6 +136,39 @@ def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     return [("cost", f"{total}, {price}; {'but it ends at' if exceeds_bound else 'at most'} {upper_bound}")]
 
 
+def fit(estimate: Estimate, recipe: Recipe, capacity: Capacity) -> str:
+    """Return whether the recipe fits, with how much room."""
+    from launcher.spec.base import format_bytes
+
+    if (misfit := capacity.misfit(estimate)) is not None:
+        return f"no: {misfit}"
+    needed = f"{format_bytes(estimate.needed)} +- {estimate.band:.0%}"
+    if capacity.card is None:
+        unknown = "unknown: `node.memory` is not set in the profile"
+        answer = unknown if capacity.host is None else "yes, in host memory"
+        return f"{answer}; the tensors of a rank need {needed}"
+    spare = format_bytes(capacity.card - estimate.needed * (1 + estimate.band))
+    condition = ""
+    if capacity.is_unknown_for(recipe):
+        condition = f", if each node has at least {format_bytes(estimate.host_per_node)} of host memory"
+    return f"yes{condition}: {needed} of {format_bytes(capacity.card)} on each GPU, {spare} to spare"
+
+
+def _fit_and_time(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
+    """Return whether the plan fits and how long the whole job takes, if its memory was estimated."""
+    from launcher.planning.choice import Capacity
+    from launcher.spec.base import format_duration
+
+    if plan.estimate is None:
+        return []
+    capacity = Capacity.of(job, cluster, on_gpu=plan.layout.gpus_per_node > 0)
+    rows = [("fits", fit(plan.estimate, plan.recipe, capacity))]
+    if plan.samples_per_second and job.steps is not None and not cluster.rents:  # else the cost has the time
+        total = job.steps * job.batch.global_ / plan.samples_per_second
+        rows.append(("time", f"{format_duration(total)} predicted for {job.steps:,} steps"))
+    return rows
+
+
 def show_plan(
     console: Console,
     job: Job,
@@ -142,7 +177,11 @@ def show_plan(
     warnings: Sequence[str],
     offered: Offered | None = None,
 ) -> None:
-    rows = [*cost_rows(job, cluster, plan, offered), *plan_rows(job, cluster, plan)]
+    rows = [
+        *cost_rows(job, cluster, plan, offered),
+        *_fit_and_time(job, cluster, plan),
+        *plan_rows(job, cluster, plan),
+    ]
     if below := ladder_line(plan):
         why = next(number for number, (name, _) in enumerate(rows) if name == "why")
         rows.insert(why, ("if memory runs out", below))

@@ -434,6 +434,9 @@ def rendered(lab: Lab, name: str, *sets: str) -> dict[str, Any]:
     return json.loads(written.read_text())
 
 
+PLAN, DRY_RUN = ("plan", "job.yaml"), ("submit", "job.yaml", "--dry-run")
+
+
 def test_what_was_planned_is_what_is_submitted(lab: Lab) -> None:
     """Without torch and the user's code: from the traces that `launcher plan` has left."""
     said = told(lab, "-c", "two.yaml")
@@ -443,6 +446,11 @@ def test_what_was_planned_is_what_is_submitted(lab: Lab) -> None:
     assert plan["parameters"] == PARAMETERS
     speeds = itertools.accumulate((1 - rung["slower"] for rung in said["rungs"]), operator.mul)
     assert plan["ladder_speed"] == pytest.approx([*speeds]) and len(plan["ladder"]) > 1
+    for cluster in ("two.yaml", "slurm-h100"):
+        lines = [lab.cli(*verb, "-c", cluster).stdout.splitlines() for verb in (PLAN, DRY_RUN)]
+        planned, shown = ({line[:11].strip(): line[20:].strip() for line in each} for each in lines)
+        assert shown["fits"].startswith(planned["fits"]) and " to spare" in shown["fits"]
+    assert shown["time"].split(" predicted for ")[0] == planned["time"].split(":")[0]
     unknown = rendered(lab, "unknown", "args.width=1024")
     assert unknown["estimate"] is None and "run `launcher plan`" in unknown["warnings"][-1]
     assert unknown["recipe"]["micro_batch_size"] == 8  # starts at the largest, and steps down
