@@ -40,4 +40,4 @@ def find_cluster(name: str, folders: list[Path]) -> Path:
         return profiles[name]
     hint = did_you_mean(name, profiles) or f"known: {', '.join(sorted(profiles))}"
     looked = ", ".join(str(folder) for folder in folders)
-    raise SpecError([Problem("--cluster", name, f"no such cluster; {hint} (looked in {looked})")])
+    raise SpecError([Problem(name, "", f"no such cluster; {hint} (looked in {looked})")])
