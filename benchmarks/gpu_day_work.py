@@ -28,7 +28,7 @@ from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.train.failure import leave
 from launcher.train.rank import Rank, join_ranks
-from tests.memory import truth
+from tests.memory import measured_steps
 from tests.memory.cases import peak
 from tests.train.loss_curves import distance
 from tests.train.runs import job, one_rank, prepare, recipe
@@ -67,7 +67,7 @@ class Place:
 
 
 def step(asked: Fields, place: Place) -> Fields:
-    measure = truth.on_gpu if place.on_gpu else truth.on_cpu
+    measure = measured_steps.on_gpu if place.on_gpu else measured_steps.on_cpu
     found = measure(place.rank(), asked)
     alone = asked["ranks"] == 1
     allocated = {"allocated": peak(found["peaks"])} if found["failed"] is None else {}

@@ -98,6 +98,10 @@ _HARMLESS = {
         "is_leaf",
         "layout",
         "is_meta",
+        "is_nested",
         "nbytes",
     )
-} | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.element_size}
+}
+_HARMLESS |= {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride}
+# The report of an OOM reads the storage of every live tensor.
+_HARMLESS |= {torch.Tensor.element_size, torch.Tensor.untyped_storage}

@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Training
+from launcher.spec.verdict import OutOfMemory
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.failure import classify, write_error
+from launcher.train.largest_tensors import Moment, Piece, with_tensors
 from launcher.train.optimizers.learning_rate import learning_rate
 from launcher.train.phase import Where
 from launcher.train.rank import Place, RendezvousError, SetupError
+from launcher.train.replaced_parameters import Originals, Replaced
 
 GLOO_CLOSED = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711"
@@ -29,6 +33,18 @@ GLOO_TIMEOUT = (
 CPU_ALLOCATOR = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 )
+
+
+def test_a_parameter_that_sharding_has_replaced_does_not_hide_that_memory_ran_out() -> None:
+    """A task may have kept one without using it."""
+    model = nn.Linear(2, 2)
+    kept, originals = model.weight, Originals(model)
+    model.weight = nn.Parameter(torch.ones(1))
+    originals.check(model)
+    assert type(kept) is Replaced
+    piece = Piece(kept.untyped_storage()._cdata, 16)
+    told = with_tensors(OutOfMemory(kind="gpu", requested=8), Moment(8, 32, 0, (piece,)), None)
+    assert [tensor.shape for tensor in told.largest] == [(2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -298,18 +298,15 @@ def _users(model: nn.Module, blocks: Container[nn.Module]) -> dict[nn.Parameter,
     be in several places."""
     users: dict[nn.Parameter, set[nn.Module | None]] = {}
     seen = set[tuple[nn.Module, nn.Module | None]]()
-
-    def visit(module: nn.Module, block: nn.Module | None) -> None:
+    waiting: list[tuple[nn.Module, nn.Module | None]] = [(model, None)]
+    while waiting:
+        module, block = waiting.pop()
         block = module if module in blocks else block
-        if (module, block) in seen:
-            return
-        seen.add((module, block))
-        for parameter in module.parameters(recurse=False):
-            users.setdefault(parameter, set()).add(block)
-        for child in module.children():
-            visit(child, block)
-
-    visit(model, None)
+        if (module, block) not in seen:
+            seen.add((module, block))
+            for parameter in module.parameters(recurse=False):
+                users.setdefault(parameter, set()).add(block)
+            waiting += [(child, block) for child in module.children()]
     return users
 
 
