@@ -20,7 +20,7 @@ JOB = str(ROOT / "templates" / "job" / "job.yaml")
 # (what, command, goal in seconds)
 CASES = (
     ("python -c pass", [sys.executable, "-c", "pass"], None),
-    ("launcher --help", [*LAUNCHER, "--help"], 0.3),
+    ("launcher --help", [*LAUNCHER, "--help"], 0.2),
     ("launcher render JOB -c local", [*LAUNCHER, "render", JOB, "-c", "local"], 0.5),
     ("launcher list (50 runs)", [*LAUNCHER, "list", "--limit", "0"], 0.5),
     ("import submitit", [sys.executable, "-c", "import submitit"], None),
