@@ -90,7 +90,7 @@ def test_its_list_of_parts_names_python_and_debian_packages(storage: Storage, co
     parts = json.loads(inside(storage, container, "cat", "/opt/launcher/sbom.cdx.json"))
     assert (parts["bomFormat"], parts["specVersion"]) == ("CycloneDX", "1.6")
     purls = [part["purl"] for part in parts["components"]]
-    assert "pkg:pypi/torch@2.13.0%2Bcpu" in purls and "pkg:pypi/launcher@0.1.0" in purls
+    assert "pkg:pypi/torch@2.13.0%2Bcpu" in purls and "pkg:pypi/gpu-launcher@0.1.0" in purls
     installed = inside(storage, container, "dpkg-query", "--show", "--showformat", "${Package} ${Version}\\n")
     debian = {
         f"{part['name']} {part['version']}" for part in parts["components"] if "pkg:deb" in part["purl"]
