@@ -51,6 +51,8 @@ _IN_GENERAL = rf"(?i)\b(?:can|will|would|runs?|running|if|when|on|upon|after|any
 _XID = r"(?: \([^()]*\))?[: ]+(?:error )?"
 _CUDA = r"(?:\b(?:CUDA|Cuda|HIP) (?:error|failure)(?: \d+)?(?:: | ')|cuda runtime error \(\d+\) ?: |open CUDA IPC handle : \d+ )"
 "What torch, its watchdog and NCCL write before a message of cudaGetErrorString."
+_LEAVING = r"(?:driver shutting down|context is destroyed|operation not permitted'?$)"
+"Messages of CUDA that a process may print while it ends."
 _BYTES = r"(?=[^\n]{0,120}(?:memory|\bmem\b|bytes|\bsize|buffer|cache|tensor|vram|hbm|[\d )][KMGT]i?B\b))"
 
 # fmt: off
@@ -537,7 +539,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("user-error", r"(?i)\bFLEX(?:net|lm)\b[^\n]{0,30}\berror\b|\blicen[cs]e[^\n]{0,80}checkout\(\) failed|\bno \w+ licen[cs]e\b|GurobiError", "mathworks-ref-arch/matlab-production-server-on-kubernetes#32"),
     _P("user-error", r"(?i)\b(?:must|need to|have to|please)\b[^\n]{0,40}\b(?:accept|agree)\b[^\n]{0,60}\b(?:licen[cs]e|terms|conditions|agreement)\b|Access to (?:model|dataset|repo)\b[^\n]{0,80}\b(?:restricted|gated)", "ToTheBeginning/PuLID#97"),
     _P("user-error", r"Duplicate GPU detected|Multiple Ranks are using the same GPU|ncclInvalidUsage|ncclInvalidArgument|invalid usage \(run with NCCL_DEBUG", "NVIDIA/nccl (src/init.cc)"),
-    _P("user-error", rf"{_CUDA}(?!driver shutting down|context is destroyed|operation not permitted'?$)", "NVIDIA/nccl (src/include/checks.h)", unless=_CU_INIT),
+    _P("user-error", rf"{_CUDA}(?!{_LEAVING})", "NVIDIA/nccl (src/include/checks.h)", unless=_CU_INIT),
     _P("user-error", r"(?i)^\W*(?:[\w./-]+(?: ?\(\d+\) ?)?: )?(?:fatal(?: error)?|(?:usage |internal )?error)(?: \w+)?\s*[:!]", "BVLC/caffe#2728", unless=r"^slurmstepd", weak=True),
     _P("user-error", r"(?i)\b(?:command not found|no such file or directory|permission denied|syntax error|(?:cannot|can't|could not|unable to|failed to) (?:open|read|find|load|parse))\b", "Beckschen/3D-TransUNet#4", weak=True),
     _P("user-error", r"(?i)\b(?:unknown|unrecogni[sz]ed|invalid|illegal|unsupported|bad|undefined)(?: \w+)? (?:option|argument|flag|command|layer|style|type|parameter|key|file|magic|keyword|choice|format|number)\b", "lammps/lammps#387", weak=True),
@@ -558,7 +560,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("consequence", r"^CancelledError\b", "docs.python.org/3/library/exceptions.html"),
     _P("consequence", r"BrokenProcessPool|A process in the process pool was terminated abruptly", "docs.python.org/3/library/concurrent.futures.html"),
     _P("consequence", r"[Ss]egmentation fault|\(core dumped\)|^Killed$|^Aborted$|\d+ Killed +\S", "www.gnu.org/software/bash (jobs.c)"),
-    _P("consequence", rf"{_CUDA}(?:driver shutting down|context is destroyed|operation not permitted'?$)", "docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"),
+    _P("consequence", rf"{_CUDA}{_LEAVING}", "docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"),
     _P("consequence", r"ChildFailedError", "lmzpai/roboMamba#10"),
     _P("consequence", r"exited unexpectedly", "layumi/Person_reID_baseline_pytorch#365"),
     _P("consequence", r"EngineDeadError", "vllm-project/vllm#15039"),

@@ -283,9 +283,18 @@ def test_a_recorded_exception_of_a_sharded_checkpoint_is_that_of_its_ranks(
     assert CLASS_OF[clue_of_exception(f"CheckpointException: {exception}").kind] == failure
 
 
-@pytest.mark.parametrize("message", ["driver shutting down", "context is destroyed"])
+@pytest.mark.parametrize(
+    "message", ["driver shutting down", "context is destroyed", "operation not permitted"]
+)
 def test_cuda_that_shuts_down_explains_nothing(message: str) -> None:
     assert judged(f"{HEAD}RuntimeError: CUDA error: {message}") == ("unknown", "guess")
+    terminated = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: "
+    assert judged(terminated + message)[0] == "unknown"
+
+
+def test_what_cuda_does_not_permit_while_it_captures_a_graph_is_the_program_s_fault() -> None:
+    error = "CUDA error: operation not permitted when stream is capturing"
+    assert judged(f"{HEAD}RuntimeError: {error}") == ("user-error", "likely")
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45])
