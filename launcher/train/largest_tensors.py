@@ -167,6 +167,6 @@ def _address(tensor: torch.Tensor) -> int | None:
     try:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
+        return storage._cdata if storage.device.type == "cpu" else storage.data_ptr()
     except (RuntimeError, NotImplementedError):  # fake, sparse, or a subclass that wraps several tensors
         return None
-    return storage._cdata if storage.device.type == "cpu" else storage.data_ptr()

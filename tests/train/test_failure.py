@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._functorch import config as dynamos
+from torch._subclasses import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -45,6 +47,16 @@ def test_a_parameter_that_sharding_has_replaced_does_not_hide_that_memory_ran_ou
     piece = Piece(kept.untyped_storage()._cdata, 16)
     told = with_tensors(OutOfMemory(kind="gpu", requested=8), Moment(8, 32, 0, (piece,)), None)
     assert [tensor.shape for tensor in told.largest] == [(2, 2)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fake_tensors_which_torch_compile_keeps_do_not_hide_that_memory_ran_out(device: str) -> None:
+    with dynamos.patch(fake_tensor_allow_unsafe_data_ptr_access=False), FakeTensorMode():
+        fake = torch.empty(2, 2, device=device)
+    real = torch.ones(2, 2)
+    piece = Piece(real.untyped_storage()._cdata, 16)
+    told = with_tensors(OutOfMemory(kind="gpu", requested=8), Moment(8, 32, 0, (piece,)), None)
+    assert [tensor.shape for tensor in told.largest] == [(2, 2)] and fake.shape == real.shape
 
 
 @pytest.mark.parametrize(
