@@ -26,7 +26,7 @@ from launcher.train.loss import chunked_cross_entropy
 from launcher.train.outer_units import embedding_and_head
 from launcher.train.pipeline_parts import Pipeline
 from launcher.train.task import ParallelPlan, Split, Task, TaskError
-from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, linear, whole
+from launcher.train.tensor_parallel import HeadsParallel, VocabularyParallel, whole
 
 STD = 0.02
 "Standard deviation of the initial weights, as in GPT-2 and Llama's `initializer_range`."
@@ -194,11 +194,8 @@ class Llama(nn.Module):
         self, hidden: torch.Tensor, targets: torch.Tensor, chunks: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sum and weight of the loss. Call it in `forward`, where FSDP has gathered the weights."""
-        hidden = whole(hidden)
-        if self.head is not None:
-            return chunked_cross_entropy(hidden, self.head, targets, chunks)
-        head = partial(linear, weight=self.tokens.weight)
-        return chunked_cross_entropy(hidden, head, targets, chunks)
+        head = self.tokens.weight if self.head is None else self.head
+        return chunked_cross_entropy(whole(hidden), head, targets, chunks)
 
 
 class Decoder(nn.Module):

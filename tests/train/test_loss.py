@@ -61,9 +61,73 @@ def test_eight_chunks_need_an_eighth_of_the_memory_for_logits() -> None:
     tokens, vocabulary = 256, 4096
     logits = tokens * vocabulary * 4  # 4 MiB
     peaks = {chunks: _peak(tokens, vocabulary, chunks) for chunks in (1, 8)}
-    # Logits, log-softmax and one gradient; the parts need them for an eighth of the tokens.
+    # Logits, log-softmax and one gradient; the parts need one of them, for an eighth of the tokens.
     assert peaks[1] == pytest.approx(3 * logits, rel=0.25)
-    assert peaks[8] == pytest.approx(3 * logits / 8, rel=0.5)
+    assert peaks[8] == pytest.approx(logits / 8, rel=0.5)
+
+
+def test_the_gradient_of_the_weight_exists_once(head: nn.Linear) -> None:
+    tokens, vocabulary = 64, 16384
+    weight = vocabulary * DIM * 4
+    logits = tokens * vocabulary * 4 // 8
+    assert _peak(tokens, vocabulary, 8) == pytest.approx(weight + logits, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_linear_head_has_the_gradients_of_any_other(dtype: torch.dtype) -> None:
+    """In fp16 with a scaled loss, whose unscaled gradients would be zero."""
+    torch.manual_seed(0)
+    head = nn.Linear(DIM, VOCABULARY).to(dtype)
+    hidden = torch.randn(TOKENS, DIM, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, VOCABULARY, (TOKENS,))
+    targets[::5] = -100
+    inputs = (hidden, head.weight, head.bias)
+    scale = 1e-6 * 2.0**14
+    ours, others = (
+        torch.autograd.grad(chunked_cross_entropy(hidden, each, targets, 4)[0] * scale, inputs)
+        for each in (head, lambda x: head(x))
+    )
+    for one, other in zip(ours, others, strict=True):
+        assert one.dtype == dtype
+        assert other.abs().max() > 0
+        rounding = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(one, other, rtol=rounding, atol=rounding * other.abs().max().item())
+
+
+def test_a_linear_head_computes_in_autocasts_type() -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(DIM, VOCABULARY)
+    hidden = torch.randn(TOKENS, DIM, requires_grad=True)
+    targets = torch.randint(0, VOCABULARY, (TOKENS,))
+    results = []
+    for each in (head, lambda x: head(x)):
+        with torch.autocast("cpu", torch.bfloat16):
+            total, _ = chunked_cross_entropy(hidden, each, targets, 4)
+        results.append((total, *torch.autograd.grad(total, (hidden, head.weight, head.bias))))
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+def test_hooks_of_a_linear_head_see_its_logits(head: nn.Linear) -> None:
+    head.register_forward_hook(lambda _, __, logits: 2 * logits)
+    hidden, targets = torch.randn(TOKENS, DIM), torch.randint(0, VOCABULARY, (TOKENS,))
+    whole = functional.cross_entropy(head(hidden), targets, reduction="sum")
+    torch.testing.assert_close(chunked_cross_entropy(hidden, head, targets, 4)[0], whole)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_a_weight_is_a_head(head: nn.Linear, chunks: int) -> None:
+    hidden, targets = torch.randn(TOKENS, DIM), torch.randint(0, VOCABULARY, (TOKENS,))
+    whole = functional.cross_entropy(hidden @ head.weight.T, targets, reduction="sum")
+    torch.testing.assert_close(chunked_cross_entropy(hidden, head.weight, targets, chunks)[0], whole)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_a_target_outside_of_the_vocabulary_is_named(head: nn.Linear, chunks: int) -> None:
+    targets = torch.full((TOKENS,), VOCABULARY)
+    with pytest.raises(IndexError, match=f"Target {VOCABULARY} is out of bounds"):
+        chunked_cross_entropy(torch.randn(TOKENS, DIM), head, targets, chunks)
 
 
 @pytest.mark.slow
