@@ -65,7 +65,9 @@ def test_a_micro_batch_gathers_and_reduces_each_of_them_once_in_however_many_par
 def test_a_step_takes_less_memory(measured: dict[str, Any]) -> None:
     peaks = {name: (found["apart"]["peak"], found["rooted"]["peak"]) for name, found in measured.items()}
     for name, (apart, rooted) in peaks.items():
-        assert apart == rooted if name.startswith("fsdp-keep") else apart < rooted, (name, peaks)
+        # What is kept for the whole pass takes the same memory in any unit; the units reduce at other times.
+        kept = name.startswith("fsdp-keep")
+        assert apart == pytest.approx(rooted, rel=0.01) if kept else apart < rooted, (name, peaks)
 
 
 def found_in(model: nn.Module, blocks: Any) -> list[str]:
