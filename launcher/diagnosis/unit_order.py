@@ -12,10 +12,11 @@ from itertools import zip_longest
 END = "the end of the micro-batch"
 DIFFERENT = "the ranks called the model's blocks in different orders, or not equally often, in a step"
 REMEDY = (
-    "FSDP gathers each block when it is called, so the ranks wait for each other or exchange weights of "
-    "different blocks. Call the model equally often on every rank in each micro-batch, and let blocks() of "
-    "the task return only modules that every rank calls in the same order (of experts or branches, the "
-    "module that has them), or use sharding: ddp with train.find_unused_parameters: true"
+    "FSDP gathers each block, with fsdp-layers also its layers, when it is called, so the ranks wait for "
+    "each other or exchange weights of different blocks. Call the model equally often on every rank in each "
+    "micro-batch, and let blocks() of the task return only modules that every rank calls in the same order "
+    "(of experts or branches, the module that has them), or use sharding: ddp with "
+    "train.find_unused_parameters: true"
 )
 
 

@@ -127,7 +127,7 @@ def step_time(
     states = states_of(model, recipe, ranks)
     gather = _gather(recipe, model, states, ranks, hardware)
     sync = _synchronise(recipe, model, states, ranks, hardware)
-    again = gather if recipe.sharding not in ("fsdp-keep", "none", "ddp") else _Links()
+    again = _Links(*(_gathers_in_backward(recipe) * seconds for seconds in gather))
     micro, accum = recipe.micro_batch_size, recipe.grad_accum
     both = _Links(*(a + b for a, b in zip(again, sync, strict=True)))
     syncs = accum if recipe.grad_sync == "each" else 1
@@ -221,6 +221,17 @@ def _gather(recipe: Recipe, model: ModelShapes, states: States, ranks: Ranks, ha
     up = states.host.parameters if recipe.offload == "cpu" else 0
     ring = _ring(whole, ranks.shards(recipe), ranks, hardware, stride=recipe.tensor)
     return _Links(ring, up / _pcie(hardware))
+
+
+def _gathers_in_backward(recipe: Recipe) -> float:
+    """Return how often a backward pass gathers the parameters.
+
+    A block stays gathered from its recomputation on; of `fsdp-layers`, each layer is gathered again.
+    """
+    if recipe.sharding == "fsdp-keep":
+        return 0.0
+    recomputes = recipe.activations in ("selective", "every-second", "checkpoint")
+    return 1.0 + recipe.checkpoint_ratio if recipe.sharding == "fsdp-layers" and recomputes else 1.0
 
 
 def _synchronise(

@@ -25,7 +25,7 @@ def _from_zero_name(name: Any) -> Any:
     return ZERO.get(name.lower().replace("-", "").replace("_", ""), name)  # also ZeRO-3
 
 
-_Sharding = Literal["none", "ddp", "zero1", "fsdp", "fsdp-keep", "hybrid"]
+_Sharding = Literal["none", "ddp", "zero1", "fsdp", "fsdp-keep", "fsdp-layers", "hybrid"]
 Sharding = Annotated[
     _Sharding, BeforeValidator(_from_zero_name, json_schema_input_type=_Sharding | Literal["zero2", "zero3"])
 ]
@@ -46,7 +46,7 @@ WHOLE_LOSS = (
     "parts with launcher.train.loss.chunked_cross_entropy, and says so with uses_loss_chunks = True"
 )
 
-SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "hybrid"})
+SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "fsdp-layers", "hybrid"})
 "FSDP2: each rank has a shard of the parameters, gradients and states."
 REPLICATED: frozenset[Sharding] = frozenset({"ddp", "zero1"})
 "DDP: each rank has all parameters and gradients."

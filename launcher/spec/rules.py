@@ -287,6 +287,14 @@ RULES = (
         lambda r, s: {"schedule": "1f1b"},
     ),
     Rule(
+        "layer-units-run-eagerly",
+        lambda r, s: r.sharding == "fsdp-layers" and (r.compile or _splits_backward(r)),
+        "fsdp-layers gathers weights in the middle of a block, which torch.compile cannot capture, and frees "
+        "them before zero-bubble computes their gradients",
+        "launcher.train.sharding.layer_units",
+        lambda r, s: {"sharding": "fsdp"},
+    ),
+    Rule(
         "fsdp-shards-every-parameter",
         lambda r, s: r.sharding in SHARDED and not s.shardable,
         "FSDP cannot shard a parameter of the model",

@@ -84,11 +84,17 @@ TOGETHER: tuple[Case, ...] = (
     case("unused", ranks=2, micro=8, sharding="zero1"),
     case("unused", ranks=2, micro=8),
     case("unused unit", ranks=2, micro=8),
+    case("llama", ranks=2, micro=2, sharding="fsdp-layers", loss_chunks=4, activations="checkpoint", **MIXED),
+    case("llama", ranks=2, micro=2, accumulation=2, grad_sync="last", sharding="fsdp-layers", **PURE),
+    case("hf llama", ranks=2, micro=2, sharding="fsdp-layers", activations="selective", **MIXED),
+    case("experts", ranks=2, micro=8, sharding="fsdp-layers", optimizer_step="backward"),
+    case("llama qlora", ranks=2, micro=2, sharding="fsdp-layers", activations="checkpoint", **MIXED),
 )
 PARALLEL: tuple[Case, ...] = (
     case("llama", ranks=2, micro=4, sharding="none", tensor=2),
     case("llama", ranks=4, micro=4, tensor=2, **MIXED),
     case("llama", ranks=4, micro=2, tensor=2, activations="checkpoint", accumulation=2),
+    case("llama", ranks=4, micro=2, tensor=2, sharding="fsdp-layers", activations="checkpoint"),
     case("llama tied", ranks=4, micro=2, tensor=2, sharding="fsdp-keep", optimizer="lion"),
     case("gpt", ranks=2, micro=4, tensor=2, sharding="fsdp", **PURE),
     case("llama", ranks=2, sharding="none", tensor=2, **LATE),

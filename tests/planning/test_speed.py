@@ -98,6 +98,11 @@ def on_ring(whole: float, over: int = 8) -> float:
         ({}, 3 * on_ring((2 + 2 + 4) * PARAMETERS)),
         ({"grad_sync": "last"}, on_ring((3 * (2 + 2) + 4) * PARAMETERS)),
         ({"sharding": "fsdp-keep"}, 3 * on_ring((2 + 4) * PARAMETERS)),
+        ({"sharding": "fsdp-layers"}, 3 * on_ring((2 + 2 + 4) * PARAMETERS)),
+        (
+            {"sharding": "fsdp-layers", "activations": "checkpoint", "checkpoint_ratio": 0.5},
+            3 * on_ring((2 + 1.5 * 2 + 4) * PARAMETERS),
+        ),
         ({"precision": "fp32"}, 3 * on_ring((4 + 4 + 4) * PARAMETERS)),
     ],
     ids=str,

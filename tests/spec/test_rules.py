@@ -57,6 +57,12 @@ def test_a_usual_recipe_breaks_nothing():
         ({"pipeline": 2, "virtual_stages": 2, "schedule": "gpipe"}, TASK, "virtual-stages-interleave"),
         ({"pipeline": 2, "virtual_stages": 2, "grad_accum": 3}, TASK, "virtual-stages-need-rounds"),
         ({"pipeline": 2, "schedule": "zero-bubble", "compile": True}, TASK, "zero-bubble-needs-linear"),
+        ({"sharding": "fsdp-layers", "compile": True}, TASK, "layer-units-run-eagerly"),
+        (
+            {"sharding": "fsdp-layers", "pipeline": 2, "schedule": "zero-bubble"},
+            TASK,
+            "layer-units-run-eagerly",
+        ),
         (
             {"pipeline": 2, "virtual_stages": 2, "schedule": "zero-bubble"},
             TASK,
@@ -140,7 +146,7 @@ def test_zero2_and_zero3_are_names_of_one_value_each():
     assert RecipeChoice(sharding="zero3").sharding == "fsdp"
     assert RecipeChoice(sharding="ZeRO-1").sharding == "zero1"
     assert RecipeChoice(sharding="zero_2").sharding == "fsdp-keep"
-    with pytest.raises(ValueError, match="'zero1', 'fsdp', 'fsdp-keep' or 'hybrid'"):
+    with pytest.raises(ValueError, match="'zero1', 'fsdp', 'fsdp-keep', 'fsdp-layers' or 'hybrid'"):
         RecipeChoice(sharding="zero4")
 
 

@@ -51,6 +51,7 @@ BY_WORLD: dict[int, list[dict[str, str]]] = {
         {"sharding": "fsdp-keep", "activations": "checkpoint"},
         {"sharding": "fsdp-keep", "precision": "bf16-mixed", "grad_sync": "last"},
         {"sharding": "fsdp", "loss_chunks": "3"},
+        {"sharding": "fsdp-layers", "activations": "checkpoint"},
     ],
     4: [
         {"sharding": "hybrid"},

@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lion in 8 bit": {"optimizer": "lion-8bit"},
     "lion, then kept": {"optimizer": "lion", "then": {"sharding": "fsdp-keep"}},
     "adam-mini": {"optimizer": "adam-mini"},
+    "then by layers": {"then": {"sharding": "fsdp-layers"}},
     "on the host": {"offload": "cpu"},
     "zero1 in 8 bit": {"sharding": "zero1", "optimizer": "adamw-8bit"},
     "zero1 with states on the host": {

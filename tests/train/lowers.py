@@ -173,6 +173,7 @@ def main(out: Path) -> None:
             "fsdp": recipe("fsdp", 8),
             "fsdp, accumulation": recipe("fsdp", 4, 2, activations="checkpoint"),
             "fsdp-keep": recipe("fsdp-keep", 8),
+            "fsdp-layers": recipe("fsdp-layers", 8, activations="checkpoint"),
             "cpu offload": recipe("fsdp", 8, offload="cpu"),
         }
     result = {name: lowered(rank, folder / name, asked, **batch) for name, asked in cases.items()}

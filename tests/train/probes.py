@@ -116,6 +116,7 @@ EXACT: list[Case] = [
     ("fsdp", 2, "each", {"activations": "checkpoint", "loss_chunks": 3, "offload": "cpu"}, {}),
     ("fsdp", 3, "last", {"precision": "fp16-mixed", "grad_scaler": True}, {}),
     ("fsdp-keep", 2, "each", {}, {}),
+    ("fsdp-layers", 2, "each", {"activations": "checkpoint"}, {}),
 ]
 HYBRID: list[Case] = [("hybrid", 2, "each", {}, {}), ("hybrid", 3, "last", {}, {})]
 MICROS = (2, 1)

@@ -15,7 +15,7 @@ from launcher.spec.supported import unsupported
 AXES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "bf16-mixed", "fp16-mixed"),
     "optimizer": ("adamw", "adamw-bf16", "adamw-8bit", "lion", "lion-8bit", "adam-mini"),
-    "sharding": ("none", "ddp", "zero1", "fsdp", "fsdp-keep", "hybrid"),
+    "sharding": ("none", "ddp", "zero1", "fsdp", "fsdp-keep", "fsdp-layers", "hybrid"),
     "offload": ("none", "cpu", "cpu-optimizer", "nvme-optimizer"),
     "activations": ("keep", "selective", "every-second", "checkpoint", "half", "offload", "compress"),
     "loss_chunks": (1, 3),

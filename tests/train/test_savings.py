@@ -45,6 +45,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "optimizer on the host": {"offload": "cpu-optimizer", "optimizer": "adamw", "embedding_states": "32-bit",
                               "optimizer_step": "after"},
     "offload to the host": {"offload": "cpu", "sharding": "fsdp"},
+    "layers one at a time": {"sharding": "fsdp-layers"},
 }  # fmt: skip
 "What each recipe changes in the one before it."
 TWO_RANKS: dict[str, dict[str, Any]] = {

@@ -612,6 +612,7 @@ def test_where_fsdp_cannot_do_that_it_is_refused_and_no_step_is_done(tmp_path: P
         ("train", {}),
         pytest.param("eval", {}, marks=pytest.mark.slow),
         pytest.param("train", {"sharding": "fsdp-keep"}, marks=pytest.mark.slow),
+        pytest.param("train", {"sharding": "fsdp-layers"}, marks=pytest.mark.slow),
         pytest.param("train", {"optimizer_step": "backward"}, marks=pytest.mark.slow),
     ],
 )
@@ -647,6 +648,7 @@ def test_ranks_that_call_the_model_a_different_number_of_times_are_told_so(tmp_p
         {},
         pytest.param({"optimizer_step": "backward"}, marks=pytest.mark.slow),
         pytest.param({"sharding": "fsdp-keep", "activations": "checkpoint"}, marks=pytest.mark.slow),
+        pytest.param({"sharding": "fsdp-layers", "activations": "checkpoint"}, marks=pytest.mark.slow),
         pytest.param({"micro": 2, "accumulation": 2, "grad_sync": "last"}, marks=pytest.mark.slow),
     ],
 )

@@ -238,14 +238,14 @@ class Handover:
 
 
 def layout_of(rank: Rank, model: nn.Module) -> Layout:
-    """Return the settings that determine the bytes of each rank's file. Offload and keeping gathered
-    parameters are left out: they change neither shards nor states."""
+    """Return the settings that determine the bytes of each rank's file. Left out are offload and what is
+    gathered at a time: they change neither shards nor states."""
     recipe = rank.recipe
     return {
         "ranks": [rank.world, rank.per_node],
         "tensor": recipe.tensor,
         "stages": [rank.mesh.pipeline, recipe.virtual_stages, recipe.stages],
-        "sharding": {"fsdp-keep": "fsdp"}.get(recipe.sharding, recipe.sharding),
+        "sharding": "fsdp" if recipe.sharding.startswith("fsdp") else recipe.sharding,
         "optimizer": saved_as(recipe.optimizer),
         "precision": recipe.precision,
         "shapes": [(str(p.dtype), *local(p).shape) for p in model.parameters()],

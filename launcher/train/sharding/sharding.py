@@ -25,6 +25,7 @@ from launcher.train.precision import cast_inputs_of_layers, mixed_precision, par
 from launcher.train.rank import Rank, SetupError
 from launcher.train.sharding.fsdp_arguments import share_arguments
 from launcher.train.sharding.gathered_weights import refuse_changes
+from launcher.train.sharding.layer_units import layer_units
 from launcher.train.shards import groups_of, local
 from launcher.train.task import outermost
 
@@ -107,6 +108,9 @@ def fully_sharded(
     )
     # Innermost first: a unit takes the parameters that no unit inside it has taken.
     for block in reversed(blocks):
+        if rank.recipe.sharding == "fsdp-layers":
+            for layer in layer_units(block, shared):
+                apply(layer)
         apply(block, reshard_after_forward=not keep, ignored_params=shared)
     for unit in outer:
         # Looking up rows needs the weight only in the forward pass. Other units keep their parameters for the
