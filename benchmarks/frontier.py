@@ -63,6 +63,8 @@ CASES = (
          (*AUTO, "recipe.precision=bf16", "resources.nodes=1")),
     Case("405B, all parameters, 2048 tokens, 128x H100 80 GB", "llama-405b.yaml", "slurm-h100",
          (*AUTO, "recipe.precision=bf16")),
+    Case("the same with sharding: fsdp-layers", "llama-405b.yaml", "slurm-h100",
+         (*AUTO, "recipe.precision=bf16", "recipe.sharding=fsdp-layers")),
     *(Case(f"2B video and language, {what}, 1x {gpu} {size} GB", "video-2b.yaml", "runpod-a6000",
            (*AUTO, *sets, "batch.global=8"), gpu)
       for gpu, size in (("RTX 3070", 8), ("RTX 4080", 16), ("RTX 4090", 24))

@@ -148,7 +148,7 @@ class Decider:
         On a CPU, only the ladder is searched: see `_on_cpu`.
         """
         if self.layout.gpus_per_node:
-            choice = self._with_tensor(self.choose(self.space(), nearest=False))
+            choice = self._by_layers(self._with_tensor(self.choose(self.space(), nearest=False)))
             if choice.chosen is not None:
                 return choice
             return self.choose(self.space()).model_copy(update={"lines": choice.lines})
@@ -190,6 +190,20 @@ class Decider:
         tensor = choice.chosen.recipe.tensor
         decider = self if tensor == self.plan.recipe.tensor else self._part(tensor)
         return decider._decided(choice, choice.chosen, vary, confirm_rungs=confirm_rungs)
+
+    def _by_layers(self, choice: Choice) -> Choice:
+        """Return the best choice in which FSDP gathers single layers, if nothing fits otherwise, or only with
+        offload, which is slower."""
+        without = choice.chosen
+        space = self.space().by_layers()
+        if space is None or (without is not None and not without.recipe.offloads):
+            return choice
+        tried = self.choose(space, nearest=False)
+        if tried.chosen is None or (without is not None and tried.chosen.speed <= without.speed):
+            return choice
+        why = "nothing fits without" if without is None else "the others that fit offload, and are slower"
+        reason = f"{tried.reason}; {tried.chosen.recipe.sharding} because {why}"
+        return tried.model_copy(update={"reason": reason, "lines": choice.lines})
 
     def _with_tensor(self, choice: Choice) -> Choice:
         """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.
@@ -360,7 +374,10 @@ class Decider:
         smallest = self.space().sizes(self.plan.recipe)[:1] or [self.plan.recipe]
         if (failure := self.evaluate.failure(smallest[0])) is not None:
             problems.append(Problem("the job", "recipe", str(failure)))
-        free = self.choose(dataclasses.replace(self.space(self.fixed & {"precision"}), closed=False))
+        space = dataclasses.replace(self.space(self.fixed & {"precision"}), closed=False)
+        free = self.choose(space)
+        if free.chosen is None and (by_layers := space.by_layers()) is not None:
+            free = self.choose(by_layers, nearest=False)
         if free.chosen is not None:
             change = changes_line(free.chosen.recipe, self.plan.recipe)
             if_so = "fits" if self.job.task is not None else "would fit if the command trained with"

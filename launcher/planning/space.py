@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,16 @@ class Space:
             recipes += itertools.islice(largest, 1)
         return tuple(recipes)
 
+    def by_layers(self) -> Space | None:
+        """Return the space with `fsdp-layers`; None if the sharding is fixed, or FSDP has nothing to gather.
+
+        It is not in AXES: each of its recipes costs another trace, and its layers more collectives.
+        """
+        if "sharding" not in self.axes or data_ranks(self.base, self.setting.ranks) == 1:
+            return None
+        base = self.base.model_copy(update={"sharding": "fsdp-layers"})
+        return dataclasses.replace(self, base=base, fixed=self.fixed | {"sharding"})
+
     def sizes(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipe with each valid micro-batch at the same global batch, the smallest first."""
         return [*self._falling(recipe)][::-1]
@@ -116,7 +127,11 @@ class Space:
         for name, values in self.axes.items():
             if name == "virtual_stages":  # no rank could continue from the state of the last step
                 continue
-            later = values[values.index(getattr(recipe, name)) + 1 :] if name != "grad_sync" else ("each",)
+            now = getattr(recipe, name)
+            if name == "grad_sync":
+                later: tuple[Any, ...] = ("each",)
+            else:
+                later = values[values.index(now) + 1 :] if now in values else ()  # see by_layers
             for value in later:
                 lower = nearest_valid(recipe.model_copy(update={name: value}), self.setting)
                 if (
