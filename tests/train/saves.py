@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from launcher.train.shards import local
 from runs import HERE, job, recipe
 
 Bits = dict[str, torch.Tensor]
+FILES = 7
+"Inodes of a checkpoint of two ranks: its folder, the marker, the metadata and two files of each rank."
 
 
 def trainer(rank: Rank, folder: Path, sharding: str, dim: int = 16, **train: Any) -> Trainer:
@@ -113,10 +116,11 @@ def in_background(rank: Rank, folder: Path) -> dict[str, Any]:
 
 
 def fails(rank: Rank, folder: Path, background: bool) -> dict[str, Any]:
-    """Rank 1 cannot write files beyond 4 KiB: the save fails on both, and works when the limit is lifted."""
+    """Rank 1 cannot write its own file, or its part of the tensors: the save fails on both ranks, and works
+    when the limit is lifted."""
     made = trainer(rank, folder, "ddp", dim=64, async_checkpoints=background)
     outcomes = []
-    for step, limit in ((1, None), (2, 4096), (3, None)):
+    for step, limit in ((1, None), (2, 4096), (3, None), (4, 24000)):
         steps(made, step, step)
         _limit_files(limit if rank.number == 1 else None)
         saved = made.checkpoints.save(step) or made.checkpoints.finished(wait=True)
@@ -127,6 +131,27 @@ def fails(rank: Rank, folder: Path, background: bool) -> dict[str, Any]:
         outcomes.append([everywhere(saved.problem), left])
         dist.barrier()
     return {"outcomes": outcomes, "saved": made.checkpoints.saved}
+
+
+def without_inodes(rank: Rank, folder: Path) -> dict[str, Any] | None:
+    """Five saves on a file system that has bytes free, and inodes for two checkpoints: as with a quota, only
+    a save that fails shows that there is no space. None if such a file system cannot be mounted."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"nr_inodes={2 + 2 * FILES + 3}", "tmpfs", str(folder)]
+    if rank.first:
+        folder.mkdir()
+        subprocess.run(mount, capture_output=True)
+    dist.barrier()
+    if not folder.is_mount():
+        return None
+    made, outcomes = trainer(rank, folder, "ddp"), []
+    for step in range(1, 6):
+        saved = made.checkpoints.save(step)
+        assert saved is not None
+        outcomes.append([saved.problem, sorted(complete_checkpoints(made.checkpoints.folder))])
+        dist.barrier()
+    if rank.first:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return {"outcomes": outcomes}
 
 
 def _limit_files(size: int | None) -> None:
@@ -140,9 +165,9 @@ def asks_for(rank: Rank, folder: Path) -> list[int]:
     asked = []
     make_room = writer.make_room
 
-    def listening(folder: Path, needed: int, keep: int) -> None:
+    def listening(folder: Path, needed: int, keep: int, *, scarce: bool) -> None:
         asked.append(needed)
-        make_room(folder, needed, keep)
+        make_room(folder, needed, keep, scarce=scarce)
 
     writer.make_room = listening
     made.checkpoints.save(1)
@@ -179,6 +204,7 @@ def main(out: Path) -> None:
             name: fails(rank, folder / f"fails {name}", name == "background")
             for name in ("foreground", "background")
         },
+        "without inodes": without_inodes(rank, folder / "without inodes"),
         "asks for": asks_for(rank, folder / "asks for"),
         "in the way": in_the_way(rank, folder / "in the way"),
     }

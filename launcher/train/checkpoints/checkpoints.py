@@ -59,7 +59,7 @@ from launcher.train.checkpoints.parts import (
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, check_sums, read_metadata
 from launcher.train.checkpoints.same_model import model_difference, with_states
-from launcher.train.checkpoints.space import MARGIN_BYTES, NoSpaceError, free_bytes
+from launcher.train.checkpoints.space import NoSpaceError, is_full
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.ddp import without_ddp
 from launcher.train.issued_collectives import BACKGROUND_GROUP
@@ -114,6 +114,8 @@ class Checkpoints:
         "The marker of the checkpoint that this attempt starts from, or `made_with` of the handover."
         in_background = rank.job.train.async_checkpoints
         self._in_background = rank.device.type == "cuda" if in_background is None else in_background
+        self._no_space = False
+        "Whether a save of this attempt found no space."
         self._upload: tuple[int, Future[Any]] | None = None
         self._group: dist.ProcessGroup | None = None
         self._background = ThreadPoolExecutor(1)
@@ -303,7 +305,8 @@ class Checkpoints:
     def _failed(self, step: int, error: CheckpointException) -> Saved:
         """Remove the partial checkpoint. When DCP raises `error`, every rank has stopped writing."""
         final = directory(self.folder, step)
-        problem = f"checkpoint of step {step} could not be written: {_cause_on_disk(error, self.folder)}"
+        problem = f"checkpoint of step {step} could not be written: {_first_cause(error)}"
+        self._no_space = self._no_space or any(is_full(cause) for cause, _ in error.failures.values())
         if self.rank.leads:
             shutil.rmtree(partial_path(final), ignore_errors=True)
         return Saved(step, final, problem)
@@ -334,6 +337,7 @@ class Checkpoints:
             self.rank_state.pack(),
             marker,
             keep=self.rank.job.train.keep_checkpoints,
+            scarce=self._no_space,
             first=self.rank.leads,
         )
 
@@ -470,18 +474,6 @@ def _stager(device: torch.device) -> DefaultStager:
             use_non_blocking_copy=gpu,
         )
     )
-
-
-def _cause_on_disk(error: CheckpointException, folder: Path) -> str:
-    """Return the cause, and name a full disk: torch reports it only as an `inline_container` assertion."""
-    cause = _first_cause(error)
-    try:
-        free = free_bytes(folder)
-    except OSError:
-        return cause
-    if free < MARGIN_BYTES and "No space left on device" not in cause:
-        return f"No space left on device ({folder} has {free} bytes free)"
-    return cause
 
 
 def _first_cause(error: CheckpointException) -> str:

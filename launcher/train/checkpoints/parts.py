@@ -81,7 +81,7 @@ class NodeWriter(Writer):
             # Other ranks of the node may already be writing.
             written = sum(file.stat().st_size for file in Path(self.path).iterdir())
             try:
-                make_room(self.final.parent, max(0, needed - written), self.keep)
+                make_room(self.final.parent, max(0, needed - written), self.keep, scarce=self.scarce)
             except NoSpaceError as error:
                 raise NoSpaceError(f"{self.host}: {error}") from None
         return super().write_data(replace(plan, storage_data=name), planner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterable
 from math import prod
@@ -38,14 +39,22 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def make_room(folder: Path, needed: int, keep: int) -> None:
+def is_full(error: BaseException) -> bool:
+    """Return whether an exception says that a disk is full or a quota is used up."""
+    return isinstance(error, NoSpaceError) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    )
+
+
+def make_room(folder: Path, needed: int, keep: int, *, scarce: bool) -> None:
     """Check that `needed` bytes fit into `folder`. If not, first remove the checkpoint that the new one
-    replaces, but never the last complete one.
+    replaces, but never the last complete one. `scarce`: an earlier save found no space, perhaps because of a
+    quota, which `free_bytes` does not know.
 
     Raises: NoSpaceError, OSError.
     """
     needed += MARGIN_BYTES
-    if free_bytes(folder) < needed:
+    if scarce or free_bytes(folder) < needed:
         remove_all_but(folder, max(1, keep - 1))
     free = free_bytes(folder)
     if free < needed:

@@ -27,12 +27,21 @@ class Writer(FileSystemWriter):
     """
 
     def __init__(
-        self, final: Path, rank_file_name: str, own: bytes, marker: dict[str, Any], *, keep: int, first: bool
+        self,
+        final: Path,
+        rank_file_name: str,
+        own: bytes,
+        marker: dict[str, Any],
+        *,
+        keep: int,
+        scarce: bool,
+        first: bool,
     ) -> None:
-        """`own` is the content of this rank's file `rank_file_name`. `keep` checkpoints are kept."""
+        """`own` is the content of this rank's file `rank_file_name`. `keep` checkpoints are kept. `scarce` is
+        that of `make_room`."""
         super().__init__(partial_path(final))
         self.final, self.rank_file_name, self.own, self.marker = final, rank_file_name, own, marker
-        self.keep, self.first = keep, first
+        self.keep, self.scarce, self.first = keep, scarce, first
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Create the directory and send the size of the rank's own file to rank 0. Runs on every rank."""
@@ -44,7 +53,7 @@ class Writer(FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Check the space for all ranks on rank 0. The plans no longer contain duplicate replicas."""
         needed = bytes_of(plans) + sum(plan.storage_data for plan in plans)
-        make_room(self.final.parent, needed, self.keep)
+        make_room(self.final.parent, needed, self.keep, scarce=self.scarce)
         return super().prepare_global_plan([replace(plan, storage_data=None) for plan in plans])
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -52,7 +61,13 @@ class Writer(FileSystemWriter):
             file.write(self.own)
             file.flush()
             os.fsync(file.fileno())
-        return super().write_data(plan, planner)
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # torch.save hides why a write failed behind an assertion about the position in its file.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the checkpoint on rank 0, after every rank has written its files."""
