@@ -258,8 +258,6 @@ def _stopped(evidence: Evidence, codes: set[int]) -> Verdict:
         how = "a checkpoint was written"
     elif codes == {EXIT_FOLLOWED}:
         how = "the current step was given up because no time was left"
-    elif any(error.get("phase") == "checkpoint" for error in evidence.errors):
-        how = "no checkpoint could be written; the previous one is kept"
     else:
         failure_of_own = _failed_while_stopping(evidence)
         reasons = [failure_of_own.reason] if failure_of_own is not None else []

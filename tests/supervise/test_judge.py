@@ -508,9 +508,11 @@ def test_a_last_checkpoint_that_cannot_be_written_is_the_users_to_mend(failure: 
 
 
 def test_a_stop_whose_checkpoint_failed_is_still_a_stop_and_says_so():
-    errors = (said(0, "user-error", phase="checkpoint"),)
+    message = "NotSavedError: checkpoint of step 6 could not be written: No space left on device"
+    errors = (said(0, "disk-full", phase="checkpoint", step=6, exception=message),)
     verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, errors=errors, stop_reason="preempted"))
-    assert verdict.failure == "preempted" and "no checkpoint could be written" in verdict.reason
+    assert verdict.failure == "preempted" and verdict.exception == message
+    assert "rank 0 ran out of disk space in checkpoint of step 6" in verdict.reason
 
 
 @pytest.mark.parametrize(
