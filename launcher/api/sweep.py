@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from launcher.api.job_source import JobLike, as_given_job
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import Field, combinations, field_of
-from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping
+from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping, warnings_of_runs
 from launcher.schedulers.missing_files import check_workdir
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
@@ -65,7 +65,7 @@ def prepared_sweep(
         for value in values
         if (note := _note_or_refuse(first.request.job, value.partition("=")[0])) is not None
     ]
-    runs[0] = replace(first, warnings=(*first.warnings, *notes)), values
+    runs = [(replace(ready, warnings=(*ready.warnings, *notes)), values) for ready, values in runs]
     return scheduler, scheduler.prepare_sweep(sweep_id, runs, at_once)
 
 
@@ -128,4 +128,5 @@ def checked_sweep(sweep: PreparedSweep, scheduler: Sweeping) -> tuple[str, ...]:
     """Check for what would fail. Return warnings. Raises SpecError, SchedulerError."""
     for prepared_run in sweep.runs:
         check_workdir(prepared_run.request)
-    return (*sweep.runs[0].warnings, *scheduler.check_sweep(sweep))
+    warnings = warnings_of_runs([(values, run.warnings) for values, run in sweep.by_values])
+    return (*warnings, *scheduler.check_sweep(sweep))

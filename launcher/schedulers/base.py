@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from launcher.rundir.files import delete_folder, open_regular
 from launcher.spec.errors import RefusedError
+from launcher.spec.listed_names import listed
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
-    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
@@ -95,6 +96,27 @@ class PreparedSweep:
     script: RenderedFile | None = None
     "The script that starts all of them, if there is one."
     command: tuple[str, ...] = ()
+
+    @property
+    def by_values(self) -> list[tuple[str, Prepared]]:
+        """Each run with its values, such as `train.lr=1e-4 train.seed=0`."""
+        return [(" ".join(run.about["sweep"]["values"]), run) for run in self.runs]
+
+
+def warnings_of_runs(runs: Sequence[tuple[str, Iterable[str]]]) -> tuple[str, ...]:
+    """Return the warnings of the runs of a sweep, each once. A warning that is not about all of them begins
+    with the values of those that it is about.
+
+    `runs` has each run's values, and its warnings.
+    """
+    by_warning: dict[str, list[str]] = {}
+    for values, warnings in runs:
+        for warning in dict.fromkeys(warnings):
+            by_warning.setdefault(warning, []).append(values)
+    return tuple(
+        warning if len(about) == len(runs) else f"{listed(about)}: {warning}"
+        for warning, about in by_warning.items()
+    )
 
 
 @dataclass(frozen=True)

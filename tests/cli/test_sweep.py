@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from ruamel.yaml import YAML
 
+from launcher.api.sweep import checked_sweep, prepared_sweep
+from launcher.api.sweep_values import Field
 from tests.lab import Lab
 
 PROFILE = {"name": "c", "scheduler": "slurm", "max_nodes": 4, "slurm": {}}
@@ -40,3 +42,14 @@ def test_no_two_runs_of_a_sweep_are_equal(
     assert done.returncode == code, done.stderr
     out = " ".join((done.stdout + done.stderr).split())
     assert said in out if said else "--sweep" not in out
+
+
+def test_a_sweep_shows_the_warnings_of_every_run_and_whose_they_are(lab: Lab) -> None:
+    (lab.folder / "x.py").write_text("")
+    first, second, third = "python x.py {micro_batch_size}", "python x.py {checkpoint_dir}", "python x.py"
+    file = lab.job(command=first, resources={"gpus_per_node": 0, "ranks_per_node": 1})
+    swept = [Field("command", (first, second, third))]
+    scheduler, sweep = prepared_sweep(file, "local", [], swept, at_once=None)
+    notes = [warning.partition(": it ")[0] for warning in checked_sweep(sweep, scheduler)]
+    assert f"command={second}, command={third}: the command does not use {{micro_batch_size}}" in notes
+    assert sum("does not use {checkpoint_dir}" in note for note in notes) == 1, "once, of two runs"

@@ -33,15 +33,31 @@ def here(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> LocalLogin:
     return LocalLogin()
 
 
-def checked(here: LocalLogin, script: str, slurm: dict[str, object], **more: object) -> Findings:
+def checked(
+    here: LocalLogin,
+    script: str,
+    slurm: dict[str, object],
+    times: tuple[str | None, ...] = ("5m",),
+    **more: object,
+) -> Findings:
     profile = Profile.model_validate(
         {"name": "c", "scheduler": "slurm", "max_nodes": 99, "node": NODE, "slurm": slurm, **more}
     )
-    resources = {"gpus_per_node": 1, "cpus_per_node": 2, "time": "5m"}
-    job = Job.model_validate(
+    jobs = [(f"time={time}", job := limited_to(time), make_plan(job, profile)) for time in times]
+    return problems(here, profile, jobs, f"#!/bin/sh\n{script}\nhostname\n")
+
+
+def limited_to(time: str | None) -> Job:
+    resources = {"gpus_per_node": 1, "cpus_per_node": 2, "time": time}
+    return Job.model_validate(
         {"name": "j", "command": ["true"], "batch": {"global": 8}, "resources": resources}
     )
-    return problems(here, profile, job, make_plan(job, profile), f"#!/bin/sh\n{script}\nhostname\n")
+
+
+def test_a_warning_about_some_runs_of_a_sweep_names_them(here: LocalLogin) -> None:
+    found = checked(here, "#SBATCH --nodes=1", {"partition": "main"}, times=("5m", None, "6m"))
+    [warning] = found.warnings
+    assert warning.startswith("time=None: no resources.time")
 
 
 def test_a_job_that_fits_passes_also_from_inside_of_another_job(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
 from launcher.planning.plan import Plan
-from launcher.schedulers.base import Findings
+from launcher.schedulers.base import Findings, warnings_of_runs
 from launcher.schedulers.login import Answer, LocalLogin, Login, ask
 from launcher.schedulers.slurm.accounting_cache import read_cache, stamp, write_cache
 from launcher.schedulers.slurm.feasibility import Feasibility
@@ -35,12 +35,13 @@ def _accounting_questions() -> dict[str, list[str]]:
     return {name: commands[name] for name in OF_ACCOUNTING}
 
 
-def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, tasks: int = 1) -> Findings:
-    """Check the job against the site.
+def problems(login: Login, cluster: Cluster, jobs: Sequence[tuple[str, Job, Plan]], script: str) -> Findings:
+    """Check a job, or those of an array, against the site.
 
-    `script` is the rendered job.sbatch, and `tasks` the number of tasks of its array. A controller that does
-    not answer is queried again for a while. Raises LoginError, NotSubmittedError.
+    `jobs` has each one's values in its sweep, and `script` is the rendered job.sbatch of the first. A
+    controller that does not answer is queried again for a while. Raises LoginError, NotSubmittedError.
     """
+    _, job, plan = jobs[0]
     if isinstance(login, LocalLogin) and shutil.which("sbatch") is None:  # there may be no shell either
         raise NotSubmittedError(f"there is no Slurm on {login.name}{BY_HAND}")
     paths = _paths(cluster, job)
@@ -66,7 +67,7 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
         answers = with_retries(query)
     except NotYetError as error:
         raise NotSubmittedError(f"{TAKES_NONE}: {error}") from None
-    feasibility = Feasibility(cluster, job, plan, site(answers), tasks)
+    feasibility = Feasibility(cluster, job, plan, site(answers), len(jobs))
     if cached is not None and next(feasibility.refusals(), None) is not None:
         # Cached answers must not refuse what has been allowed since.
         answers, cached = answers | ask(login, _accounting_questions()), None
@@ -76,7 +77,8 @@ def problems(login: Login, cluster: Cluster, job: Job, plan: Plan, script: str, 
     test = answers["test"]
     flags = dict(zip(paths, answers["paths"].out.split(), strict=False))
     refusals = [*feasibility.refusals(), *_path_refusals(flags)]
-    warnings = [*feasibility.warnings(), *_path_warnings(flags), *_runtime_warnings(cluster, answers)]
+    by_values = [(values, replace(feasibility, job=job, plan=plan).warnings()) for values, job, plan in jobs]
+    warnings = [*warnings_of_runs(by_values), *_path_warnings(flags), *_runtime_warnings(cluster, answers)]
     said = errors_of(test.err) or f"exit {test.code}"
     if test.code and unanswered(test.err):  # a busy controller still answers cheaper queries
         warnings.append(f"not checked by sbatch --test-only: {said}")

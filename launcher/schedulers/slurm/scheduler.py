@@ -109,14 +109,19 @@ class SlurmScheduler(Scheduler):
     def by_hand(cls, scripts: Path) -> str:
         return f"`sbatch {scripts / 'job.sbatch'}` starts it"
 
-    def check(self, prepared: Prepared, tasks: int = 1) -> tuple[str, ...]:
-        """Check the job before it is queued. `tasks` is the number of such jobs in an array."""
+    def check(self, prepared: Prepared) -> tuple[str, ...]:
+        return self._check([("", prepared)])
+
+    def _check(self, runs: Sequence[tuple[str, Prepared]]) -> tuple[str, ...]:
+        """Check runs before they are queued, each with its values: one, or those of an array, which ask for
+        the same resources."""
         from launcher.schedulers.slurm.checks import problems
 
-        request = prepared.request
-        self.store.check(request)
-        script = next(file.text for file in prepared.files if file.path == "job.sbatch")
-        findings = problems(self.store.login, request.cluster, request.job, request.plan, script, tasks)
+        _, first = runs[0]
+        self.store.check(first.request)
+        script = next(file.text for file in first.files if file.path == "job.sbatch")
+        jobs = [(values, run.request.job, run.request.plan) for values, run in runs]
+        findings = problems(self.store.login, first.request.cluster, jobs, script)
         if findings.refusals:
             raise SchedulerError("\n".join(findings.refusals))
         return findings.warnings
@@ -131,7 +136,7 @@ class SlurmScheduler(Scheduler):
         return prepare_array(sweep_id, runs, at_once)
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
-        return self.check(sweep.runs[0], len(sweep.runs))
+        return self._check(sweep.by_values)
 
     def submit_sweep(self, sweep: PreparedSweep) -> list[RunDir]:
         return self._submit(sweep.runs, sweep.command, sweep)
