@@ -2,12 +2,14 @@
 
 `watch(model)` records the samples of each forward pass. It raises PyTorch's out-of-memory error in CUDA's
 words when a micro-batch of step 4 has more than four samples. With `FAILING_RANK` only that rank raises it.
+Before, it leaves a checkpoint that is incomplete, as a kill during a save does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ HOLDS = 4
 "Largest micro-batch that fits."
 FROM_STEP = 4
 "First step that needs more memory."
+WRITTEN_LAST = (".metadata", "trainer_state.json")
+"Files that make a checkpoint of FSDP2 and of transformers complete."
 
 _TOKENS = (torch.arange(int(os.environ["SAMPLES"]))[:, None] + torch.arange(8)) % 64
 SAMPLES = [{"input_ids": row, "labels": row} for row in _TOKENS]
@@ -61,8 +65,19 @@ def _forward(_module: torch.nn.Module, _args: Any, inputs: dict[str, torch.Tenso
     samples = inputs["input_ids"][:, 0].tolist()
     fails = os.environ.get("FAILING_RANK", os.environ["RANK"]) == os.environ["RANK"]
     if fails and len(samples) > HOLDS and _step + 1 == FROM_STEP:
+        _leave_an_incomplete_checkpoint()
         raise torch.OutOfMemoryError(MESSAGE)
     _passes.append(samples)
+
+
+def _leave_an_incomplete_checkpoint() -> None:
+    """Copy a folder that a framework writes under its final name, but not the file that it writes last."""
+    for last in Path(os.environ["LAUNCHER_CHECKPOINT_DIR"]).glob("*2/*"):
+        if last.name in WRITTEN_LAST:
+            partial = last.parent.with_name(last.parent.name[:-1] + "3")
+            shutil.copytree(
+                last.parent, partial, ignore=shutil.ignore_patterns(last.name), dirs_exist_ok=True
+            )
 
 
 def _stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -1,11 +1,11 @@
 """The Trainer of transformers, reporting to W&B and TensorBoard."""
 
 import os
+from pathlib import Path
 
 import torch
 from small_gpu import SAMPLES, watch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 arguments = TrainingArguments(
     per_device_train_batch_size=int(os.environ["LAUNCHER_MICRO_BATCH_SIZE"]),
@@ -22,4 +22,6 @@ config = GPT2Config(
     n_layer=1, n_head=1, n_embd=16, n_positions=8, vocab_size=64, bos_token_id=0, eos_token_id=0
 )
 trainer = Trainer(watch(GPT2LMHeadModel(config)), arguments, train_dataset=SAMPLES)
-trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
+saved = Path(arguments.output_dir).glob("checkpoint-*/trainer_state.json")  # written last
+newest = max(saved, key=lambda file: int(file.parent.name.partition("-")[2]), default=None)
+trainer.train(resume_from_checkpoint=newest and str(newest.parent))
