@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.verdict import EXIT_CODES
 from tests.lab import Lab, events, verdicts
 from tests.train.test_metrics import wandb_records
 
@@ -90,6 +91,24 @@ def test_a_framework_goes_on_from_its_checkpoint_with_half_the_micro_batch(lab: 
         assert len(seen) == per_epoch * GLOBAL_BATCH, f"the epoch that begins with step {begin}"
 
     _trackers_are_on(lab.folder)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_deepspeed_goes_on_from_the_checkpoint_before_one_that_a_rank_could_not_write(lab: Lab) -> None:
+    for package in ("deepspeed", "wandb", "tensorboard"):
+        pytest.importorskip(package)
+    lab.script((SCRIPTS / "with_deepspeed.py").read_text())
+    lab.script((SCRIPTS / "small_gpu.py").read_text(), "small_gpu.py")
+    lab.script(_blocks(PAGE, "yaml")[0], "job.yaml")
+    lab.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(lab.folder), "SAMPLES": "56"}
+    lab.environ |= {"FAILING_RANK": "none", "FULL_DISK": "1"}
+    done = lab.cli("run", "job.yaml", "--set", "steps=6", *ON_TWO_CPU_RANKS, timeout=240)
+    run = lab.newest()
+    assert done.returncode == EXIT_CODES["disk-full"], done.stderr + lab.all_logs(run)
+    done = lab.cli("resume", "--follow", timeout=240)
+    assert done.returncode == 0, done.stderr + lab.all_logs(run)
+    assert list(_consumed(run, attempt=1)) == [3, 4, 5, 6]
 
 
 def _consumed(run: RunDir, attempt: int) -> dict[int, list[list[int]]]:

@@ -2,11 +2,13 @@
 
 `watch(model)` records the samples of each forward pass. It raises PyTorch's out-of-memory error in CUDA's
 words when a micro-batch of step 4 has more than four samples. With `FAILING_RANK` only that rank raises it.
-Before, it leaves a checkpoint that is incomplete, as a kill during a save does.
+Before, it leaves a checkpoint that is incomplete, as a kill during a save does. With `FULL_DISK` that rank
+cannot save after step 4.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -37,6 +39,7 @@ MESSAGE = (
 )
 "The text of PyTorch's CUDA allocator, which a CPU build of PyTorch does not have."
 
+_torch_save = torch.save
 _passes: list[list[int]] = []
 _step = 0
 
@@ -57,6 +60,8 @@ class TinyModel(torch.nn.Module):
 def watch(model: torch.nn.Module) -> torch.nn.Module:
     """Record the samples of each forward pass. Each optimizer step writes them to a file of the run."""
     model.register_forward_pre_hook(_forward, with_kwargs=True)
+    if os.environ.get("FULL_DISK") == os.environ["RANK"] and os.environ["LAUNCHER_ATTEMPT"] == "0":
+        torch.save = _save
     register_optimizer_step_post_hook(_stepped)
     return model
 
@@ -68,6 +73,13 @@ def _forward(_module: torch.nn.Module, _args: Any, inputs: dict[str, torch.Tenso
         _leave_an_incomplete_checkpoint()
         raise torch.OutOfMemoryError(MESSAGE)
     _passes.append(samples)
+
+
+def _save(*values: Any, **options: Any) -> None:
+    """Save, with a disk that is full from FROM_STEP on."""
+    if _step >= FROM_STEP:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    _torch_save(*values, **options)
 
 
 def _leave_an_incomplete_checkpoint() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from pathlib import Path
 
 import deepspeed
 import torch
@@ -24,7 +25,7 @@ config = {
         "job_name": "tensorboard",
     },
 }
-checkpoints = os.environ["LAUNCHER_CHECKPOINT_DIR"]
+checkpoints = Path(os.environ["LAUNCHER_CHECKPOINT_DIR"])
 
 torch.manual_seed(0)
 model = watch(TinyModel())
@@ -46,7 +47,10 @@ while engine.global_steps < steps:
         last = engine.is_gradient_accumulation_boundary()
         engine.step()
         if last and engine.global_steps % 2 == 0:
-            engine.save_checkpoint(checkpoints)
+            engine.save_checkpoint(checkpoints, save_latest=False)  # waits for all ranks
+            if engine.global_rank == 0:
+                (checkpoints / "latest.part").write_text(f"global_step{engine.global_steps}")
+                (checkpoints / "latest.part").replace(checkpoints / "latest")
         if engine.global_steps == steps:
             break
 engine.destroy()
