@@ -95,7 +95,7 @@ class Lab:
         asked = time.monotonic()
         deadline = asked + timeout
         while time.monotonic() < deadline:
-            if run.read_state().get("state") in wanted or time.monotonic() > asked + 3:
+            if run.read_state().state in wanted or time.monotonic() > asked + 3:
                 status = self.status(run)
                 if status["state"] in wanted:
                     return status

@@ -36,8 +36,9 @@ def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDi
 
 def _check_form(run: RunDir) -> None:
     """Raise UsageError for a folder with a run.json that launcher did not write there."""
-    renamed = run.read_about().id != run.id and not isinstance(scheduler_of(run), LocalScheduler)
-    if not run.read_about() or renamed or not run.plan.is_file():
+    name = run.read_about().id
+    renamed = name != run.id and not isinstance(scheduler_of(run), LocalScheduler)
+    if name is None or renamed or not run.plan.is_file():
         raise UsageError(
             f"{run.path} does not look like a run directory as launcher makes them; delete it by hand"
         )

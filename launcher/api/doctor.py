@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from launcher.doctor.options import Options
 from launcher.doctor.profile_change import difference, own_file, with_facts
 from launcher.doctor.results import Results, results_of
 from launcher.render.shipped import clusters_dir
-from launcher.rundir.files import read_record, replace_text
+from launcher.rundir.files import replace_text
 from launcher.rundir.find import runs_in
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Request, SchedulerError
@@ -27,6 +27,7 @@ from launcher.schedulers.lookup import scheduler_of
 from launcher.spec.errors import UsageError
 from launcher.spec.find import cluster_folders, find_cluster
 from launcher.spec.load import load_cluster
+from launcher.spec.records import ClusterRecord
 
 TAG = "doctor"
 CPU_RANKS = 2
@@ -173,14 +174,14 @@ def _corrects_gpu(results: Results) -> bool:
     )
 
 
-def found_earlier(describes: Callable[[Mapping[str, Any]], bool]) -> Facts:
+def found_earlier(describes: Callable[[ClusterRecord], bool]) -> Facts:
     """Return the facts that runs of the doctor on this machine have found about a cluster, newest run first.
 
-    `describes` returns whether a profile, as in run.json, describes that cluster.
+    `describes` returns whether a profile describes that cluster.
     """
     facts = Facts()
     for run in runs_in():
-        if describes(read_record(run.run).get("cluster") or {}) and (results := results_of(run)) is not None:
+        if describes(run.read_about().cluster) and (results := results_of(run)) is not None:
             facts = facts.or_else(facts_of(results))
     return facts
 

@@ -27,11 +27,10 @@ class Filter:
 
     def allows(self, about: RunRecord) -> bool:
         """Return whether run.json matches every field except the state. Raises UsageError."""
-        tags = about.job.tags
         return (
             self.name in (None, about.job.name)
             and self.cluster in (None, about.cluster.name)
-            and (self.tag is None or (isinstance(tags, list) and self.tag in tags))
+            and (self.tag is None or self.tag in (about.job.tags or ()))
             and (self.since is None or about.created >= _stamp(self.since))
         )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from launcher.api.sources import inside, running_user_code
 from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError
-from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.checkpoints.export import ExportError, export
@@ -27,11 +26,11 @@ def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | 
     about, to = run.read_about(), to.absolute()
     if read_marker(checkpoint).get("adapter") is None:
         raise ExportError(f"{run.id} was trained without an adapter: there is nothing to merge")
-    workdir = Path(str(about["workdir"]))
+    workdir = Path(about.workdir or "")
     recipe = Recipe.model_validate(run.read_recipe(run.attempts()[-1]))
     if not workdir.is_dir():
         raise UsageError(f"workdir: {workdir} is not a directory here; the task is imported from it")
-    job = Job.model_validate(about["job"])
+    job = about.job.validated()
     with running_user_code(f"task {job.task}", workdir):
         frozen = FrozenWeights(job, recipe, str(workdir))
     with inside(workdir):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.api.prepare import named_cluster, prepare, with_hardware
 from launcher.api.submission_plan import planned
@@ -19,6 +18,7 @@ from launcher.schedulers.registry import scheduler_class
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.load import from_record
+from launcher.spec.records import ClusterRecord
 
 
 def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -> Prepared:
@@ -30,15 +30,15 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
     RenderError, SchedulerError.
     """
     about, events = run.read_about(), run.read_events()
-    job_before = about["job"]
-    job_before = {**job_before, "model": {**job_before.get("model", {}), **found_in_model(events)}}
+    job_before = about.job.as_json()
+    job_before |= {"model": {**job_before.get("model", {}), **found_in_model(events)}}
     job = from_record(Job, job_before, f"{run.id}/run.json", sets)
     if cluster_name is None:
-        cluster = from_record(Cluster, about["cluster"], f"{run.id}/run.json", sets)
+        cluster = from_record(Cluster, about.cluster.as_json(), f"{run.id}/run.json", sets)
     else:
         cluster = with_hardware(named_cluster(cluster_name, sets), job)
-        _same_place(run, about["cluster"], cluster)
-    job_file, runs_root = Path(about["job_file"]), run.path.parent
+        _same_place(run, about.cluster, cluster)
+    job_file, runs_root = Path(about.job_file or ""), run.path.parent
     request = Request(
         job=job,
         job_file=job_file,
@@ -46,24 +46,22 @@ def prepared_again(run: RunDir, sets: Sequence[str], cluster_name: str | None) -
         plan=no_higher(planned(job, job_file, cluster, runs_root), events, sets),
         run_id=run.id,
         runs_root=runs_root,
-        project_dir=Path(about.get("project_dir", ".")),
+        project_dir=Path(about.project_dir or "."),
     )
     if job.task is not None and (reason := why_not_on(run, job, request.plan.recipe)):
         raise SchedulerError(reason)
     _, ready = prepare(request)
     changed = changes(
-        {**job_before, "cluster": about["cluster"]["name"]}, {**ready.about["job"], "cluster": cluster.name}
+        {**job_before, "cluster": about.cluster.name}, {**ready.about.job.as_json(), "cluster": cluster.name}
     )
-    record = {"created": about["created"], "changed": changed, "set": list(sets)}
-    if about.get("sweep") is not None:
-        record["sweep"] = about["sweep"]
-    return replace(ready, about={**ready.about, **record})
+    after = ready.about.replace(created=about.created, changed=changed, set=list(sets))
+    return replace(ready, about=after.replace(sweep=about.sweep) if about.sweep is not None else after)
 
 
-def _same_place(run: RunDir, before: Mapping[str, Any], cluster: Cluster) -> None:
+def _same_place(run: RunDir, before: ClusterRecord, cluster: Cluster) -> None:
     """Require that the run directory stays where it is. Raises SchedulerError."""
-    after = cluster.model_dump(mode="json", by_alias=True)
-    places = [scheduler_class(profile["scheduler"]).place(profile) for profile in (before, after)]
+    profiles = (before, ClusterRecord.of_profile(cluster))
+    places = [scheduler_class(profile.scheduler or "local").place(profile) for profile in profiles]
     if places[0] != places[1]:
         where = scheduler_of(run).where(run)
         raise SchedulerError(

@@ -67,7 +67,9 @@ def _resume(run: RunDir, sets: Sequence[str], cluster: str | None) -> Resumed:
             raise SchedulerError(f"{run.id} is still {before.state}; cancel it first")
         again = prepared_again(run, sets, cluster)
         scheduler = of_cluster(again.request.cluster)
-    if before.state == "succeeded" and not (again and {"steps", "epochs"} & again.about["changed"].keys()):
+    if before.state == "succeeded" and not (
+        again and {"steps", "epochs"} & (again.about.changed or {}).keys()
+    ):
         longer = "; `--set steps=N` trains it longer" if run.read_about().job.task else ""
         raise SchedulerError(f"{run.id} has succeeded: there is nothing to resume{longer}")
     scheduler.resume(run, again)

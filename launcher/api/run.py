@@ -87,8 +87,8 @@ class Run:
         from launcher.spec.load import from_record
 
         about = self.directory.read_about()
-        job = from_record(Job, about.get("job") or {}, f"{self.id}/run.json")
-        folder = Path(str(about.job_file or "")).parent
+        job = from_record(Job, about.job.as_json(), f"{self.id}/run.json")
+        folder = Path(about.job_file or "").parent
         return job.model_copy(update={"workdir": str(folder / job.workdir)})
 
     def status(self) -> Status:

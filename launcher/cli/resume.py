@@ -61,7 +61,7 @@ def _show(resumed: Resumed, run_dir: RunDir, json: bool) -> None:
     from launcher.cli.output import print_json
 
     replanned, saved = resumed.again, resumed.before.checkpoint_step
-    changed = replanned.about["changed"] if replanned is not None else {}
+    changed = (replanned.about.changed or {}) if replanned is not None else {}
     if json:
         fields = {
             "run_id": run_dir.id,

@@ -35,7 +35,7 @@ def submit_sweep(
             print(f"\n# ==> {sweep.folder / sweep.script.path} <==\n{sweep.script.text}")
         print(f"\n{len(sweep.runs)} runs:")
         for ready in sweep.runs:
-            print(f"{ready.request.run_id}  {' '.join(ready.about['sweep']['values'])}")
+            print(f"{ready.request.run_id}  {' '.join(ready.values)}")
         return
     request = first.request
     warnings = checked_sweep(sweep, scheduler)
@@ -50,7 +50,7 @@ def submit_sweep(
     with telling_of(f"{len(handles)} runs were submitted ({ways})"):
         print(f"\n{len(handles)} runs submitted{array}")
         for ready, handle in zip(sweep.runs, handles, strict=True):
-            print(f"{ready.request.run_id}  {handle}  {' '.join(ready.about['sweep']['values'])}")
+            print(f"{ready.request.run_id}  {handle}  {' '.join(ready.values)}")
         print(ways)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from launcher.spec.failures import FAILURES, FailureClass
+from launcher.spec.records import RunRecord
 
 if TYPE_CHECKING:
     from launcher.spec.verdict import MemoryKind
@@ -111,8 +111,7 @@ def clue_of(record: object) -> Clue | None:
         return None
 
 
-def failure_patterns(about: Mapping[str, Any]) -> list[tuple[str, Kind]]:
-    """Return the patterns of the job, then those of the cluster. `about` is the content of run.json."""
-    sections = (about.get("job") or {}, about.get("cluster") or {})
-    rows = [row for section in sections for row in section.get("failures") or ()]
-    return [(row["pattern"], KIND_OF[row["class"]]) for row in rows]
+def failure_patterns(about: RunRecord) -> list[tuple[str, Kind]]:
+    """Return the patterns of the job, then those of the cluster."""
+    rows = [*(about.job.failures or ()), *(about.cluster.failures or ())]
+    return [(row.pattern, KIND_OF[row.class_]) for row in rows]

@@ -33,7 +33,7 @@ class Facts:
 
 def facts_of(results: Results) -> Facts:
     """Return the facts that a run has found about its cluster."""
-    day = str(results.run.read_about().created or "")[:10]
+    day = results.run.read_about().created[:10]
     source = f"launcher doctor{f', {day}' * bool(day)}, run {results.run.id}"
     chosen = next((value.value for value in results.values if value.check == "chosen"), None) or {}
     names = {value.value for value in results.values if value.check == "gpu-name" and value.value}

@@ -38,7 +38,7 @@ class Place:
     def of(cls, environ: Mapping[str, str]) -> Place:
         """Read the environment that start.sh provides. Raises KeyError."""
         run = RunDir(Path(environ[variables.RUN_DIR]))
-        about, plan = read_record(run.run), read_record(run.plan)
+        about, plan = run.read_about(), read_record(run.plan)
         return cls(
             run=run,
             attempt=run.started(environ),
@@ -46,7 +46,7 @@ class Place:
             host=environ.get(variables.RENDEZVOUS_HOST) or LOOPBACK,
             port=int(environ.get(variables.RENDEZVOUS_PORT, "0")),
             expected=Expected.of(about, plan),
-            options=Options.of_command(about.get("job", {}).get("command") or ()),
+            options=Options.of_command(about.job.command or ()),
             between_attempts=variables.ONLY_CHECK in environ,
         )
 

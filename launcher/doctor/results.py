@@ -106,8 +106,8 @@ class Results:
 
 def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
     """Return the results of a run, or None if it is not a doctor's run. `ended` says if the run has ended."""
-    about, plan = read_record(run.run), read_record(run.plan)
-    options = Options.of_command(about.get("job", {}).get("command") or ())
+    about, plan = run.read_about(), read_record(run.plan)
+    options = Options.of_command(about.job.command or ())
     if options is None:
         return None
     expected = Expected.of(about, plan, options.job)
@@ -126,8 +126,9 @@ def results_of(run: RunDir, *, ended: bool = True) -> Results | None:
         *_of_run(orders, expected, reason, not unfinished),
         *values_of(history, expected.nodes),
     ]
-    name = str(about.get("cluster", {}).get("name", ""))
-    return Results(run, name, options, expected, tuple(values), unfinished, ended, bool(damaged))
+    return Results(
+        run, about.cluster.name or "", options, expected, tuple(values), unfinished, ended, bool(damaged)
+    )
 
 
 def _end_of(run: RunDir, attempt: AttemptDir) -> tuple[str | None, str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from launcher.spec.records import RunRecord
+
 if TYPE_CHECKING:
     from launcher.doctor.job_needs import JobNeeds
 
@@ -67,27 +69,25 @@ class Expected:
     "What the job of `launcher doctor --job` needs."
 
     @classmethod
-    def of(cls, about: Mapping[str, Any], plan: Mapping[str, Any], needs: JobNeeds | None = None) -> Expected:
+    def of(cls, about: RunRecord, plan: Mapping[str, Any], needs: JobNeeds | None = None) -> Expected:
         """Read run.json and plan.json."""
-        layout, cluster, job = plan.get("layout", {}), about.get("cluster", {}), about.get("job", {})
-        node, network = cluster.get("node") or {}, cluster.get("network") or {}
-        gpu = node.get("gpu") or {}
+        layout, job, cluster = plan.get("layout", {}), about.job, about.cluster
         return cls(
             nodes=layout.get("nodes", 1),
             ranks_per_node=layout.get("ranks_per_node", 1),
             gpus_per_node=layout.get("gpus_per_node", 0),
-            gpu_type=gpu.get("type"),
-            gpu_memory=gpu.get("memory"),
-            memory=(job.get("resources") or {}).get("memory_per_node") or node.get("memory"),
-            cpus=(job.get("resources") or {}).get("cpus_per_node"),
-            shm=(cluster.get("container") or {}).get("shm"),
-            inter_node=network.get("inter_node"),
-            interface=network.get("interface"),
-            env=network.get("env") or {},
-            command=job.get("command") is not None,
-            shared=not about.get("apart", False),
+            gpu_type=cluster.node.gpu.type,
+            gpu_memory=cluster.node.gpu.memory,
+            memory=job.resources.memory_per_node or cluster.node.memory,
+            cpus=job.resources.cpus_per_node,
+            shm=cluster.container.shm,
+            inter_node=cluster.network.inter_node,
+            interface=cluster.network.interface,
+            env=cluster.network.env or {},
+            command=job.command is not None,
+            shared=not about.apart,
             job=needs,
-            nvme_dir=(job.get("train") or {}).get("nvme_dir"),
+            nvme_dir=job.train.nvme_dir,
         )
 
     @property

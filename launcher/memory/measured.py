@@ -11,10 +11,8 @@ from launcher.memory.ledger import Entry, capacity_of, family_of
 from launcher.rundir.downgrades import changes_within, ran_out, recipe_in_force
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.spec.cluster import Cluster
 from launcher.spec.events import Event
 from launcher.spec.fire_drill import DRILLS
-from launcher.spec.job import Job
 from launcher.spec.json_forms import fits
 from launcher.spec.recipe import Recipe
 from launcher.spec.records import RunRecord
@@ -134,8 +132,8 @@ def _entry(
     held: Held,
     parameters: int | None,
 ) -> Entry | None:
-    job, cluster = Job.model_validate(record["job"]), Cluster.model_validate(record["cluster"])
-    on_gpu, versions = record["gpus_per_node"] > 0, record["versions"]
+    job, cluster = record.job.validated(), record.cluster.validated()
+    on_gpu, versions = record.gpus_per_node > 0, record.versions or {}
     family = family_of(job, cluster, versions["torch"], on_gpu=on_gpu)
     if family is None:
         return None
@@ -147,8 +145,8 @@ def _entry(
         args=job.shaped_by,
         parameters=parameters,
         recipe=recipe,
-        ranks=record["nodes"] * record["ranks_per_node"],
-        ranks_per_node=record["ranks_per_node"],
+        ranks=record.nodes * record.ranks_per_node,
+        ranks_per_node=record.ranks_per_node,
         measured=held.peaks,
         predicted=_predicted(plan) if as_planned else {},
         reserved=held.reserved,

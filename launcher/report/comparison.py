@@ -148,19 +148,18 @@ def _metrics(totals: Totals) -> dict[str, float | None]:
 
 def _settings(run: RunDir, recipe: Mapping[str, Any]) -> dict[str, Any]:
     about = run.read_about()
-    requested = about.job.get("resources")
     settings = {
-        **{name: value for name, value in about.job.items() if name not in _NOT_COMPARED},
+        **{name: value for name, value in about.job.as_json().items() if name not in _NOT_COMPARED},
         "resources": {
-            **(requested if isinstance(requested, Mapping) else {}),
+            **about.job.resources.as_json(),
             "nodes": about.nodes,
             "gpus_per_node": about.gpus_per_node,
-            "ranks_per_node": about.get("ranks_per_node"),
+            "ranks_per_node": about.ranks_per_node,
         },
         "recipe": dict(recipe),
         "profile": about.cluster.name,
-        "code": about.get("code"),
-        "versions": about.get("versions"),
+        "code": about.code.as_json() if about.code is not None else None,
+        "versions": about.versions,
     }
     if isinstance(command := settings.get("command"), list):
         settings["command"] = shlex.join(map(str, command))

@@ -56,8 +56,8 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
     now = time.time() if now is None else now
     created = seconds_of(str(status.created or ""))
     seconds, usd = paid_for(run, events, now, ended=status.ended)
-    gpus = (about.nodes or 0) * (about.gpus_per_node or 0)
-    loss, tags = newest(run, "loss"), about.job.tags
+    gpus = about.nodes * about.gpus_per_node
+    loss = newest(run, "loss")
     return Row(
         run=status.run_id,
         state=status.state,
@@ -68,7 +68,7 @@ def row_of(status: Status, run: RunDir, now: float | None = None) -> Row:
         gpus=str(gpus) if gpus else "",
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
         usd="" if usd is None else f"{usd:.2f}",
-        tags=",".join(map(str, tags)) if isinstance(tags, list) else "",
+        tags=",".join(about.job.tags or ()),
         attempt="" if status.attempt is None else str(status.attempt),
         reason=status.reason,
     )

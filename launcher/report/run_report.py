@@ -23,7 +23,6 @@ from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
 from launcher.spec.base import format_bytes, format_duration
-from launcher.spec.cluster import Cluster
 from launcher.spec.command import affects_ranks, placeholder_of
 from launcher.spec.events import (
     AttemptStarted,
@@ -31,7 +30,7 @@ from launcher.spec.events import (
     RecipeChange,
     SupervisorStarted,
 )
-from launcher.spec.job import Job
+from launcher.spec.json_object import Record
 from launcher.spec.recipe import Recipe
 from launcher.spec.records import RunRecord
 from launcher.spec.rules import changes_line
@@ -182,10 +181,10 @@ def _spent(run: RunDir, events: Sequence[Event], timeline: Timeline, now: float,
     return Spent(seconds=seconds, queued=sum(waits), lost=sum(losses), usd=usd)
 
 
-def capacity_of_rank(about: Any, plan: dict[str, Any]) -> int | None:
+def capacity_of_rank(about: RunRecord, plan: dict[str, Any]) -> int | None:
     """Return the bytes of a rank's GPU, or of its memory budget on a CPU, or None if unknown."""
     try:
-        job, cluster = Job.model_validate(about["job"]), Cluster.model_validate(about["cluster"])
+        job, cluster = about.job.validated(), about.cluster.validated()
         return capacity_of(job, cluster, on_gpu=bool(plan["layout"]["gpus_per_node"]))
     except (LookupError, TypeError, ValueError):  # another version wrote it
         return None
@@ -314,35 +313,27 @@ def _environment(run: RunDir, events: Sequence[Event]) -> Rows:
     hosts = dict.fromkeys(
         event.host for event in events if isinstance(event, SupervisorStarted) and event.host is not None
     )
-    gpu = (about.cluster.get("node") or {}).get("gpu") or {}
+    changed = about.code.changed_files if about.code is not None else []
+    code = f"{about.code.commit}{'; changed: ' * bool(changed)}{', '.join(changed)}" if about.code else ""
     rows = [
         ("profile", f"{about.cluster.name} ({about.cluster.scheduler})" if about.cluster.name else ""),
         (
             "nodes",
-            f"{about.nodes} x {about.get('ranks_per_node', '?')} ranks, {about.gpus_per_node} GPUs each"
+            f"{about.nodes} x {about.ranks_per_node or '?'} ranks, {about.gpus_per_node} GPUs each"
             if about.nodes
             else "",
         ),
-        ("GPU", _text(gpu.get("type")) if gpu and about.gpus_per_node else ""),
+        ("GPU", _text(about.cluster.node.gpu.type) if about.gpus_per_node else ""),
         ("host", ", ".join(map(str, hosts))),
         ("submitted", about.created),
         ("directory", str(run.path)),
         ("workdir", about.workdir or ""),
-        ("code", _code(about.get("code"))),
-        *((name, _text(version)) for name, version in (about.get("versions") or {}).items()),
-        ("image", _text(about.job.get("image"))),
+        ("code", code),
+        *((name, _text(version)) for name, version in (about.versions or {}).items()),
+        ("image", about.job.image or ""),
         ("tags", _text(about.job.tags)),
     ]
     return tuple((name, value) for name, value in rows if value)
-
-
-def _code(code: object) -> str:
-    """Format the commit and the files that differed from it."""
-    if not isinstance(code, dict):
-        return _text(code)
-    changed = code.get("changed_files")
-    more = f"; changed: {', '.join(map(str, changed))}" if isinstance(changed, list) and changed else ""
-    return f"{_text(code.get('commit'))}{more}"
 
 
 def _texts(run: RunDir) -> Rows:
@@ -358,9 +349,9 @@ def _texts(run: RunDir) -> Rows:
     return tuple(texts)
 
 
-def _record(value: Any) -> str:
+def _record(value: Record) -> str:
     """Format a record as JSON, without empty fields."""
-    return json.dumps(_without_empty(dict(value)), indent=2, ensure_ascii=False)[:MAX_TEXT]
+    return json.dumps(_without_empty(value.as_json()), indent=2, ensure_ascii=False)[:MAX_TEXT]
 
 
 def _without_empty(value: Any) -> Any:

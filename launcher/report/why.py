@@ -134,7 +134,7 @@ def _examine(run: RunDir, verdict: Verdict) -> list[str]:
         return []
     nodes = read_record(run.plan).get("layout", {}).get("nodes", 1)
     more = f" --nodes {nodes}" if nodes > 1 else ""
-    return [f"examine   launcher doctor -c {about.get('cluster', {}).get('name', 'local')}{more}"]
+    return [f"examine   launcher doctor -c {about.cluster.name or 'local'}{more}"]
 
 
 def _decisive(verdict: Verdict, most: int) -> list[str]:

@@ -43,7 +43,7 @@ def default_root() -> Path:
 def open_run(path: Path) -> RunDir:
     """The run in a directory, or at the end of a link. Raises RunNotFoundError if there is none."""
     run = _at(path)
-    if not {"id", "job"} <= set(run.read_about()):
+    if not {"id", "job"} <= run.read_about().as_json().keys():
         raise RunNotFoundError(f"{path} is not a run directory: it has no readable run.json of launcher")
     return run
 
@@ -134,7 +134,7 @@ def _of_project(runs: list[RunDir]) -> Iterator[tuple[RunDir, RunRecord]]:
     root, here = default_root().absolute().resolve(), str(Path.cwd())
     for run in runs:
         about = run.read_about()
-        if about and (run.path.parent.resolve() == root or about.project_dir == here):
+        if about.id is not None and (run.path.parent.resolve() == root or about.project_dir == here):
             yield run, about
 
 

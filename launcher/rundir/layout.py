@@ -212,9 +212,7 @@ class RunDir:
 
     def read_about(self) -> RunRecord:
         """run.json of the job in force; empty if it is missing or damaged."""
-        about = RunRecord.read(read_json(self.run)) or RunRecord()
-        nulls: dict[str, Any] = {name: {} for name in ("job", "cluster") if about.get(name, {}) is None}
-        return RunRecord.of({**about, **nulls}) if nulls else about
+        return RunRecord.read(read_json(self.run)) or RunRecord()
 
     @property
     def damage(self) -> str:

@@ -9,12 +9,8 @@ from __future__ import annotations
 from launcher.spec import failures
 from launcher.spec.json_forms import STAMP, Form
 from launcher.spec.json_forms import fits as fits
-from launcher.spec.json_object import form_of
-from launcher.spec.records import StateRecord
 
 FAILURES = frozenset(failures.FAILURES) - {"succeeded"}
-STATE = form_of(StateRecord)
-"state.json."
 
 ERROR: Form = {
     "rank": int,

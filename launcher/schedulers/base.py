@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from launcher.rundir.files import delete_folder, open_regular
 from launcher.spec.errors import RefusedError
 from launcher.spec.listed_names import listed
+from launcher.spec.records import LIVING as LIVING
+from launcher.spec.records import ClusterRecord, RunRecord
 
 if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
-    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from launcher.planning.cost import Offered
     from launcher.planning.plan import Plan
@@ -25,8 +27,6 @@ if TYPE_CHECKING:  # `launcher list` and `launcher status` need none of these
     from launcher.spec.job import Job
 
 
-LIVING = frozenset({"submitted", "running", "stopping"})
-"States of a run that has not ended."
 UNFINISHED = frozenset({"lost", "failed", "interrupted", "cancelled"})
 "States of a run that has ended without success."
 
@@ -73,16 +73,21 @@ class Prepared:
     "Values that the templates use."
     command: tuple[str, ...]
     "What `submit` runs or sends."
-    about: dict[str, Any]
+    about: RunRecord
     "The content of run.json."
     warnings: tuple[str, ...] = ()
     offered: Offered | None = None
     "The first offer that would be rented, if the provider was asked."
 
+    @property
+    def values(self) -> list[str]:
+        """The `--set` texts that distinguish the run in its sweep."""
+        return self.about.sweep.values if self.about.sweep is not None else []
+
     def in_sweep(self, sweep_id: str, task: int, values: Sequence[str], **more: Any) -> Prepared:
         """Return the run as a task of a sweep. `values` are the `--set` texts that distinguish it."""
         sweep = {"id": sweep_id, "task": task, "values": list(values), **more}
-        return replace(self, about={**self.about, "sweep": sweep})
+        return replace(self, about=self.about.replace(sweep=sweep))
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class PreparedSweep:
     @property
     def by_values(self) -> list[tuple[str, Prepared]]:
         """Each run with its values, such as `train.lr=1e-4 train.seed=0`."""
-        return [(" ".join(run.about["sweep"]["values"]), run) for run in self.runs]
+        return [(" ".join(run.values), run) for run in self.runs]
 
 
 def warnings_of_runs(runs: Sequence[tuple[str, Iterable[str]]]) -> tuple[str, ...]:
@@ -258,15 +263,15 @@ class Scheduler(abc.ABC):
     "Whether a job runs in launcher's own interpreter unless the profile names another."
 
     @classmethod
-    def at(cls, cluster: Mapping[str, Any]) -> Scheduler:
+    def at(cls, cluster: ClusterRecord) -> Scheduler:
         """Return the scheduler of a cluster profile. Raises SchedulerError.
 
-        The profile is the JSON form of a Cluster, written by this version of launcher or an earlier one.
+        This version of launcher or an earlier one has written the profile.
         """
         return cls()
 
     @classmethod
-    def place(cls, cluster: Mapping[str, Any]) -> Hashable:
+    def place(cls, cluster: ClusterRecord) -> Hashable:
         """Return an identifier of where run directories are, or None for a disk of this machine.
 
         Profiles of one place share one object, and a run can only be resumed with a profile of the same
@@ -275,7 +280,7 @@ class Scheduler(abc.ABC):
         return None
 
     @classmethod
-    def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
+    def is_here(cls, run: RunDir, cluster: ClusterRecord) -> bool:
         """Return whether the run's supervisor is a process of this machine, although its profile names
         another place."""
         return False

@@ -8,8 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.find import remember_root
@@ -23,6 +22,7 @@ from launcher.schedulers.store import Store
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Resubmitted, Starting, Submitted
 from launcher.spec.long_work import working
+from launcher.spec.records import StateRecord
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone
 from launcher.supervise.process import end_processes, processes_of
@@ -108,15 +108,14 @@ class LocalScheduler(OneByOne):
             raise SchedulerError(f"{run.id} is still running")
         if _is_unsent(run):
             raise SchedulerError(f"{run.id}: {SENDING if may_be_sent(run) else UNSENT}")
-        about = again.about if again is not None else run.read_about()
-        cluster: dict[str, Any] = about.get("cluster", {})
-        if cluster.get("scheduler") != "local":
+        cluster = (again.about if again is not None else run.read_about()).cluster
+        if cluster.scheduler != "local":
             raise SchedulerError(
-                f"{run.id} was rendered for {cluster.get('name')} ({cluster.get('scheduler')}): start its "
+                f"{run.id} was rendered for {cluster.name} ({cluster.scheduler}): start its "
                 f"scripts there again, they go on from the last checkpoint"
             )
         self._end_orphans(run)
-        python = cluster.get("paths", {}).get("python") or sys.executable
+        python = cluster.paths.python or sys.executable
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
             run.append(Resubmitted(handle=self.handle(run)))
@@ -125,25 +124,25 @@ class LocalScheduler(OneByOne):
     def status(self, run: RunDir) -> Status:
         """Return the state that the supervisor wrote last, or `lost` if it died without recording its end."""
         state = run.read_state()
-        if state.get("state") in LIVING and supervisor_gone(run):
+        if not state.ended and supervisor_gone(run):
             state = run.read_state()  # it may have ended between the two checks
-        name, reason, failure = state.get("state", "submitted"), state.get("reason", ""), state.get("failure")
+        name, reason, failure = state.state, state.reason, state.failure
         exists, unsent = run.run.exists(), _is_unsent(run)
         if unsent:
             name, reason = ("submitted", SENDING) if may_be_sent(run) else ("failed", UNSENT)
         elif name in LIVING and supervisor_gone(run):
             lost = {"state": "lost", "failure": "node-failed", "reason": _why_lost(run)}
             end = end_told(run) or lost
-            name, failure, reason = end["state"], end["failure"], end["reason"] or ""
-        if not state and not exists:
+            name, failure, reason = end["state"] or name, end["failure"], end["reason"] or ""
+        if not run.path.exists():
             name, failure, reason = "lost", "node-failed", f"{run.path} was deleted"
         elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
         elif name == "rendered":
-            scheduler = scheduler_class(run.read_about().get("cluster", {}).get("scheduler", "local"))
+            scheduler = scheduler_class(run.read_about().cluster.scheduler or "local")
             reason = f"written by `launcher render`, not started; {scheduler.by_hand(run.scripts)}"
-        judged = {"state": name, "reason": reason, "failure": failure, "resumable": exists and not unsent}
-        return status_of(run, self.handle(run), state | judged)
+        state = state.replace(state=name, reason=reason, failure=failure)
+        return status_of(run, self.handle(run), state, resumable=exists and not unsent)
 
     def cancel(self, run: RunDir) -> None:
         """Ask the run to write a checkpoint and stop. A second call ends the ranks at once."""
@@ -192,10 +191,10 @@ def _is_unsent(run: RunDir) -> bool:
     return elsewhere and run.read_state().state == "submitted" and not was_sent(run)
 
 
-def _record_failure(run: RunDir, earlier_state: Mapping[str, Any], reason: str) -> None:
+def _record_failure(run: RunDir, earlier_state: StateRecord, reason: str) -> None:
     """Restore the run's earlier state, or `failed` for a new run, and add the reason."""
-    state = "failed" if earlier_state.get("state") == "submitted" else earlier_state.get("state")
-    replace_json(run.state, {**earlier_state, "state": state, "reason": reason})
+    state = "failed" if earlier_state.state == "submitted" else earlier_state.state
+    replace_json(run.state, earlier_state.replace(state=state, reason=reason).as_json())
 
 
 def _environment() -> dict[str, str]:

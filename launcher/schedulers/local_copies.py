@@ -16,9 +16,9 @@ import platformdirs
 
 from launcher.rundir.files import parsed
 from launcher.rundir.layout import RunDir
-from launcher.rundir.record_forms import STATE, fits
 from launcher.schedulers.base import Prepared
 from launcher.schedulers.rundir import write_run
+from launcher.spec.records import StateRecord
 
 
 def copies_folder(place: str, runs: str) -> Path:
@@ -54,7 +54,7 @@ def is_below(name: str) -> bool:
 
 def is_state(data: bytes) -> bool:
     """Return whether a received file is a valid state.json. If not, the caller keeps the previous one."""
-    return fits(parsed(data), STATE)
+    return StateRecord.read(parsed(data)) is not None
 
 
 def keep_checkpoints(run: RunDir, names: Collection[str]) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from launcher.rundir.find import RunNotFoundError
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import LIVING, Cancelled, Scheduler, SchedulerError, Status
+from launcher.schedulers.base import Cancelled, Scheduler, SchedulerError, Status
 from launcher.schedulers.registry import UnknownSchedulerError, of_record, scheduler_class
 from launcher.schedulers.rundir import was_sent
 from launcher.schedulers.wanted_files import Wanted
+from launcher.spec.records import ClusterRecord
 
-LOCAL = {"scheduler": "local"}
+LOCAL = ClusterRecord(scheduler="local")
 
 
 def scheduler_of(run: RunDir) -> Scheduler:
@@ -20,9 +20,8 @@ def scheduler_of(run: RunDir) -> Scheduler:
 
     A run that was only rendered or written, and one whose supervisor is a process of this machine, are local.
     """
-    cluster: dict[str, Any] = run.read_about().get("cluster") or LOCAL
-    scheduler = scheduler_class(str(cluster.get("scheduler", "local")))
-    if not was_sent(run) or scheduler.is_here(run, cluster):
+    cluster = run.read_about().cluster
+    if not was_sent(run) or scheduler_class(cluster.scheduler or "local").is_here(run, cluster):
         return of_record(LOCAL)
     return of_record(cluster)
 
@@ -35,7 +34,7 @@ def fetch_to_read(run: RunDir, wanted: Wanted | None = None) -> str:
     try:
         scheduler_of(run).fetch(run, wanted)
     except SchedulerError as error:
-        if run.read_state().get("state", "submitted") in LIVING:
+        if not run.read_state().ended:
             raise
         return f"{error}; the copy of {run.id} on this machine is read, which may lack lines of its ranks"
     return ""

@@ -22,6 +22,7 @@ from launcher.schedulers.base import Request
 from launcher.schedulers.registry import scheduler_class
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job
+from launcher.spec.records import ClusterRecord
 from launcher.spec.similar import did_you_mean
 
 
@@ -106,8 +107,8 @@ def missing(
 
 def _sees_these_files(request: Request) -> bool:
     """Return whether a path means the same file here and where the job runs."""
-    record = request.cluster.model_dump(mode="json")
     inside = request.cluster.container.runtime != "none"
+    record = ClusterRecord.of_profile(request.cluster)
     return not inside and scheduler_class(request.cluster.scheduler).place(record) is None
 
 

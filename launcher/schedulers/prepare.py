@@ -21,6 +21,7 @@ from launcher.rundir.versions import version_of
 from launcher.schedulers.base import Prepared, Request, Scheduler
 from launcher.schedulers.git import git
 from launcher.schedulers.store import Place
+from launcher.spec.records import ClusterRecord, CodeRecord, JobRecord, RunRecord
 
 if TYPE_CHECKING:
     from launcher.render.values import Target
@@ -51,28 +52,28 @@ def ready(
         files=scheduler.scripts(where),
         target=where,
         command=tuple(command),
-        about={**about(request), "workdir": place.workdir},
+        about=about(request).replace(workdir=place.workdir),
         warnings=(*request.plan.warnings, *scheduler.notes(where), *place.notes),
     )
 
 
-def about(request: Request) -> dict[str, Any]:
+def about(request: Request) -> RunRecord:
     """Return the content of run.json: the request and the versions in use. Raises SpecError, ImageError."""
     request = _with_digest(request)
-    return {
-        "id": request.run_id,
-        "created": now(),
-        "job": request.job.model_dump(mode="json", by_alias=True),
-        "job_file": str(request.job_file.resolve()),
-        "workdir": str(request.workdir),
-        "project_dir": str(request.project_dir),
-        "cluster": request.cluster.model_dump(mode="json", by_alias=True),
-        "nodes": request.plan.layout.nodes,
-        "gpus_per_node": request.plan.layout.gpus_per_node,
-        "ranks_per_node": request.plan.layout.ranks_per_node,
-        "versions": _versions(),
-        "code": code_state(request.workdir),
-    }
+    return RunRecord(
+        id=request.run_id,
+        created=now(),
+        job=JobRecord.of(request.job.model_dump(mode="json", by_alias=True)),
+        job_file=str(request.job_file.resolve()),
+        workdir=str(request.workdir),
+        project_dir=str(request.project_dir),
+        cluster=ClusterRecord.of_profile(request.cluster),
+        nodes=request.plan.layout.nodes,
+        gpus_per_node=request.plan.layout.gpus_per_node,
+        ranks_per_node=request.plan.layout.ranks_per_node,
+        versions=_versions(),
+        code=CodeRecord.read(code_state(request.workdir)),
+    )
 
 
 def target(request: Request, run_dir: str, workdir: str, python: str, carried: dict[str, str]) -> Target:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from launcher.schedulers.base import Scheduler, SchedulerError
+from launcher.spec.records import ClusterRecord
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
@@ -31,12 +32,12 @@ BUILT_IN = {
 
 def of_cluster(cluster: Cluster) -> Scheduler:
     """Return the scheduler of a cluster. Raises SchedulerError."""
-    return of_record(cluster.model_dump(mode="json", by_alias=True))
+    return of_record(ClusterRecord.of_profile(cluster))
 
 
-def of_record(cluster: Mapping[str, Any]) -> Scheduler:
+def of_record(cluster: ClusterRecord) -> Scheduler:
     """Return the scheduler of a profile as recorded in `run.json`. Raises SchedulerError."""
-    scheduler = scheduler_class(str(cluster.get("scheduler")))
+    scheduler = scheduler_class(cluster.scheduler or "local")
     place = scheduler.place(cluster)
     if (scheduler, place) not in opened:
         opened[scheduler, place] = scheduler.at(cluster)

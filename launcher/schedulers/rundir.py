@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.rundir.files import read_record, replace_bytes, replace_json, replace_text
+from launcher.rundir.files import replace_bytes, replace_json, replace_text
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
@@ -18,6 +18,8 @@ from launcher.rundir.time import now, seconds_of
 from launcher.schedulers.base import UNFINISHED, MaybeDoneError, Prepared, SchedulerError, Status
 from launcher.spec.cluster import MODES
 from launcher.spec.events import (
+    AttemptEnded,
+    AttemptStarted,
     Finished,
     Found,
     Replanned,
@@ -32,6 +34,7 @@ from launcher.spec.events import (
     Withdrawn,
     latest,
 )
+from launcher.spec.records import StateRecord
 from launcher.supervise.host import is_here, may_live, this_process
 
 SENDING_SECONDS = 3600.0
@@ -61,7 +64,7 @@ def write_run(prepared: Prepared, state: str = "submitted") -> RunDir:
         _write_plan(partial.path, prepared)
         partial.checkpoints.mkdir()
         by = {"submitter": this_process()} if state == "submitted" else {}
-        replace_json(partial.state, {"state": state, "time": prepared.about["created"], **by})
+        replace_json(partial.state, {"state": state, "time": prepared.about.created, **by})
         partial.path.rename(final)
     except BaseException:
         shutil.rmtree(partial.path, ignore_errors=True)
@@ -110,8 +113,8 @@ def latest_handle(events: Sequence[Mapping[str, Any]], prefix: str) -> str | Non
 def may_be_sent(run: RunDir) -> bool:
     """Return whether the process that wrote the run directory may still be sending the job's code."""
     state = run.read_state()
-    process = state.get("submitter")
-    if not isinstance(process, dict) or not may_live(process):
+    process = state.submitter
+    if process is None or not may_live(process):
         return False
     return is_here(process) or time.time() - (seconds_of(state.time) or 0.0) < SENDING_SECONDS
 
@@ -125,7 +128,7 @@ def rewrite_run(run: RunDir, prepared: Prepared) -> None:
 def _write_plan(folder: Path, prepared: Prepared) -> None:
     within = RunDir(folder)
     within.scripts.mkdir(parents=True)
-    replace_json(within.run, prepared.about)
+    replace_json(within.run, prepared.about.as_json())
     replace_json(within.plan, prepared.request.plan.model_dump(mode="json"))
     for file in prepared.files:
         replace_text(within.scripts / file.path, file.text, file.mode)
@@ -144,7 +147,7 @@ def in_force(run: RunDir, again: Prepared | None) -> Iterator[None]:
     with writing(run.path):
         folder = write_plan(run, again)
     try:
-        run.append(Replanned(changed=again.about["changed"], set=again.about["set"]))
+        run.append(Replanned(changed=again.about.changed, set=again.about.set or []))
         yield
     except BaseException:
         if not may_start(run):
@@ -219,59 +222,58 @@ def _request(run: RunDir) -> tuple[bytes | None, int]:
         return None, 0
 
 
-def end_told(run: RunDir) -> dict[str, Any]:
+def end_told(run: RunDir) -> dict[str, str | None]:
     """Return how a run ended, from its events and verdicts, or {} if they show no end since its last start.
 
     They may show it although state.json does not, because the supervisor could not write that (full disk).
     """
     for event in reversed(run.read_events()):
-        event_name = event["event"]
-        if event_name in ("starting", "submitted", "resubmitted", "submitting"):
-            return {}
-        if event_name == "attempt":
-            break
-        if event_name == "finished":
-            return {name: event.get(name) for name in ("state", "failure", "reason")}
-        if event_name == "ended" and event["failure"] == "succeeded":
-            return {"state": "succeeded", "failure": "succeeded", "reason": event["reason"]}
+        match event:
+            case Starting() | Submitted() | Submitting():
+                return {}
+            case AttemptStarted():
+                break
+            case Finished():
+                return {"state": event.state, "failure": event.failure, "reason": event.reason}
+            case AttemptEnded(failure="succeeded"):
+                return {"state": "succeeded", "failure": "succeeded", "reason": event.reason}
     attempts = run.attempts()
-    verdict = read_record(attempts[-1].verdict) if attempts else {}
-    if verdict.get("failure") == "succeeded":
-        return {"state": "succeeded", "failure": "succeeded", "reason": str(verdict.get("reason", ""))}
+    judged = attempts[-1].read_verdict() if attempts else None
+    if judged is not None and judged.verdict.ok:
+        return {"state": "succeeded", "failure": "succeeded", "reason": judged.verdict.reason}
     return {}
 
 
-def record_end(run: RunDir, end: Mapping[str, Any], by: str) -> None:
+def record_end(run: RunDir, end: StateRecord, by: str) -> None:
     """Record how a run ended, according to `by` and not to its supervisor. Raises OSError."""
-    kept = {name: end[name] for name in ("state", "failure", "reason", "attempt") if name in end}
+    written = end.as_json()
+    kept = {name: written[name] for name in ("state", "failure", "reason", "attempt") if name in written}
     run.append(Finished(**kept, by=by))
     replace_json(run.state, {**kept, "time": now()})
 
 
-def status_of(run: RunDir, handle: str, state: Mapping[str, Any]) -> Status:
+def status_of(run: RunDir, handle: str, state: StateRecord, *, resumable: bool = True) -> Status:
     """Return the status from a run's files, with `state` in place of its state.json.
 
-    `resumable: False` in `state` marks a run that cannot be continued.
+    `resumable`: whether the run can be continued if it ended without success.
     """
-    about = run.read_about()
-    job: dict[str, Any] = about.get("job", {})
-    attempts = run.attempts()
-    name = state.get("state", "submitted")
+    about, attempts = run.read_about(), run.attempts()
+    latest_attempt = attempts[-1].number if attempts else None
     return Status(
         run_id=run.id,
-        name=job.get("name", ""),
-        state=name,
+        name=about.job.name or "",
+        state=state.state,
         handle=handle,
-        attempt=state.get("attempt", attempts[-1].number if attempts else None),
+        attempt=state.attempt if state.attempt is not None else latest_attempt,
         step=_int(newest(run, "step")),
-        steps=job.get("steps") or _int(newest(run, "steps")),
-        failure=state.get("failure"),
-        reason=state.get("reason", ""),
-        created=about.get("created", ""),
-        updated=state.get("time", ""),
+        steps=about.job.steps or _int(newest(run, "steps")),
+        failure=state.failure,
+        reason=state.reason,
+        created=about.created,
+        updated=state.time,
         checkpoint_step=latest_checkpoint(run),
         path=str(run.path),
-        resumable=name in UNFINISHED and state.get("resumable", True),
+        resumable=resumable and state.state in UNFINISHED,
     )
 
 

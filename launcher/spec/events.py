@@ -6,7 +6,7 @@ line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from launcher.spec.json_forms import STAMP, fits
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Mapping[str, Any])
 KINDS: dict[str, type[Event]] = {}
 
 
-class Event(Record):
+class Event(Record, Mapping[str, Any]):
     """A line of events.jsonl. Lines of an unknown kind are instances of this class itself."""
 
     _kind: ClassVar[str] = ""
@@ -30,6 +30,15 @@ class Event(Record):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(event=self._kind, **fields)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
 
     @property
     def kind(self) -> str:

@@ -1,9 +1,10 @@
-"""A JSON object as a value: its known fields are attributes, and the whole object is a mapping."""
+"""A JSON object as a value: its known fields are attributes. Unknown ones are kept."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from abc import ABC
+from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -21,7 +22,7 @@ R = TypeVar("R", bound="Record")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Record(Mapping[str, Any]):
+class Record(ABC):
     """A JSON object. A subclass annotates its fields; those with a default may be missing or null.
 
     `Annotated[type, form]` narrows a field to a form. If a field's name is a Python keyword, an underscore is
@@ -31,7 +32,7 @@ class Record(Mapping[str, Any]):
     _data: Mapping[str, Any]
 
     def __init__(self, **fields: Any) -> None:
-        self._set_data({_on_disk(name): value for name, value in fields.items()})
+        self._set_data(_as_data(fields))
 
     @classmethod
     def read(cls: type[R], value: object) -> R | None:
@@ -47,24 +48,20 @@ class Record(Mapping[str, Any]):
 
     def _set_data(self, data: Mapping[str, Any]) -> None:
         self.__dict__["_data"] = data
-        for name, disk, record in _fields(type(self)):
+        for name, disk, read in _fields(type(self)):
             if (value := data.get(disk)) is not None:
-                self.__dict__[name] = value if record is None else record.of(value)
+                self.__dict__[name] = read(value)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole object, as it is in the file."""
+        return dict(self._data)
+
+    def replace(self: R, **fields: Any) -> R:
+        """Return the object with other values of these fields."""
+        return self.of({**self._data, **_as_data(fields)})
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is a value: {name} cannot be set")
-
-    def __getitem__(self, name: str) -> Any:
-        return self._data[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self, **other}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self._data)})"
@@ -74,17 +71,32 @@ def _on_disk(name: str) -> str:
     return name.removesuffix("_")
 
 
+def _as_data(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        _on_disk(name): value.as_json() if isinstance(value, Record) else value
+        for name, value in fields.items()
+    }
+
+
 @functools.cache
-def _fields(cls: type[Record]) -> tuple[tuple[str, str, type[Record] | None], ...]:
-    """Return (attribute, name in the file, class of a nested record or None) for each field."""
-    return tuple((name, _on_disk(name), _record_of(hint)) for name, hint in _hints(cls).items())
+def _fields(cls: type[Record]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
+    """Return (attribute, name in the file, function that reads a value) for each field."""
+    return tuple((name, _on_disk(name), _reader(hint)) for name, hint in _hints(cls).items())
 
 
-def _record_of(hint: Any) -> type[Record] | None:
-    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    # In Python 3.10, list[int] is an instance of type.
-    classes = (member for member in members if get_origin(member) is None and isinstance(member, type))
-    return next((cls for cls in classes if issubclass(cls, Record)), None)
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """Return a function that replaces a JSON object by its record, also in a list."""
+    for member in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if get_origin(member) is list and (read := _reader(get_args(member)[0])) is not _unchanged:
+            return lambda items: [read(item) for item in items]
+        # In Python 3.10, list[int] is an instance of type.
+        if get_origin(member) is None and isinstance(member, type) and issubclass(member, Record):
+            return member.of
+    return _unchanged
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 @functools.cache

@@ -17,12 +17,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.mask import masked_text
 from launcher.spec import variables
 from launcher.spec.events import Finished
-from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
 from launcher.supervise.host import AlreadySupervisedError, supervisor_lock
@@ -59,17 +57,17 @@ def main() -> int:
     run = RunDir(Path(options.run_dir).absolute())
     place = NodePlace(options.node_rank, options.nodes, options.rendezvous, options.port_base)
     try:
-        about = read_json(run.run)
-        if about is None:
+        about = run.read_about()
+        if about.id is None:
             raise RunUnreadableError(f"{run.path} has no readable run.json: it is not a run directory")
-        declared = Job.model_validate(about["job"]).secrets
+        declared = about.job.validated().secrets
         given_secrets, token = _read_stdin() if options.secrets_on_stdin else ({}, "")
         if variables.SECRETS_BY_NAME in os.environ:
             names = [secret.name for secret in declared if secret.name in os.environ]
             given_secrets |= {name: os.environ[name] for name in names}
         secrets = read_secrets(declared, given_secrets)
         link = None
-        if about.get("apart") and place.count > 1:
+        if about.apart and place.count > 1:
             place = replace(place, no_shared_folder=True)
             from launcher.supervise.no_shared_folder.link import mirror  # here, because few runs need it
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.diagnosis.cause import clues_of_text
 from launcher.diagnosis.clue import Clue, failure_patterns
@@ -22,6 +21,7 @@ from launcher.rundir.mask import secrets_of
 from launcher.rundir.shared import remove_error_folders
 from launcher.rundir.stop import write_stop_request
 from launcher.spec import variables
+from launcher.spec.records import RunRecord
 from launcher.spec.signals import STOP_SIGNALS
 from launcher.spec.variables import split, travelling
 from launcher.supervise.ports import RENDEZVOUS_PORTS, free_port
@@ -246,7 +246,7 @@ def _environment(
     return environment
 
 
-def torchrun_clues(attempt: AttemptDir, about: Mapping[str, Any]) -> dict[int, list[Clue]]:
+def torchrun_clues(attempt: AttemptDir, about: RunRecord) -> dict[int, list[Clue]]:
     """Return the clues in the output of each node's torchrun and of the script that starts it."""
     clues = {}
     for path in attempt.logs.glob("node-*/torchrun.err"):

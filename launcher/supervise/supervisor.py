@@ -39,7 +39,6 @@ from launcher.spec.events import (
     SupervisorStarted,
 )
 from launcher.spec.failures import OF_THE_CLUSTER, Budget
-from launcher.spec.job import Job
 from launcher.spec.plugins import facts_of
 from launcher.spec.recipe import Recipe
 from launcher.spec.rules import Setting
@@ -122,13 +121,13 @@ class Supervisor:
 
         `mirror`: copies files between nodes that share no folder.
         """
-        about, plan = read_json(run.run), read_json(run.plan)
-        if about is None or plan is None:
+        about, plan = run.read_about(), read_json(run.plan)
+        if about.cluster.scheduler is None or plan is None:
             raise RunUnreadableError(
                 f"{run.path} has no readable run.json and plan.json: it is not a run directory"
             )
         self.run, self.place, self.secrets = run, place, secrets
-        self.job = Job.model_validate(about["job"])
+        self.job = about.job.validated()
         self.plan = Plan.model_validate(plan)
         self.journal = Journal(run, place.rank)
         self.mirror = mirror
@@ -143,7 +142,7 @@ class Supervisor:
         self._kill_at: float | None = None
         "When ranks that were asked to stop are killed, by time.monotonic."
         self._printed_kill_at: float | None = None
-        self._stop_seconds = self.job.stop_timeout or _signal_seconds(about) or STOP_SECONDS
+        self._stop_seconds = self.job.stop_timeout or about.cluster.slurm.signal_seconds or STOP_SECONDS
         self._at_once = False
         "Whether the ranks end without a checkpoint."
         self._cancel_seen = ""
@@ -155,7 +154,7 @@ class Supervisor:
         "By time.monotonic."
         self._stop_file = stop_file
         self._last_request = StopRequest()
-        self._facts = facts_of(about["cluster"]["scheduler"])
+        self._facts = facts_of(about.cluster.scheduler)
         self._deadline: float | None = None
         "When `resources.time` is over, by time.monotonic. Schedulers with a queue enforce it themselves."
 
@@ -265,7 +264,7 @@ class Supervisor:
             self.nodes.announce(attempt, True, code, checks=True)
             decision = self._after_examination(attempt, decision, lost)
         self.journal.json(attempt.verdict, {**verdict.model_dump(), "then": decision.reason})
-        self.journal.event(AttemptEnded.of(ended | {"action": decision.action, "then": decision.reason}))
+        self.journal.event(ended.replace(action=decision.action, then=decision.reason))
         saves = decision.recipe is None and self._prepare_to_save(attempt.number) is not None
         if not examines:
             self.nodes.announce(attempt, decision.recipe is not None, code, saves=saves)
@@ -658,8 +657,3 @@ def _downgrade(verdict: Verdict, decision: Decision, recipe: Recipe) -> Downgrad
         changes=changes,
         **left_out,
     )
-
-
-def _signal_seconds(about: Mapping[str, Any]) -> float | None:
-    """Return the profile's `slurm.signal_seconds`: how long before the time limit Slurm sends its warning."""
-    return (about["cluster"].get("slurm") or {}).get("signal_seconds")

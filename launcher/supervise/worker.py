@@ -364,7 +364,7 @@ def cpu_heap_variables(about: RunRecord) -> dict[str, str]:
 def placeholder_values(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
     """Return every placeholder of spec/command.py with its value in this attempt."""
     run_values = {"id": run.id, "dir": run.path, "checkpoints": run.checkpoints, "attempt": attempt.number}
-    return values_of(run.read_about().job, run.read_recipe(attempt), run_values)
+    return values_of(run.read_about().job.as_json(), run.read_recipe(attempt), run_values)
 
 
 def watch(argv: list[str], parent: int) -> int:

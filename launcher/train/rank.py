@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from launcher.rundir.files import read_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec import variables
 from launcher.spec.errors import RefusedError
@@ -193,16 +192,17 @@ def this_place() -> Place:
 
 def this_rank(place: Place) -> Rank:
     """Return this rank, read from the run directory and the environment. Raises SetupError."""
-    facts, recipe = _read(place.run.run), place.run.read_recipe(place.attempt)
+    about, recipe = place.run.read_about(), place.run.read_recipe(place.attempt)
+    if about.workdir is None:
+        raise SetupError(f"{place.run.run} is missing or not readable")
     if not recipe:
         raise SetupError(f"neither {place.attempt.recipe} nor {place.run.plan} contains a recipe")
-    job = Job.model_validate(facts["job"])
+    job = about.job.validated()
     if job.task is None:
         raise SetupError("the job has a `command:`; this entrypoint runs jobs with a `task:`")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    no_shared_folder = bool(facts.get("apart"))
-    if no_shared_folder and place.number // per_node != place.node:
+    if about.apart and place.number // per_node != place.node:
         raise SetupError(
             f"rank {place.number} is on node {place.node}, but the hosts of this run share no folder and "
             "each has only the files of its own ranks: number the ranks in the order of the nodes, as "
@@ -212,22 +212,15 @@ def this_rank(place: Place) -> Rank:
         **vars(place),
         job=job,
         recipe=Recipe.model_validate(recipe),
-        workdir=str(facts["workdir"]),
+        workdir=about.workdir,
         local=local,
         world=int(os.environ.get("WORLD_SIZE", "1")),
         per_node=per_node,
-        device=_device(int(facts.get("gpus_per_node", 0)), local),
+        device=_device(about.gpus_per_node, local),
         stop_file=Path(os.environ.get(variables.STOP_FILE, str(place.attempt.stop))),
-        no_shared_folder=no_shared_folder,
-        hosts=tuple(facts.get("hosts") or ()),
+        no_shared_folder=about.apart,
+        hosts=tuple(about.hosts or ()),
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise SetupError(f"{path} is missing or not readable")
-    return content
 
 
 def _device(gpus: int, local: int) -> torch.device:

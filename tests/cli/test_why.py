@@ -23,6 +23,7 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.rundir import status_of
+from launcher.spec.records import StateRecord
 from launcher.spec.verdict import REMEDY, Verdict
 from tests.report.written_run import eventful
 
@@ -33,7 +34,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def explained(run: RunDir, state: str, reason: str, *, resumable: bool = True) -> list[str]:
-    return why(run, status_of(run, "", {"state": state, "reason": reason, "resumable": resumable}))
+    return why(run, status_of(run, "", StateRecord(state=state, reason=reason), resumable=resumable))
 
 
 def judged(run: RunDir, number: int, then: str = "", **fields) -> None:

@@ -217,8 +217,8 @@ def test_detect_uses_what_the_doctor_found_there(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     slurm = {"slurm": {"partition": "gpu"}, "scheduler": "slurm"}
     results = results_with(tmp_path, name="mine", login="della", **slurm)
-    assert found_earlier(lambda cluster: cluster.get("login") == "della") == facts_of(results)
-    assert not found_earlier(lambda cluster: cluster.get("login") == "tiger")
+    assert found_earlier(lambda cluster: cluster.login == "della") == facts_of(results)
+    assert not found_earlier(lambda cluster: cluster.login == "tiger")
     text = with_facts(GUESSED, facts_of(results))
     assert "# launcher doctor, 2026-11-25, run doctor-1: all-reduce hangs without it" in text
     (tmp_path / "mine.yaml").write_text(text)

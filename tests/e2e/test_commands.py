@@ -84,7 +84,7 @@ def test_a_run_whose_id_cannot_be_printed_is_named_by_the_error(lab: Lab) -> Non
     run = lab.newest()
     assert f"{run.id} was submitted" in said and f"launcher cancel {run.id}" in said
     lab.wait(run, "succeeded")
-    replace_json(run.state, {**run.read_state(), "state": "failed"})
+    replace_json(run.state, {**run.read_state().as_json(), "state": "failed"})
     assert f"{run.id} was resumed" in told(f"resume {run.id} --json")
     program = f"set -o pipefail; {launcher} submit {job} --json | true"
     done = subprocess.run(["bash", "-c", program], cwd=lab.folder, env=lab.environ, capture_output=True)

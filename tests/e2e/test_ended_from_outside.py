@@ -76,7 +76,7 @@ def test_ranks_that_end_before_the_supervisor_heard_of_it_are_no_failure(
         if told:
             (run.path / "told").write_text(told + "\n")
     assert verdicts(run)[0]["failure"] == failure
-    assert run.read_state()["state"] == state
+    assert run.read_state().state == state
     assert len(run.attempts()) == 1
 
 
@@ -96,7 +96,7 @@ def test_also_when_nobody_could_say_so(lab: Lab, run: RunDir) -> None:
             process.kill()
     command = [sys.executable, "-m", "launcher.supervise", str(run.path)]
     subprocess.run(command, env=lab.environ, timeout=240)
-    assert (run.read_state()["state"], run.read_state()["then"]) == ("failed", FRUITLESS)
+    assert (run.read_state().state, run.read_state().then) == ("failed", FRUITLESS)
 
 
 def _ranks(supervisor: subprocess.Popen[bytes]) -> list[int]:

@@ -146,7 +146,7 @@ def _told(place: Place) -> Told:
 def _ended(place: Place, run: RunDir) -> dict[str, Any]:
     """As `launcher status` tells it, which brings a copy up to date."""
     there = place.there(run)
-    wait_for(lambda: there.read_state().get("state") in ENDED, f"end of {run.id}")
+    wait_for(lambda: there.read_state().state in ENDED, f"end of {run.id}")
     return place.lab.wait(run)
 
 

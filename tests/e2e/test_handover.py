@@ -179,7 +179,7 @@ def test_ranks_that_do_not_meet_again_after_a_failure_are_ended_within_seconds_a
 def test_after_half_an_update_the_run_resumes_from_the_checkpoint(lab: Lab) -> None:
     oom = EXIT_CODES["gpu-oom"]
     first = run(lab, [0, 0, "optimizer", 1], [1, 1, "optimizer", 3], code=oom, train={"checkpoint_every": 1})
-    assert "a smaller micro-batch does not help" in first.read_state()["then"]
+    assert "a smaller micro-batch does not help" in first.read_state().then
     assert lab.cli("resume", first.id, "--follow", timeout=280).returncode == oom
     skipped = [event["reason"] for event in events(first, "handover-skipped")]
     # The other rank may not have begun with its first update: then there is nothing to tell of.
@@ -217,7 +217,7 @@ def test_the_end_of_the_ladder_names_every_rung(lab: Lab) -> None:
     found = run(lab, [-1, 1, "backward", 2], code=EXIT_CODES["gpu-oom"], recipe=recipe)
     assert [one["failure"] for one in verdicts(found)] == ["gpu-oom"] * 2
     assert resumed(found) == [(1, "shared-memory")]
-    then = found.read_state()["then"]
+    then = found.read_state().then
     assert "the micro-batch is 2 already, the least here is 2" in then
     assert "; tried before: micro-batch 4 -> 2, accumulation 4 -> 8" in then
 

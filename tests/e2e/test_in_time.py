@@ -57,7 +57,7 @@ def test_a_step_that_does_not_end_in_time_is_given_up_and_the_one_before_saved(l
     assert (status["state"], status["failure"]) == ("interrupted", "preempted"), lab.all_logs(run)
     assert status["checkpoint_step"] == 2, lab.all_logs(run)
     assert verdicts(run)[0]["reason"].endswith("the current step was given up because no time was left")
-    assert run.read_state()["then"].endswith("the state of step 2 was written as a checkpoint")
+    assert run.read_state().then.endswith("the state of step 2 was written as a checkpoint")
     (run.path / "go").touch()
     job = ["--set", "steps=4"]
     assert lab.cli("resume", str(run.path), *job, timeout=300).returncode == 0

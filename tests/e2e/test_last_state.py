@@ -72,7 +72,7 @@ def test_a_run_that_may_not_step_down_keeps_its_last_step(
     assert kept(ended) == [(saved, "shared-memory")]
     assert [one["failure"] for one in verdicts(ended)] == ["gpu-oom"]
     told = f"the state of step {saved} was written as a checkpoint"
-    assert ended.read_state()["then"].endswith(told)
+    assert ended.read_state().then.endswith(told)
     assert why(lab, ended, "kept") == f"{told}; `launcher resume {ended.id}` continues from it"
     status = lab.status(ended)
     assert (status["state"], status["attempt"], status["checkpoint_step"]) == ("failed", 0, saved)
@@ -92,7 +92,7 @@ def test_a_run_at_the_end_of_its_ladder_keeps_its_last_step(lab: Lab) -> None:
     ended = run(lab, first, [1, 0, "forward", 6], code=OOM, recipe=recipe)
     clean(ended)
     assert kept(ended) == [(5, "shared-memory")] and len(ended.attempts()) == 2
-    then = ended.read_state()["then"]
+    then = ended.read_state().then
     assert "tried before: micro-batch 4 -> 2" in then and "step 5 was written as a checkpoint" in then
     resume(lab, ended)
     assert [one["failure"] for one in verdicts(ended)] == ["gpu-oom", "gpu-oom", "succeeded"]
@@ -148,7 +148,7 @@ def test_a_state_that_cannot_be_written_is_told_as_lost(lab: Lab) -> None:
     [failed] = events(ended, "checkpoint-failed")
     assert (failed["step"], failed["from"]) == (4, "shared-memory") and "NotADirectory" in failed["reason"]
     assert why(lab, ended, "lost").startswith("steps 1 to 4 are lost: NotSavedError: checkpoint of step 4")
-    assert "steps 1 to 4 are lost" in ended.read_state()["then"]
+    assert "steps 1 to 4 are lost" in ended.read_state().then
 
 
 @pytest.mark.slow

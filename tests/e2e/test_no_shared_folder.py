@@ -107,7 +107,7 @@ class Pair:
     def wait(self, *codes: int, timeout: float = 2 * PATIENCE) -> None:
         found = [one.wait(timeout) for one in self.supervisors]
         assert found == list(codes), self.said()
-        assert self.run.read_state().get("state") not in ("running", "submitted"), self.said()
+        assert self.run.read_state().state not in ("running", "submitted"), self.said()
 
     def said(self) -> str:
         return "\n".join(self.lab.all_logs(run) + self.log(run) for run in self.nodes)

@@ -60,7 +60,7 @@ def test_twenty_concurrent_starts_all_succeed(lab: Lab) -> None:
     runs = [RunDir(path) for path in (lab.folder / "runs").iterdir()]
     assert len(runs) == 20
     deadline = time.monotonic() + 280
-    while any(run.read_state().get("state") in ("submitted", "running") for run in runs):
+    while any(run.read_state().state in ("submitted", "running") for run in runs):
         assert time.monotonic() < deadline
         time.sleep(0.5)
     for run in runs:

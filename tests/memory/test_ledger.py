@@ -232,7 +232,7 @@ def test_what_ran_out_is_in_it_unless_it_was_a_fire_drill(tmp_path):
     run.event("downgrade", changes={"micro_batch_size": [4, 2]})
     made = entry_of_run(run)
     assert made is not None and made.ran_out == (recipe(),)
-    about = {**run.read_about()}
+    about = run.read_about().as_json()
     about["job"]["env"] = {"TRAIN_MEMORY_FAIL": "step=2,phase=forward"}
     replace_json(run.run, about)
     made = entry_of_run(run)
@@ -242,7 +242,7 @@ def test_what_ran_out_is_in_it_unless_it_was_a_fire_drill(tmp_path):
 def test_a_run_that_tells_nothing_gives_no_entry(tmp_path):
     assert entry_of_run(RunDir(tmp_path)) is None
     run = finished(tmp_path / "run-1")
-    about = run.read_about()
+    about = run.read_about().as_json()
     for broken in (
         {},
         {"job": 3},

@@ -229,7 +229,7 @@ def test_the_jobs_code_goes_to_the_pod(tmp_path: Path, fields: dict[str, object]
     )
     prepared = RunPodScheduler().prepare(request)
     assert prepared.target.workdir.startswith(expected)
-    assert prepared.about["workdir"] == prepared.target.workdir
+    assert prepared.about.workdir == prepared.target.workdir
     assert (prepared.target.code is not None) == expected.endswith("/code/")
     own = [text for text in prepared.warnings if "must be on the pod" in text]
     assert bool(own) == (expected == "/opt/code")

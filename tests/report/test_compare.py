@@ -105,7 +105,7 @@ def test_what_differs_comes_first_and_what_is_the_same_is_left_out(runs: Path) -
 
 def test_a_number_of_ranks_is_compared_once_and_as_the_run_had_it(runs: Path) -> None:
     run = trained(runs / "wide-1", 0.1, 1.0, resources={"ranks_per_node": 4})
-    run.submitted.write_text(json.dumps({**run.read_about(), "ranks_per_node": 4}))
+    run.submitted.write_text(json.dumps({**run.read_about().as_json(), "ranks_per_node": 4}))
     found = of("gpt-2", "wide-1")
     assert found.differing == ("resources.ranks_per_node",)
     assert [found.value(one, "resources.ranks_per_node") for one in found.runs] == [2, 4]

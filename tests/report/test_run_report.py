@@ -106,8 +106,8 @@ def test_the_recipe_of_a_command_is_what_a_command_can_read(log: Log) -> None:
     of_task = dict(log.report().recipe)
     assert {"micro_batch_size", "loss_chunks"} <= of_task.keys() and all(of_task.values())
     about = log.run.read_about()
-    command = {**about["job"], "task": None, "command": ["python", "train.py"]}
-    replace_json(log.run.submitted, {**about, "job": command})
+    command = about.job.replace(task=None, command=["python", "train.py"])
+    replace_json(log.run.submitted, about.replace(job=command).as_json())
     of_command = dict(log.report().recipe)
     assert of_command == {name: value for name, value in of_task.items() if name in of_command}
     assert {"micro_batch_size", "grad_accum", "precision"} <= of_command.keys()

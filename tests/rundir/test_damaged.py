@@ -311,7 +311,7 @@ def test_records_of_another_form_neither_end_the_supervisor_nor_change_the_exit_
     job = lab.job(command="python train.py", resources=resources, retries={"same": 0})
     done = lab.cli("run", str(job))
     assert done.returncode == EXIT_CODES["unknown"], done.stdout + done.stderr
-    assert lab.newest().read_state()["failure"] == "unknown"
+    assert lab.newest().read_state().failure == "unknown"
 
 
 GONE = """\

@@ -34,7 +34,7 @@ def test_a_line_is_what_the_readers_of_metrics_expect(run: RunDir) -> None:
     assert (first["attempt"], first["step"], first["loss"], first["seconds"]) == (2, 1, 2.5, 0.0)
     assert second["loss"] is None and second["seconds"] > 0
     assert second["tokens_per_second"] == pytest.approx(100 / second["seconds"], rel=0.01)
-    status = status_of(run, "", {})
+    status = status_of(run, "", run.read_state())
     assert (status.step, status.steps) == (2, 10)
 
 

@@ -182,7 +182,7 @@ def test_an_id_is_found_by_its_end_and_by_every_handle_that_the_run_had(home):
 def test_the_name_of_a_job_means_its_newest_run_only_where_nothing_is_changed(home):
     first, second = make(home, "gpt-1"), make(home, "gpt-2")
     for run in (first, second):
-        replace_json(run.run, {**run.read_about(), "job": {"name": "gpt"}})
+        replace_json(run.run, {**run.read_about().as_json(), "job": {"name": "gpt"}})
     os.utime(first.run, ns=(1, 1))
     assert find_run("gpt", by_job=True).id == "gpt-2"
     with pytest.raises(RunNotFoundError, match="several runs"):
@@ -201,7 +201,7 @@ def test_without_a_name_only_a_run_of_this_project_is_meant(home, tmp_path, monk
         find_run(None)
     assert find_run("gpt-1").path == run.path
     replace_json(
-        run.run, {**run.read_about(), "project_dir": str(elsewhere)}
+        run.run, {**run.read_about().as_json(), "project_dir": str(elsewhere)}
     )  # its folder for runs is shared
     assert find_run(None).path == run.path
 
@@ -246,7 +246,7 @@ def test_a_line_torn_on_a_full_disk_does_not_spoil_the_next_one(tmp_path):
 def test_a_damaged_record_reads_as_empty(tmp_path):
     for content in ("[1]", "{", "\xff"):
         (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
-        assert RunDir(tmp_path).read_about() == {}
+        assert RunDir(tmp_path).read_about().as_json() == {}
 
 
 def test_a_root_is_remembered_once(home):

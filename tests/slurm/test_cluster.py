@@ -37,7 +37,7 @@ def test_no_verb_takes_a_job_of_the_same_number_for_the_runs(slurm_lab: SlurmLab
     slurm_lab.script("import time\ntime.sleep(600)\n")
     one = {"nodes": 1, "ranks_per_node": 1}
     run = slurm_lab.submit(str(slurm_lab.job(command="python train.py", resources=one)))
-    wait_for(lambda: run.read_state()["state"] == "running", "supervisor")
+    wait_for(lambda: run.read_state().state == "running", "supervisor")
     theirs = slurm_lab.sbatch("sleep 600", "--hold")
     ended = slurm_lab.sbatch("true")
     slurm_lab.accounted(ended)

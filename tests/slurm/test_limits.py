@@ -311,7 +311,7 @@ def test_accounting_that_hangs_holds_no_verb_up(cluster: Cluster, slurm_lab: Slu
         with ThreadPoolExecutor() as pool:
             following = pool.submit(lab.cli, "logs", run.id, "-f", timeout=at_most)
             wait_for(calls.exists, "question of the follower")
-            wait_for(lambda: run.read_state()["state"] == "running", "start of the run")
+            wait_for(lambda: run.read_state().state == "running", "start of the run")
             lab.cli("cancel", run.id, timeout=at_most)
             followed = following.result()
         status = lab.cli("status", run.id, timeout=at_most)

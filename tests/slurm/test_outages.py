@@ -86,7 +86,7 @@ def test_a_cancel_without_the_controller_reaches_a_run_that_has_begun_and_is_not
     try:
         asked, refused = lab.cli("cancel", running.id), lab.cli("cancel", waiting.id)
         (running.path / "go").touch()
-        wait_for(lambda: running.read_state()["state"] == "cancelled", "end of the run")
+        wait_for(lambda: running.read_state().state == "cancelled", "end of the run")
     finally:
         lab.cluster.start_controller()
     assert asked.returncode == 0 and "asked to write a checkpoint" in asked.stdout, asked.stderr
@@ -97,7 +97,7 @@ def test_a_cancel_without_the_controller_reaches_a_run_that_has_begun_and_is_not
     )
     assert not waiting.cancel.exists() and lab.status(waiting)["state"] == "submitted"
     assert "taken out of the queue" in lab.cli("cancel", waiting.id).stdout
-    assert waiting.read_state()["state"] == "cancelled"
+    assert waiting.read_state().state == "cancelled"
 
 
 def submit_in_background(lab: SlurmLab, *arguments: str) -> subprocess.Popen[str]:
@@ -205,7 +205,7 @@ def test_on_a_cluster_without_accounting_every_verb_works(plain_lab: SlurmLab) -
     waiting = lab.submit(job(lab))
     lab.profile()
     assert "taken out of the queue" in lab.cli("cancel", waiting.id).stdout
-    assert waiting.read_state()["state"] == "cancelled", "kept, since Slurm will forget it"
+    assert waiting.read_state().state == "cancelled", "kept, since Slurm will forget it"
     lab.wait(endless, "running")
     assert lab.cli("cancel", endless.id).returncode == 0
     assert lab.wait(endless)["state"] == "cancelled"

@@ -139,7 +139,7 @@ def test_a_run_is_resumed_with_mended_code_and_never_in_another_place(it: Told) 
     assert it.status["state"] == "succeeded" and "mended, mood good" in it.more["followed"]
     assert "exit code 3" in it.more["why"]
     assert f"{it.lab.sshd.host}:{it.lab.there}/runs" in it.more["refused"]
-    assert it.lab.on_disk(it.run).read_state()["state"] == "succeeded"
+    assert it.lab.on_disk(it.run).read_state().state == "succeeded"
     it.lab.said("clean", it.run.id, "--yes")
     assert not it.run.path.exists() and not it.lab.on_disk(it.run).path.exists()
 
@@ -163,7 +163,7 @@ def test_a_sweep_is_one_array_and_its_runs_can_be_watched_alone(it: Told) -> Non
     assert it.more["trips"] == 3, "checks, code, submission"
     assert len({job_id(run).partition("_")[0] for run, _ in ended}) == 1
     for run, _ in ended:
-        who = run.read_about()["job"]["env"]["WHO"]
+        who = run.read_about().job.validated().env["WHO"]
         assert f"I am {who}" in it.lab.said("logs", run.id)
 
 

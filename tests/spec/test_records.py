@@ -35,25 +35,25 @@ def test_a_run_is_read_by_its_fields_and_keeps_everything_it_says(tmp_path: Path
         "local",
     )
     assert about.sweep is not None and about.sweep.id == "sweep-1" and about.cluster.ssh is None
-    assert dict(about) == ABOUT and about.job["of_another_version"] is True
+    assert about.as_json() == ABOUT and about.job.as_json()["of_another_version"] is True
 
 
 @pytest.mark.parametrize("damaged", [5, {"job": 5}, {"cluster": {"ssh": {}}}, {"sweep": 5}, {"id": ["x"]}])
 def test_a_damaged_run_is_empty(tmp_path: Path, damaged: object) -> None:
     about = run_of(tmp_path, run=damaged).read_about()
-    assert not about and about.id is None and about.job.name is None and about.cluster.name is None
+    assert about.as_json() == {} and (about.id, about.job.name, about.cluster.name) == (None, None, None)
 
 
 def test_a_null_job_is_an_empty_one(tmp_path: Path) -> None:
     about = run_of(tmp_path, run={**ABOUT, "job": None}).read_about()
-    assert about.id == "run-1" and about["job"] == {} and about.job.task is None
+    assert about.id == "run-1" and about.job.as_json() == {} and about.job.task is None
 
 
 def test_a_state_of_another_form_is_empty(tmp_path: Path) -> None:
     state = run_of(tmp_path, state={"state": "running", "attempt": 2, "pid": 7}).read_state()
-    assert (state.state, state.attempt, state.reason, state["pid"]) == ("running", 2, "", 7)
-    assert not run_of(tmp_path, state={"state": "of another version"}).read_state()
-    assert not run_of(tmp_path, state={"state": "running", "attempt": "2"}).read_state()
+    assert (state.state, state.attempt, state.reason, state.as_json()["pid"]) == ("running", 2, "", 7)
+    assert run_of(tmp_path, state={"state": "of another version"}).read_state().as_json() == {}
+    assert run_of(tmp_path, state={"state": "running", "attempt": "2"}).read_state().as_json() == {}
 
 
 def test_a_verdict_of_a_newer_version_is_read_without_what_it_says_besides(tmp_path: Path) -> None:

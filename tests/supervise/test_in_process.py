@@ -59,6 +59,6 @@ def test_an_attempts_own_downgrades_count_and_the_next_attempt_starts_below_them
     assert recipes == [8, 2], "one restart, below what attempt 0 had come down to by itself"
     [restart] = [event for event in events(run, "downgrade") if not event.get("in_process")]
     assert restart["changes"]["micro_batch_size"] == [4, 2]
-    then = run.read_state()["then"]
+    then = run.read_state().then
     assert then.startswith("no retry is left (retries.lower: 2); next would have been: micro-batch 2 -> 1")
     assert "; tried before: in place; micro-batch 4 -> 2" in then

@@ -91,7 +91,7 @@ def test_a_stop_is_recorded_with_the_cause_that_the_batch_script_finds_out(run: 
         return [event["reason"] for event in events(run, "stopping")]
 
     supervisor._on_signal(signal.SIGTERM, None)
-    assert recorded() == [] and run.read_state()["state"] == "stopping"
+    assert recorded() == [] and run.read_state().state == "stopping"
     told.write_text("node-failed +20\n")
     assert recorded() == ["node-failed"]
     run.cancel.write_text("now")
@@ -129,7 +129,7 @@ def test_a_stop_that_every_node_is_asked_for_is_recorded_once(run: RunDir) -> No
         running.ask_to_stop.assert_called_once()
         assert not before, "the ranks are asked first"
         if not supervisor.nodes.leader:
-            assert run.read_state()["state"] != "stopping", "node 0 may have written how the run ended"
+            assert run.read_state().state != "stopping", "node 0 may have written how the run ended"
         supervisor._record_requests(ended=True)
     assert [event["reason"] for event in recorded()] == ["preempted"]
 

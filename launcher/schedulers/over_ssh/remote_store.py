@@ -140,7 +140,7 @@ class RemoteStore(Mirrored, Store):
         The first round trip of `then` sends the run directories if they are `copied`. `checks` is shell that
         must succeed first. Raises NotSentError.
         """
-        digests = sorted({run.read_about()["workdir"].rpartition("/")[2] for run in runs})
+        digests = sorted({run.read_about().code_digest for run in runs})
         snapshots = [self._codes[digest] for digest in digests if digest in self._codes]
         first = " &&\n".join([*checks, *(snapshot.adopt(self.remote_root, digest) for digest in digests)])
         missing = [code for code in snapshots if code.digest not in self._sent_digests()]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from launcher.schedulers.over_ssh.rsh import quote
+from launcher.spec.records import RunRecord
 from launcher.supervise.secrets import LONGEST
 
 
-def secret_checks(about: Mapping[str, Any]) -> list[str]:
+def secret_checks(about: RunRecord) -> list[str]:
     """Return shell that checks that the source of each secret of run.json exists on the cluster.
 
     A secret's value is read there and never sent. Variables that the profile's `setup:` sets cannot be
     checked, because those lines run only in the job.
     """
     checks = []
-    for secret in about["job"]["secrets"]:
-        name, file = secret["name"], secret.get("file")
+    for secret in about.job.validated().secrets:
+        name, file = secret.name, secret.file
         if file is not None:
             path = f'"$HOME"/{quote(file[2:])}' if file.startswith("~/") else quote(file)
             message = (
@@ -26,8 +24,8 @@ def secret_checks(about: Mapping[str, Any]) -> list[str]:
             )
             check = file_check(path, LONGEST - len(name) - 2)
             checks.append(f"{{ {check} || {{ echo {quote(f'secrets: {message}')}; false; }}; }}")
-        elif not about["cluster"]["setup"]:
-            source = secret.get("env") or name
+        elif not about.cluster.setup:
+            source = secret.env or name
             message = (
                 f"{name}: the environment variable {source} is not set there; secrets are never sent: export "
                 "it in a start-up file of yours there, or name a `file:` there"

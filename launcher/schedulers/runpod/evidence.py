@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.rundir.time import seconds_of
-from launcher.schedulers.base import LIVING
 from launcher.schedulers.runpod.handle import Handle, handle_in
 from launcher.spec.events import latest
+from launcher.spec.records import RunRecord, StateRecord
 
 ASKED = ("submitting", "submitted", "resubmitted", "requeued")
 "Events of a request for a pod, with its time limit."
@@ -66,8 +66,7 @@ class Evidence:
     "`renew` may rent another interruptible pod; with `cancel`, the stop request is already on the volume."
     pace: float = 1.0
     "Factor of all waiting times: 1 for RunPod, less for a sandbox."
-    state: Mapping[str, Any] = field(default_factory=dict)
-    "Contents of state.json."
+    state: StateRecord = field(default_factory=StateRecord)
     submission: Submission = Submission()
     unconfirmed: bool = False
     "Whether RunPod has not confirmed the latest submission, so that several of its pods may appear."
@@ -127,7 +126,7 @@ class Evidence:
 
     @property
     def living(self) -> bool:
-        return self.state.get("state", "submitted") in LIVING
+        return not self.state.ended
 
     @property
     def age(self) -> float:
@@ -205,7 +204,7 @@ def words(event: Mapping[str, Any]) -> str:
 def from_events(
     run_id: str,
     events: Sequence[Mapping[str, Any]],
-    about: Mapping[str, Any],
+    about: RunRecord,
     found: Handle | None = None,
     **fields: Any,
 ) -> Evidence:
@@ -213,8 +212,8 @@ def from_events(
 
     `found` is a pod that no event names yet. `fields` holds the other fields.
     """
-    cluster: Mapping[str, Any] = about["cluster"]
-    handle = handle_in(events, str(cluster.get("name", "")), run_id)
+    section = about.cluster.runpod
+    handle = handle_in(events, about.cluster.name or "", run_id)
     if handle.id is None and found is not None:
         handle = found
     priced = [event for event in events if event.get("usd_per_hour") is not None]
@@ -229,8 +228,8 @@ def from_events(
         handle=handle,
         submission=submission_in(events),
         unconfirmed=unconfirmed_in(events),
-        cluster=int(about["nodes"]) > 1,
-        gpu=str(cluster["runpod"].get("gpu_id")) if about["gpus_per_node"] else "CPU",
+        cluster=about.nodes > 1,
+        gpu=str(section.gpu_id) if about.gpus_per_node else "CPU",
         deadline=deadline,
         seconds=seconds,
         asked=seconds_of(str(requests[-1].get("time", ""))) or 0.0 if requests else None,
@@ -250,6 +249,6 @@ def from_events(
         rejected=rejected_in(events),
         waiting=wait_in(events) is not None,
         queued=queues_in(events),
-        interruptible=cluster["runpod"].get("bid_per_gpu") is not None,
+        interruptible=section.bid_per_gpu is not None,
         **fields,
     )

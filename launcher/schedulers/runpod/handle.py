@@ -69,7 +69,7 @@ class Handle:
 
 def handle_of(run: RunDir) -> Handle:
     """Return the handle of the run's latest pod."""
-    return handle_in(run.read_events(), str(run.read_about().get("cluster", {}).get("name", "")), run.id)
+    return handle_in(run.read_events(), run.read_about().cluster.name or "", run.id)
 
 
 def handle_in(events: Sequence[Mapping[str, Any]], profile: str, run_id: str) -> Handle:

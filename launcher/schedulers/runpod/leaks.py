@@ -58,7 +58,7 @@ def list_rented(client: Client) -> RentedPods:
 
     Raises: ApiError.
     """
-    runs = {run.id: run for run in runs_in() if run.read_about().get("runpod") is not None}
+    runs = {run.id: run for run in runs_in() if run.read_about().runpod is not None}
     named = {rented.run_id for rented in _rented(client, runs.values())} & runs.keys()
     # Polling a run ends its pod if it is past its deadline, so such runs are left out.
     statuses([runs[name] for name in named if past_deadline(evidence_of(runs[name])) is None])
@@ -113,4 +113,4 @@ def _in_use(rented: Rented, run: RunDir) -> bool:
 
 
 def _copy(run: RunDir) -> Copy:
-    return cast(RunPodScheduler, of_record(run.read_about()["cluster"])).copy(run)
+    return cast(RunPodScheduler, of_record(run.read_about().cluster)).copy(run)

@@ -160,7 +160,7 @@ def _late_pods(e: Evidence) -> Action | None:
 
     A pod that has begun the run stops by itself.
     """
-    if e.state.get("state") != "cancelled":
+    if e.state.state != "cancelled":
         return None
     if e.handle.id in e.named and e.handle not in e.ended:
         if "price" not in e.answered:
@@ -191,12 +191,12 @@ def _rejected(e: Evidence, rejected: Rejected) -> Action:
     reason = rejected.reason.split(";")[0]
     if e.error:
         return Wait(f"{reason}; {e.error}")
-    failed_by_rejection = e.living or e.state.get("state") == "cancelled"
+    failed_by_rejection = e.living or e.state.state == "cancelled"
     return EndRejected(rejected.handle, reason if failed_by_rejection and not rejected.late else None)
 
 
 def _may_renew(e: Evidence) -> bool:
-    preempted = e.state.get("state") == "interrupted" and e.state.get("failure") == "preempted"
+    preempted = e.state.state == "interrupted" and e.state.failure == "preempted"
     wanted = e.interruptible and (e.waiting if e.living else preempted and e.renewals_left)
     if e.living and e.queued:
         wanted = e.turn
@@ -241,7 +241,7 @@ def _pod_lives(e: Evidence) -> Action:
             return Reject(why, usd or limit, limit)
     if (why := past_deadline(e)) is not None:
         return Reject(why, e.usd_per_hour, None)
-    if e.trouble or e.state.get("state") in ("running", "stopping"):
+    if e.trouble or e.state.state in ("running", "stopping"):
         return Wait(e.trouble)
     return Wait(f"{e.handle.words} is {e.pod}{e.rented and f' ({e.rented})'}")
 
@@ -258,7 +258,7 @@ def _pod_is_gone(e: Evidence) -> Action:
         return Adopt(e.other)
     if e.unreadable:  # the records may show how the run ended
         return Wait(f"{what} is gone; its records cannot be read: {e.trouble}")
-    if not e.pod and e.state.get("state", "submitted") == "submitted" and is_past(e, 0.0):
+    if not e.pod and e.state.state == "submitted" and is_past(e, 0.0):
         return Record("failed", "time-limit", _never_began(e))
     if e.interruptible and e.pod in ("", "EXITED"):
         return Record("interrupted", "preempted", f"{what} was taken away")
@@ -331,7 +331,7 @@ def why_leaked(e: Evidence, path: str, status: str) -> str | None:
         return f"its run is in {e.handle.path.strip('/')}"
     if (why := past_deadline(e)) is not None:
         return why
-    ended = seconds_of(str(e.state.get("time", "")))
+    ended = seconds_of(e.state.time)
     if e.living or (ended is not None and e.now < ended + ENDING_SECONDS):
         return None
-    return f"its run has ended: {e.state.get('state')}"
+    return f"its run has ended: {e.state.state}"

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.rundir.contents import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
-from launcher.rundir.files import locked, read_record, replace_bytes
+from launcher.rundir.files import locked, parsed, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.local_copies import files_of, is_below, is_state, keep_checkpoints
 from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD
@@ -17,6 +17,7 @@ from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
 from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.long_work import Advance, working
+from launcher.spec.records import StateRecord
 
 INDEX = ".volume.json"
 """File in the local copy with, for each file: bytes read, its mark on the volume, and the time (ns) of the
@@ -136,9 +137,8 @@ class Copy:
     def has_begun(self) -> bool:
         """Return whether the run has begun, according to state.json on the volume. Raises VolumeError."""
         text = self.text("state.json")
-        with contextlib.suppress(ValueError, AttributeError):  # incomplete, so a pod is writing it
-            return bool(json.loads(text or "{}").get("state", "submitted") != "submitted")
-        return True
+        state = StateRecord.read(parsed(text.encode()))  # None if it is incomplete, so a pod is writing it
+        return bool(text) and (state is None or state.state != "submitted")
 
     def _send_requests(self, index: Index) -> None:
         for name in files_of(self.run.path, REQUESTS):

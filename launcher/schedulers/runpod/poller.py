@@ -85,7 +85,7 @@ class Poller:
             action = life.decide(evidence)
             if isinstance(action, life.Wait):
                 changed = {} if action.reason is None else {"reason": action.reason}
-                return status_of(run, str(handle_of(run)), {**evidence.state, **changed})
+                return status_of(run, str(handle_of(run)), evidence.state.replace(**changed))
             if isinstance(action, life.Rent):
                 self._renew(run)
                 answers, purpose = _Answers(), "look"
@@ -176,7 +176,7 @@ class Poller:
             case "owner":
                 return {"owner": self.copy(run).text(claim(max(e.submission.number, 1)))}
             case "price":
-                gpu, price = pods.billed(self.client, e.handle.path, int(run.read_about()["nodes"]))
+                gpu, price = pods.billed(self.client, e.handle.path, run.read_about().nodes)
                 # The pod has cost money since it was requested.
                 since = e.submission.time
                 if e.living:  # otherwise it is rejected, with its price
@@ -258,17 +258,14 @@ def wait_for_pod(run: RunDir, why: SchedulerError, queued: bool) -> None:
 def _has_server_limit(run: RunDir) -> bool:
     """Return whether RunPod itself ends the run's pods at their time limit."""
     from launcher.schedulers.runpod.profile import RunPod
-    from launcher.spec.cluster import Cluster
 
     about = run.read_about()
-    section = RunPod.used_by(Cluster.model_validate(about["cluster"]))
-    return section.no_server_limit(int(about["nodes"])) is None
+    return RunPod.used_by(about.cluster.validated()).no_server_limit(about.nodes) is None
 
 
 def _renewals_left(run: RunDir) -> bool:
     """Return whether the job and its preemption budget allow another pod."""
-    from launcher.spec.job import Job
     from launcher.supervise.policy import spent_budgets
 
-    job = Job.model_validate(run.read_about()["job"])
+    job = run.read_about().job.validated()
     return job.requeue and spent_budgets(run.read_events()).get("preemptions", 0) <= job.retries.preemptions

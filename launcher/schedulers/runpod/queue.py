@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
-from launcher.schedulers.base import LIVING, Scheduler, SchedulerError
+from launcher.schedulers.base import Scheduler, SchedulerError
 from launcher.schedulers.runpod.evidence import queues_in
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.sweep_process import has_sweep_process
@@ -42,7 +42,7 @@ def has_turn(run: RunDir) -> bool:
         return True
     places = 0
     for other in runs_of(sweep_folder(run, sweep.id)):
-        if not _lives(other) or other.path == run.path:
+        if other.read_state().ended or other.path == run.path:
             continue
         if not queues_in(other.read_events()):
             places += 1
@@ -62,14 +62,10 @@ def attend(folder: Path) -> None:
     from launcher.schedulers.lookup import scheduler_of
 
     while runs := runs_of(folder):
-        living = [_look(run, scheduler_of(run)) for run in runs if _lives(run)]
+        living = [_look(run, scheduler_of(run)) for run in runs if not run.read_state().ended]
         if not any(living):
             return
         time.sleep(LOOK_SECONDS * pace())
-
-
-def _lives(run: RunDir) -> bool:
-    return run.read_state().get("state", "submitted") in LIVING
 
 
 def _look(run: RunDir, scheduler: Scheduler) -> bool:

@@ -39,6 +39,7 @@ from launcher.schedulers.runpod.volume import VolumeError
 from launcher.spec.cluster import Cluster
 from launcher.spec.events import Refused, Submitting
 from launcher.spec.job import Job
+from launcher.spec.records import RunRecord
 from launcher.supervise.sweep_turn import sweep_folder
 
 PRICE_LOOKS = 4
@@ -271,7 +272,7 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     The run's recipe fits every GPU with at least as much memory. Raises SchedulerError.
     """
     about, job, cluster, section = _recorded(run)
-    gpu, gpus = cluster.node.gpu, int(about["gpus_per_node"])
+    gpu, gpus = cluster.node.gpu, about.gpus_per_node
     ids: list[str | None] = [section.gpu_id if gpus else None]
     if gpus and gpu is not None:
         ids += [name for name, memory in section.other_gpus.items() if memory >= gpu.memory]
@@ -279,7 +280,7 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     steps = None if job.steps is None else max(job.steps - (last_step(run) or 0), 0)
     hours = hours_of(steps, job.batch.global_, plan.samples_per_second) if plan is not None else None
     on_host = request.host_gb(section, job, plan) if plan is not None else None
-    needs = [Need(name, gpus, int(about["nodes"]), hours, on_host) for name in dict.fromkeys(ids)]
+    needs = [Need(name, gpus, about.nodes, hours, on_host) for name in dict.fromkeys(ids)]
     spent = spent_of(run.read_events(), time.time())
     market = query_market(client, section, needs, section.max_seconds(job), spent)
     if not market.offers or section.budget is None:
@@ -289,11 +290,11 @@ def offers_again(client: Client, run: RunDir) -> tuple[Market, tuple[str, ...]]:
     return market, (*request.offer_lines(market, left), rest)
 
 
-def _recorded(run: RunDir) -> tuple[Mapping[str, Any], Job, Cluster, RunPod]:
+def _recorded(run: RunDir) -> tuple[RunRecord, Job, Cluster, RunPod]:
     """Return run.json, and the job, cluster and `runpod` section in it."""
     about = run.read_about()
-    cluster = Cluster.model_validate(about["cluster"])
-    return about, Job.model_validate(about["job"]), cluster, RunPod.used_by(cluster)
+    cluster = about.cluster.validated()
+    return about, about.job.validated(), cluster, RunPod.used_by(cluster)
 
 
 def _planned(run: RunDir) -> Plan | None:
@@ -347,7 +348,7 @@ def lease(
 
     def refused(reason: str) -> None:
         run.append(Refused(reason=reason))
-        replace_json(run.state, {**before, "reason": reason})
+        replace_json(run.state, before.replace(reason=reason).as_json())
 
     try:
         secrets = request.secret_values(job)

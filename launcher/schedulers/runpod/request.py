@@ -195,9 +195,9 @@ def _prepare_for_gpu(request: Request, code: snapshot.Snapshot | None) -> PodPre
     run_dir = pod_run_dir(request.cluster, request.run_id)
     workdir = pod_workdir(request.cluster, request.job, run_dir, code.digest if code is not None else None)
     layout = request.plan.layout
-    record = {**about(request), "workdir": workdir}
+    record = about(request).replace(workdir=workdir)
     carried = {
-        "run.json": json.dumps(record, ensure_ascii=False),
+        "run.json": json.dumps(record.as_json(), ensure_ascii=False),
         "plan.json": json.dumps(request.plan.model_dump(mode="json"), ensure_ascii=False),
     }
     python = request.cluster.paths.python or DEFAULT_PYTHON

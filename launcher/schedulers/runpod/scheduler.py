@@ -7,11 +7,11 @@ import posixpath
 import shutil
 import sys
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
@@ -33,6 +33,7 @@ from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, subm
 from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.events import Finished
 from launcher.spec.long_work import working
+from launcher.spec.records import ClusterRecord
 from launcher.supervise.sweep_turn import sweep_folder
 
 if TYPE_CHECKING:
@@ -66,9 +67,8 @@ class RunPodScheduler(OneByOne):
         self._poller = Poller(lambda: self.client, self.copy)
 
     @classmethod
-    def place(cls, cluster: Mapping[str, Any]) -> Hashable:
-        volume = (cluster.get("runpod") or {}).get("volume_id")
-        return volume, (cluster.get("paths") or {}).get("runs")
+    def place(cls, cluster: ClusterRecord) -> Hashable:
+        return cluster.runpod.volume_id, cluster.paths.runs
 
     def handle(self, run: RunDir) -> str:
         return str(handle_of(run))
@@ -133,7 +133,7 @@ class RunPodScheduler(OneByOne):
         market = prepared.market or self._query_market(prepared)
         if why := s3_refusal(market.data_center, named_endpoint(), section.volume_id):
             raise SchedulerError(why)
-        prefix = folder_on_volume(section.model_dump(), prepared.run_dir)
+        prefix = folder_on_volume(section.volume_path, prepared.run_dir)
         if prefix is None:
             raise SchedulerError(
                 f"paths.runs: {prepared.run_dir} is not below {section.volume_path}, the volume's mount point"
@@ -241,7 +241,7 @@ class RunPodScheduler(OneByOne):
         if isinstance(again, PodPrepared) and again.why_unplanned is not None and not again.section.unplanned:
             raise SchedulerError(f"nothing is rented: {again.gpu_id}: {again.why_unplanned}")
         if again is not None:  # keep the data centre: the volume does not move
-            again = replace(again, about={**again.about, "runpod": run.read_about().get("runpod", {})})
+            again = replace(again, about=again.about.replace(runpod=run.read_about().runpod))
         with in_force(run, again):
             run.cancel.unlink(missing_ok=True)
             if isinstance(again, PodPrepared):
@@ -314,8 +314,7 @@ class RunPodScheduler(OneByOne):
         self._poller.fetch(run)
 
     def where(self, run: RunDir) -> str:
-        section = run.read_about()["cluster"]["runpod"]
-        return f"{PREFIX}{section['volume_id']}:{self._path_on_pod(run)}"
+        return f"{PREFIX}{run.read_about().cluster.runpod.volume_id}:{self._path_on_pod(run)}"
 
     def remove(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
@@ -350,16 +349,16 @@ class RunPodScheduler(OneByOne):
     def copy(self, run: RunDir) -> Copy:
         """Return the local copy of the run's directory on the volume. Raises SchedulerError."""
         about = run.read_about()
-        section = about["cluster"]["runpod"]
-        prefix = folder_on_volume(section, self._path_on_pod(run))
-        if prefix is None or section["volume_id"] is None:
+        section = about.cluster.runpod
+        prefix = folder_on_volume(section.volume_path, self._path_on_pod(run))
+        if prefix is None or section.volume_id is None:
             raise SchedulerError(f"{run.id} is on no network volume")
-        centre = about.get("runpod", {}).get("data_center")
-        return Copy(run, self._volume(section["volume_id"], centre), prefix)
+        centre = about.runpod.data_center if about.runpod is not None else None
+        return Copy(run, self._volume(section.volume_id, centre), prefix)
 
     def _path_on_pod(self, run: RunDir) -> str:
-        cluster: dict[str, Any] = run.read_about()["cluster"]
-        runs = cluster.get("paths", {}).get("runs") or f"{cluster['runpod']['volume_path'].rstrip('/')}/runs"
+        cluster = run.read_about().cluster
+        runs = cluster.paths.runs or f"{cluster.runpod.volume_path.rstrip('/')}/runs"
         return f"{runs.rstrip('/')}/{run.id}"
 
     def _volume(self, volume_id: str, centre: str | None) -> Volume:
@@ -371,7 +370,7 @@ class RunPodScheduler(OneByOne):
         code = prepared.target.code
         if prepared.archive is None or code is None:
             return
-        folder = folder_on_volume(prepared.section.model_dump(), prepared.target.workdir)
+        folder = folder_on_volume(prepared.section.volume_path, prepared.target.workdir)
         assert folder is not None  # it is below the mount point
         key = f"{folder.rstrip('/')}.tar.gz"
         with suppress(GoneError):
@@ -404,7 +403,7 @@ def _of_runpod(prepared: Prepared) -> PodPrepared:
 
 def _in_data_center(prepared: PodPrepared, market: Market) -> PodPrepared:
     """Return the run with the data centre of its volume recorded."""
-    return replace(prepared, about={**prepared.about, "runpod": {"data_center": market.data_center}})
+    return replace(prepared, about=prepared.about.replace(runpod={"data_center": market.data_center}))
 
 
 def _write(prepared: PodPrepared, market: Market) -> RunDir:
@@ -416,8 +415,7 @@ def _write(prepared: PodPrepared, market: Market) -> RunDir:
     return run
 
 
-def folder_on_volume(section: Mapping[str, Any], path: str) -> str | None:
+def folder_on_volume(volume_path: str, path: str) -> str | None:
     """Return the volume key of a folder on the pod, or None if the folder is not on the volume."""
-    mount = posixpath.normpath(str(section["volume_path"]))
-    below = posixpath.relpath(posixpath.normpath(path), mount)
+    below = posixpath.relpath(posixpath.normpath(path), posixpath.normpath(volume_path))
     return None if below.startswith("..") else f"{below}/"

@@ -21,6 +21,7 @@ from launcher.schedulers.slurm.site import (
     site,
 )
 from launcher.spec.base import format_bytes, format_duration, written_bytes
+from launcher.spec.records import ClusterRecord
 
 
 @dataclass(frozen=True)
@@ -185,12 +186,11 @@ def choose(detected: DetectedSite, partition: str | None, gpu: str | None) -> Ch
     return next(fits, None)
 
 
-def describes(detected: DetectedSite, choice: Choice, cluster: Mapping[str, object]) -> bool:
+def describes(detected: DetectedSite, choice: Choice, cluster: ClusterRecord) -> bool:
     """Return whether a profile's jobs go to this partition: by name, or because it is the default one."""
-    slurm = cluster.get("slurm")
-    if cluster.get("login") != detected.login or not isinstance(slurm, Mapping):
+    if cluster.login != detected.login or cluster.scheduler != "slurm":
         return False
-    partition = slurm.get("partition")
+    partition = cluster.slurm.partition
     return choice.partition.default if partition is None else partition == choice.partition.name
 
 

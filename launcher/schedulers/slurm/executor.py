@@ -14,9 +14,7 @@ from typing import Any
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
-from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import LIVING
 from launcher.schedulers.login import LocalLogin, Login, LoginError, ask
 from launcher.schedulers.slurm.jobs import job_id, jobs_of, sbatch_command, submission_of, submit
 from launcher.schedulers.slurm.records import look_up
@@ -81,7 +79,7 @@ class RunJob(slurm.SlurmJob[Verdict]):
     def done(self, force_check: bool = False) -> bool:
         """Return whether the run has ended. A run that goes back into the queue has not."""
         state = self.run.read_state()
-        if state.get("state") not in LIVING and not state.get("requeue"):
+        if state.ended and not state.requeue:
             return True
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
 
@@ -93,13 +91,12 @@ class RunJob(slurm.SlurmJob[Verdict]):
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         state = self.run.read_state()
         attempts = self.run.attempts()
-        record = read_record(attempts[-1].verdict) if attempts else {}
-        record.pop("then", None)
-        if state.get("failure") is None or not record:
+        judged = attempts[-1].read_verdict() if attempts else None
+        if state.failure is None or judged is None:
             raise utils.UncompletedJobError(
                 f"run {self.run.id} (job {self.job_id}, {self.state}) has no verdict; its state: {state}"
             )
-        verdict = Verdict.model_validate(record)
+        verdict = judged.verdict
         return ("success", verdict) if verdict.ok else ("error", f"{verdict.failure}: {verdict.reason}")
 
 

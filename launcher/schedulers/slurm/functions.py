@@ -15,7 +15,7 @@ from launcher.planning.plan import make_plan
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.find import default_root
 from launcher.rundir.layout import RunDir
-from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError
+from launcher.schedulers.base import Prepared, Request, SchedulerError
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster
 from launcher.schedulers.slurm.executor import RunJob
@@ -66,7 +66,7 @@ class FunctionPaths(utils.JobPaths):
 
     def logs(self, stream: str) -> list[Path]:
         """Return the task's log of each attempt."""
-        node = self.task_id // max(1, int(self.run.read_about().get("ranks_per_node") or 1))
+        node = self.task_id // max(1, self.run.read_about().ranks_per_node)
         attempts = self.run.attempts() or [self.run.attempt(0)]
         return [attempt.rank_log(node, self.task_id, stream) for attempt in attempts]
 
@@ -109,13 +109,13 @@ class FunctionJob(RunJob):
         deadline = time.monotonic() + self._results_timeout_s
         while not (exists := self.paths.result_pickle.exists()) and time.monotonic() < deadline:
             state = self.run.read_state()
-            if state.get("state") not in (*LIVING, "succeeded"):
+            if state.ended and state.state != "succeeded":
                 break  # it has no result; after a success the file may still be late on a slow file system
             time.sleep(0.5)
         if exists:
             return cast("tuple[str, Any]", utils.pickle_load(self.paths.result_pickle))
         state = self.run.read_state()
-        why = f"{state.get('state')} ({state.get('reason') or self.state})"
+        why = f"{state.state} ({state.reason or self.state})"
         printed = f"; its last output:\n{error[-4000:]}" if (error := self.stderr()) else ""
         raise utils.UncompletedJobError(
             f"run {self.run.id} (job {self.job_id}, task {self.task_id or 0}) has no result: {why}; "

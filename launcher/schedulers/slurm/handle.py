@@ -11,7 +11,7 @@ UNKNOWN = "run/"
 
 def handle_of(run: RunDir, job: str | None) -> str:
     """Return `slurm:<cluster>:<job>`, or `slurm:<cluster>:run/<run id>` as long as the job is not known."""
-    cluster = run.read_about().get("cluster", {}).get("name", "")
+    cluster = run.read_about().cluster.name or ""
     return f"{PREFIX}{cluster}:{job or f'{UNKNOWN}{run.id}'}"
 
 

@@ -8,6 +8,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.slurm.jobs import folder_of_script
 from launcher.schedulers.slurm.records import JobRecord
+from launcher.spec.events import Submitting
 
 CLOCKS_DIFFER = timedelta(minutes=10)
 
@@ -19,16 +20,15 @@ def belongs_to(record: JobRecord, run: RunDir) -> bool:
     compare its name and submission time.
     """
     about = run.read_about()
-    ours = {run.id, str(about.get("sweep", {}).get("id", run.id))}
+    ours = {run.id, about.sweep.id if about.sweep is not None else run.id}
     folder = folder_of_script(record.command or "")
     if record.comment in ours or folder in ours:
         return True
-    commented = (about.get("cluster", {}).get("slurm") or {}).get("comment", True)
-    if record.command or (commented and (record.comment or record.command is not None)):
+    if record.command or (about.cluster.slurm.comment and (record.comment or record.command is not None)):
         return False
-    if record.name and record.name != about.get("job", {}).get("name"):
+    if record.name and record.name != about.job.name:
         return False
-    sent = (seconds_of(str(event["time"])) for event in run.read_events() if event["event"] == "submitting")
+    sent = (seconds_of(event.time) for event in run.read_events() if isinstance(event, Submitting))
     first = next((moment for moment in sent if moment is not None), None)
     if first is None or record.submitted is None:
         return True

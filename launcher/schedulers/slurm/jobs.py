@@ -237,7 +237,7 @@ _FOLDER_OF_SCRIPT = re.compile(
 
 def begun(run: RunDir) -> bool:
     """Return whether the run's records show a batch script or supervisor that obeys the file `cancel`."""
-    if run.read_state().get("state") in ("running", "stopping"):
+    if run.read_state().state in ("running", "stopping"):
         return True
     kinds = ("submitting", "submitted", "resubmitted", "requeued", "job")
     return isinstance(latest(run.read_events(), *kinds), SlurmJob)

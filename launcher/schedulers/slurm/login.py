@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.schedulers.login import LocalLogin, Login
 from launcher.schedulers.store import Store
+from launcher.spec.records import ClusterRecord
 
 if TYPE_CHECKING:
     from launcher.schedulers.over_ssh.ssh import SshLogin
 
 
-def store_of(cluster: Mapping[str, Any]) -> Store:
+def store_of(cluster: ClusterRecord) -> Store:
     """Return the store of a profile's run directories. Raises SchedulerError."""
-    clusters = (cluster.get("slurm") or {}).get("clusters")
-    if (host := cluster.get("login")) is None:
+    clusters = cluster.slurm.clusters
+    if (host := cluster.login) is None:
         return Store(LocalLogin(_select_cluster(clusters)))
     from launcher.schedulers.over_ssh.remote_store import RemoteStore, absolute_runs_folder
 
-    remote_root = absolute_runs_folder((cluster.get("paths") or {}).get("runs"), f"login {host}")
+    remote_root = absolute_runs_folder(cluster.paths.runs, f"login {host}")
     return RemoteStore(_remote_login(host, clusters), remote_root)
 
 

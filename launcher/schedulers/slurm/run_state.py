@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 from launcher.rundir.layout import RunDir
@@ -17,6 +16,7 @@ from launcher.schedulers.slurm.records import JobRecord, Records
 from launcher.schedulers.slurm.site import Site
 from launcher.schedulers.slurm.states import WITHOUT_SUPERVISOR, Meaning, meaning
 from launcher.spec.events import AttemptStarted, SlurmJob, latest
+from launcher.spec.records import StateRecord
 from launcher.supervise.host import shows_life
 
 NEVER_BEGAN = (
@@ -30,9 +30,9 @@ NO_JOB = (
 )
 
 
-def lives(state: Mapping[str, Any]) -> bool:
+def lives(state: StateRecord) -> bool:
     """Return whether the run has not ended according to its own records. It may be about to be requeued."""
-    return state.get("state", "submitted") in LIVING or bool(state.get("requeue"))
+    return not state.ended or state.requeue
 
 
 def status_from_slurm(
@@ -50,39 +50,34 @@ def status_from_slurm(
     # If the controller does not answer, only accounting is left. It knows how jobs end, but about a job that
     # still runs the run's own records say more.
     if record is None or slurm is None or (trouble and slurm.state in LIVING):
-        update = _unknown(run, state, job, trouble or records.silent)
+        state = _unknown(run, state, job, trouble or records.silent)
         cancelled = run.cancel.exists() or (job is not None and records.left_array(job))
-        if update["state"] == "lost" and cancelled and not begun(run):
-            update = {
-                "state": "cancelled",
-                "failure": "cancelled",
-                "reason": "cancelled while it waited in the queue",
-            }
-            _record_end(run, {**state, **update})
-        return status_of(run, handle, {**state, **update})
+        if state.state == "lost" and cancelled and not begun(run):
+            reason = "cancelled while it waited in the queue"
+            state = state.replace(state="cancelled", failure="cancelled", reason=reason)
+            _record_end(run, state)
+        return status_of(run, handle, state)
+    words = f"job {record.id} {slurm.words}"
     if slurm.state == "submitted":
-        update = {
-            "state": "submitted",
-            "reason": f"job {record.id} {_words(record, slurm, site)}",
-            "failure": None,
-        }
+        reason = f"job {record.id} {_words(record, slurm, site)}"
+        state = state.replace(state="submitted", reason=reason, failure=None)
     elif slurm.state in LIVING:
-        update = {"reason": _reason_from_slurm(run, record, slurm), "failure": None}
-        if state.get("state") not in ("running", "stopping"):
-            update["state"] = slurm.state
-    elif state.get("requeue") and slurm.state not in ("cancelled", "lost"):
+        name = state.state if state.state in ("running", "stopping") else slurm.state
+        state = state.replace(state=name, reason=_reason_from_slurm(run, record, slurm), failure=None)
+    elif state.requeue and slurm.state not in ("cancelled", "lost"):
         # The supervisor has judged the run, and its batch script was killed (scancel --batch).
-        ended = f"job {record.id} {slurm.words} before it went back into the queue"
-        update = {"requeue": False, "reason": "; ".join(filter(None, (state.get("reason"), ended)))}
-        _record_end(run, {**state, **update})
+        ended = f"{words} before it went back into the queue"
+        state = state.replace(requeue=False, reason="; ".join(filter(None, (state.reason, ended))))
+        _record_end(run, state)
     else:
-        update = {"state": slurm.state, "failure": slurm.failure, "reason": f"job {record.id} {slurm.words}"}
+        state = state.replace(state=slurm.state, failure=slurm.failure, reason=words)
         if slurm.failure != "succeeded":
-            update |= _verdict(run, record, slurm)
+            state = state.replace(**_verdict(run, record, slurm))
         elif not _attempted(run):
-            update = {"state": "failed", "failure": "image-error", "reason": NEVER_BEGAN.format(record.id)}
-        _record_end(run, {**state, **update})
-    return status_of(run, handle, {**state, **update})
+            reason = NEVER_BEGAN.format(record.id)
+            state = state.replace(state="failed", failure="image-error", reason=reason)
+        _record_end(run, state)
+    return status_of(run, handle, state)
 
 
 def _attempted(run: RunDir) -> bool:
@@ -90,18 +85,14 @@ def _attempted(run: RunDir) -> bool:
     return isinstance(latest(run.read_events(), "submitting", "job", "attempt"), AttemptStarted)
 
 
-def _unknown(run: RunDir, state: Mapping[str, Any], job: str | None, trouble: str) -> dict[str, Any]:
+def _unknown(run: RunDir, state: StateRecord, job: str | None, trouble: str) -> StateRecord:
     if not trouble and shows_life(run):
         trouble = f"Slurm does not know job {job} here"
     if trouble:
-        return {"state": _living_state(state), "reason": f"last known state; {trouble}"}
+        name = "stopping" if state.ended else state.state
+        return state.replace(state=name, reason=f"last known state; {trouble}")
     reason = f"Slurm does not know job {job} (any more), and the run's own records do not show its end"
-    return {"state": "lost", "failure": "node-failed", "reason": NO_JOB if job is None else reason}
-
-
-def _living_state(state: Mapping[str, Any]) -> str:
-    name = str(state.get("state", "submitted"))
-    return name if name in LIVING else "stopping"
+    return state.replace(state="lost", failure="node-failed", reason=NO_JOB if job is None else reason)
 
 
 def _words(record: JobRecord, slurm: Meaning, site: Site | None) -> str:
@@ -138,7 +129,7 @@ def _verdict(run: RunDir, record: JobRecord, slurm: Meaning) -> dict[str, Any]:
     return {"failure": verdict.failure, "reason": reason}
 
 
-def _record_end(run: RunDir, state: Mapping[str, Any]) -> None:
+def _record_end(run: RunDir, state: StateRecord) -> None:
     """Record what Slurm reports about the end of the run, because Slurm forgets jobs."""
     with contextlib.suppress(OSError):  # another user's run, or a full disk: Slurm is queried again next time
         record_end(run, state, by="slurm")

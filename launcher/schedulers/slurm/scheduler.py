@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.rundir.files import delete_folder
 from launcher.rundir.find import remember_root
@@ -38,6 +38,7 @@ from launcher.schedulers.slurm.submission import Submission
 from launcher.schedulers.slurm.sweep import forget_text, prepare_array
 from launcher.schedulers.store import Store
 from launcher.schedulers.wanted_files import Wanted
+from launcher.spec.records import ClusterRecord
 
 if TYPE_CHECKING:
     from launcher.render.render import RenderedFile
@@ -70,13 +71,13 @@ class SlurmScheduler(Scheduler):
         self._last_query: LastQuery | None = None
 
     @classmethod
-    def at(cls, cluster: Mapping[str, Any]) -> SlurmScheduler:
+    def at(cls, cluster: ClusterRecord) -> SlurmScheduler:
         return cls(store_of(cluster))
 
     @classmethod
-    def place(cls, cluster: Mapping[str, Any]) -> Hashable:
-        login, clusters = cluster.get("login"), (cluster.get("slurm") or {}).get("clusters")
-        runs = (cluster.get("paths") or {}).get("runs") if login is not None else None
+    def place(cls, cluster: ClusterRecord) -> Hashable:
+        login, clusters = cluster.login, cluster.slurm.clusters
+        runs = cluster.paths.runs if login is not None else None
         return (login, runs, clusters) if login or clusters else None
 
     def handle(self, run: RunDir) -> str:
@@ -324,7 +325,7 @@ def _doing(status: Status) -> str:
 
 
 def _named_job(run: RunDir, named: Mapping[str, str]) -> str | None:
-    sweep = run.read_about().get("sweep", {})
-    if (array := named.get(sweep.get("id", ""))) is not None:
-        return f"{array}_{sweep['task']}"
+    sweep = run.read_about().sweep
+    if sweep is not None and (array := named.get(sweep.id)) is not None:
+        return f"{array}_{sweep.task}"
     return named.get(run.id)

@@ -51,7 +51,7 @@ class Submission:
             for run, state in before:
                 if self._is_recorded(run):
                     run.append(Refused(reason=str(error)))
-                    replace_json(run.state, {**state, "reason": str(error)})
+                    replace_json(run.state, state.replace(reason=str(error)).as_json())
             if self.sweep is not None:
                 with suppress(LoginError):
                     store.login.run(f"rm -rf {quote(str(self.sweep.folder))}")

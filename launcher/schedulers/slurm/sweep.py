@@ -68,9 +68,9 @@ def forget_text(runs: Sequence[RunDir], store: Store) -> str:
     """Return shell that removes the links to these runs, and the folder of a sweep without remaining runs."""
     tasks_by_folder: dict[PurePosixPath, list[str]] = {}
     for run in runs:
-        if sweep := run.read_about().get("sweep"):
-            folder = PurePosixPath(store.path(run, run.path)).parent / FOLDER / sweep["id"]
-            tasks_by_folder.setdefault(folder, []).append(str(sweep["task"]))
+        if (sweep := run.read_about().sweep) is not None:
+            folder = PurePosixPath(store.path(run, run.path)).parent / FOLDER / sweep.id
+            tasks_by_folder.setdefault(folder, []).append(str(sweep.task))
     return "".join(
         f"(cd {shlex.quote(str(folder))} 2>/dev/null || exit 0; rm -f {' '.join(tasks)}\n"
         f'for l in *; do [ ! -L "$l" ] || exit 0; done; cd .. && rm -rf {shlex.quote(folder.name)})\n'

@@ -13,10 +13,9 @@ from launcher.schedulers.base import Findings, SchedulerError
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.checks import BUSY, Need, problems, rendezvous_address, separate_folders
 from launcher.schedulers.ssh.hosts import HostError, ask_host, in_parallel, results_or_raise
+from launcher.spec.records import RunRecord
 
 DEFAULT_PYTHON = "python3"
-About = Mapping[str, Any]
-"Contents of run.json."
 
 
 @dataclass(frozen=True)
@@ -46,20 +45,21 @@ class Chosen:
     "Number of runs of a sweep that run there at the same time, or None for as many as its GPUs allow."
 
 
-def hosts_of(about: About) -> tuple[str, ...]:
+def hosts_of(about: RunRecord) -> tuple[str, ...]:
     """Return the run's hosts. The first is node 0's, which holds the run directory."""
-    return tuple(about.get("hosts") or about["cluster"]["ssh"]["hosts"][: about["nodes"]])
+    ssh = about.cluster.ssh
+    return tuple(about.hosts or (ssh.hosts[: about.nodes] if ssh is not None else ()))
 
 
 def choose(
-    required: Sequence[SshLogin], others: Sequence[SshLogin], about: About, remote_root: str
+    required: Sequence[SshLogin], others: Sequence[SshLogin], about: RunRecord, remote_root: str
 ) -> Chosen:
     """Choose the job's hosts.
 
     `required` are the hosts of a resumed run. If more are needed, they are taken from `others` in order.
     All hosts are inspected in parallel. Raises SchedulerError with each host's refusals.
     """
-    nodes = about["nodes"]
+    nodes = about.nodes
     hosts = [*required, *others] if len(required) < nodes else list(required[:nodes])
     facts, findings = _inspect(hosts, about, remote_root)
     refusals = ["\n".join(host.refusals) for host in findings]
@@ -83,7 +83,7 @@ def choose(
 
 
 def distribute(
-    hosts: Sequence[SshLogin], about: About, remote_root: str, tasks: int, at_once: int | None
+    hosts: Sequence[SshLogin], about: RunRecord, remote_root: str, tasks: int, at_once: int | None
 ) -> tuple[list[Chosen], tuple[str, ...]]:
     """Distribute the runs of a sweep over the hosts. Return each run's host, and notes.
 
@@ -94,7 +94,7 @@ def distribute(
     refused = [refusal for finding in findings for refusal in finding.refusals]
     if not usable:
         raise HostError("\n".join(refused))
-    need = about["gpus_per_node"]
+    need = about.gpus_per_node
     seats = assign_seats(
         [len(facts[rank]["gpus"]) // need if need else 1 for rank in usable], at_once or tasks
     )
@@ -114,12 +114,12 @@ def distribute(
     return [chosen[seat] for seat in per_task], tuple(notes)
 
 
-def runs_that_fit(host: SshLogin, about: About, remote_root: str) -> float:
+def runs_that_fit(host: SshLogin, about: RunRecord, remote_root: str) -> float:
     """Return how many runs like this one fit on a host's free GPUs now; 0 if it cannot take any."""
     facts, findings = _inspect([host], about, remote_root)
     if findings[0].refusals:
         return 0
-    need = about["gpus_per_node"]
+    need = about.gpus_per_node
     return sum(not gpu["busy"] for gpu in facts[0]["gpus"]) // need if need else math.inf
 
 
@@ -136,17 +136,17 @@ def assign_seats(capacities: Sequence[int], count: int) -> list[int]:
 
 
 def _inspect(
-    hosts: Sequence[SshLogin], about: About, remote_root: str
+    hosts: Sequence[SshLogin], about: RunRecord, remote_root: str
 ) -> tuple[list[Mapping[str, Any]], list[Findings]]:
     """Inspect the hosts. Return each host's answer (empty if there is none) and its findings."""
-    need = Need(python_of(about), remote_root, about["gpus_per_node"], waits=about.get("sweep") is not None)
-    local_values = local_secrets(about)
+    need = Need(python_of(about), remote_root, about.gpus_per_node, waits=about.sweep is not None)
+    secrets, local_values = about.job.validated().secrets, local_secrets(about)
     request = {
         "do": "look",
         "runs": remote_root,
         "gpus": need.gpus,
         "port": random.randint(61000, 65000),
-        "secrets": [secret for secret in about["job"]["secrets"] if secret["name"] not in local_values],
+        "secrets": [secret.model_dump() for secret in secrets if secret.name not in local_values],
     }
     facts: list[Mapping[str, Any]] = []
     findings = []
@@ -166,7 +166,7 @@ def _choice_note(chosen: Sequence[SshLogin], skipped: Sequence[Findings]) -> str
 
 
 def _meet(
-    hosts: Sequence[SshLogin], about: About, remote_root: str, first: Mapping[str, Any]
+    hosts: Sequence[SshLogin], about: RunRecord, remote_root: str, first: Mapping[str, Any]
 ) -> tuple[str, bool]:
     """Return the address of the first host, and whether the hosts share no folder. Raises HostError."""
     request = {
@@ -186,19 +186,18 @@ def _meet(
     return rendezvous_address(names, first, visits), separate_folders(names, visits, remote_root)
 
 
-def python_of(about: About) -> str:
-    return about["cluster"]["paths"]["python"] or DEFAULT_PYTHON
+def python_of(about: RunRecord) -> str:
+    return about.cluster.paths.python or DEFAULT_PYTHON
 
 
-def local_secrets(about: About) -> dict[str, str]:
+def local_secrets(about: RunRecord) -> dict[str, str]:
     """Return the secrets whose values exist on this machine.
 
     Raises SchedulerError for a value that cannot be passed to a process.
     """
-    from launcher.spec.job import Job
     from launcher.supervise.secrets import SecretError, secrets_with_values
 
     try:
-        return secrets_with_values(Job.model_validate(about["job"]).secrets)
+        return secrets_with_values(about.job.validated().secrets)
     except SecretError as error:
         raise SchedulerError(f"secrets: {error}") from None

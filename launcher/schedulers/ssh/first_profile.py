@@ -16,6 +16,7 @@ from launcher.schedulers.ssh.detect import with_gpus_of_hosts
 from launcher.schedulers.ssh.hosts import HostError, in_parallel, results_or_raise
 from launcher.spec.base import written_bytes
 from launcher.spec.cluster import Cluster
+from launcher.spec.records import ClusterRecord
 
 QUESTIONS = {
     "home": ["sh", "-c", 'printf %s "$HOME"'],
@@ -54,9 +55,9 @@ def first_profile(hosts: Sequence[str]) -> str:
     return _as_yaml({**fields, "node": node})
 
 
-def describes(hosts: Sequence[str], cluster: Mapping[str, Any]) -> bool:
+def describes(hosts: Sequence[str], cluster: ClusterRecord) -> bool:
     """Return whether a profile describes these hosts."""
-    return set((cluster.get("ssh") or {}).get("hosts") or ()) == set(hosts)
+    return cluster.ssh is not None and set(cluster.ssh.hosts) == set(hosts)
 
 
 def _as_yaml(fields: Mapping[str, Any]) -> str:

@@ -11,8 +11,9 @@ from launcher.schedulers.login import LoginError, why_failed
 from launcher.schedulers.over_ssh.mirror import packed
 from launcher.schedulers.over_ssh.remote_store import NotSentError, RemoteStore
 from launcher.schedulers.over_ssh.rsh import quote, unpack
-from launcher.schedulers.ssh.choose import About, Chosen, hosts_of
+from launcher.schedulers.ssh.choose import Chosen, hosts_of
 from launcher.schedulers.ssh.hosts import HostError
+from launcher.spec.records import RunRecord
 
 _SHARED = 75
 _MARK = r"""
@@ -55,11 +56,11 @@ def _send_to(run: RunDir, rank: int, store: RemoteStore) -> subprocess.Completed
     return store.deliver([run], (), lambda: store.run(script, stdin=parcel), copied=False)
 
 
-def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
+def notes(hosts: Sequence[str], about: RunRecord) -> tuple[str, ...]:
     """Return what the user must know if the hosts share no folder."""
     names = ", ".join(hosts)
     lines = [f"{names} share no folder: each keeps its ranks' part of the checkpoints in its own paths.runs"]
-    if about["job"].get("task") is None:
+    if about.job.task is None:
         lines.append(
             f"files that the command writes stay on their host: {names} each have their own "
             "{checkpoint_dir}, and a rank that resumes finds only what was written on its own host"
@@ -67,21 +68,21 @@ def notes(hosts: Sequence[str], about: About) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def check_resume(run: RunDir, hosts: Sequence[str], about: About, chosen: Chosen) -> None:
+def check_resume(run: RunDir, hosts: Sequence[str], about: RunRecord, chosen: Chosen) -> None:
     """Check a run before it is resumed. Raises HostError if its checkpoints would not be found."""
-    before = run.read_about()
+    apart = run.read_about().apart
     names = ", ".join(hosts)
-    if before.get("apart") and about["nodes"] != len(hosts):
+    if apart and about.nodes != len(hosts):
         raise HostError(
             f"{run.id} has run on {names}, which share no folder: each has a part of the checkpoints, so the "
             f"run can continue only with {len(hosts)} nodes"
         )
-    if before.get("apart") and not chosen.separate_folders:
+    if apart and not chosen.separate_folders:
         raise HostError(
             f"{run.id} began when {names} each had their own paths.runs, and now they share one: each host "
             "must find its own part of the checkpoints there"
         )
-    if chosen.separate_folders and not before.get("apart"):
+    if chosen.separate_folders and not apart:
         others = ", ".join(host.name for host in chosen.hosts[1:])
         raise HostError(
             f"{others}: paths.runs is not shared with {chosen.hosts[0].name}, which holds the checkpoints of "
@@ -89,7 +90,7 @@ def check_resume(run: RunDir, hosts: Sequence[str], about: About, chosen: Chosen
         )
 
 
-def hosts_with_directory(about: About) -> Sequence[str]:
+def hosts_with_directory(about: RunRecord) -> Sequence[str]:
     """Return the hosts that hold a directory of the run."""
     hosts = hosts_of(about)
-    return hosts if about.get("apart") else hosts[:1]
+    return hosts if about.apart else hosts[:1]

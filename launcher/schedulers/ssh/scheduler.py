@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 from launcher.schedulers.base import (
-    LIVING,
     Prepared,
     PreparedSweep,
     Request,
@@ -32,7 +31,6 @@ from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.rundir import in_force, status_of, writing
 from launcher.schedulers.ssh.choose import (
     DEFAULT_PYTHON,
-    About,
     Chosen,
     Rendezvous,
     choose,
@@ -50,6 +48,7 @@ from launcher.schedulers.sweep_process import sweep_process_afterwards
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.events import Refused, Submitting
+from launcher.spec.records import ClusterRecord, RunRecord
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster
@@ -84,17 +83,17 @@ class SshHosts(OneByOne):
         "Run id -> the hosts that `check` or `check_sweep` has chosen."
 
     @classmethod
-    def at(cls, cluster: Mapping[str, Any]) -> SshHosts:
+    def at(cls, cluster: ClusterRecord) -> SshHosts:
         return cls(*cls.place(cluster))
 
     @classmethod
-    def place(cls, cluster: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-        return tuple(cluster["ssh"]["hosts"]), (cluster.get("paths") or {}).get("runs")
+    def place(cls, cluster: ClusterRecord) -> tuple[tuple[str, ...], str | None]:
+        return tuple(cluster.ssh.hosts if cluster.ssh is not None else ()), cluster.paths.runs
 
     @classmethod
-    def is_here(cls, run: RunDir, cluster: Mapping[str, Any]) -> bool:
+    def is_here(cls, run: RunDir, cluster: ClusterRecord) -> bool:
         """Return whether `run` is the run directory itself, not a copy: this machine is the host."""
-        return str(run.path) == f"{cluster['paths']['runs'].rstrip('/')}/{run.id}"
+        return str(run.path) == f"{(cluster.paths.runs or '').rstrip('/')}/{run.id}"
 
     @classmethod
     def with_hardware(cls, cluster: Cluster, job: Job) -> Cluster:
@@ -106,7 +105,7 @@ class SshHosts(OneByOne):
         return with_gpus_of_hosts(cluster)
 
     def handle(self, run: RunDir) -> str:
-        return f"ssh:{run.read_about().get('cluster', {}).get('name', '')}:{run.id}"
+        return f"ssh:{run.read_about().cluster.name or ''}:{run.id}"
 
     def prepare(self, request: Request) -> Prepared:
         """Render a run with the current code. Raises RenderError, SchedulerError, OSError."""
@@ -128,17 +127,16 @@ class SshHosts(OneByOne):
         return (*chosen.notes, *separate_notes)
 
     def check_sweep(self, sweep: PreparedSweep) -> tuple[str, ...]:
-        if any(prepared.about["nodes"] > 1 for prepared in sweep.runs):
+        if any(prepared.about.nodes > 1 for prepared in sweep.runs):
             raise SchedulerError(
                 "--sweep: a run that needs several ssh hosts cannot wait for GPUs; start them one after "
                 "another, each with `launcher run JOB -c CLUSTER --set FIELD=VALUE`, which returns when the "
                 "run has ended"
             )
         hosts = [self._store_on(host).ssh for host in self.hosts]
-        largest = max((prepared.about for prepared in sweep.runs), key=lambda about: about["gpus_per_node"])
-        chosen, notes = distribute(
-            hosts, largest, self.remote_root, len(sweep.runs), largest["sweep"]["at_once"]
-        )
+        largest = max((prepared.about for prepared in sweep.runs), key=lambda about: about.gpus_per_node)
+        at_once = largest.sweep.at_once if largest.sweep is not None else None
+        chosen, notes = distribute(hosts, largest, self.remote_root, len(sweep.runs), at_once)
         self._chosen |= zip((prepared.request.run_id for prepared in sweep.runs), chosen, strict=True)
         return notes
 
@@ -191,28 +189,32 @@ class SshHosts(OneByOne):
         Raises SchedulerError. The run is then on its old host, or lost if that host does not answer.
         """
         about = run.read_about()
-        old_host = hosts_of(about)[0]
+        old_host, sweep = hosts_of(about)[0], about.sweep
+        assert sweep is not None  # a run of its own does not move
         self._relay_code(run, old_host, host)
         request = {"do": "withdraw", "run_dir": f"{self.remote_root}/{run.id}"}
         if not ask_host(self._store_on(old_host).ssh, python_of(about), request)["withdrawn"]:
             return False
-        at_once = None if about["sweep"]["at_once"] is None else int(places)
-        moved = {**about, "hosts": [host], "sweep": {**about["sweep"], "at_once": at_once}}
+        at_once = None if sweep.at_once is None else int(places)
         try:
-            self._start_again(run, moved)
+            self._start_again(run, about.replace(hosts=[host], sweep=sweep.replace(at_once=at_once)))
         except (NotSentError, HostError):
-            self._start_again(run, dict(about))
+            self._start_again(run, about)
             raise
         return True
 
     def _relay_code(self, run: RunDir, old_host: str, host: str) -> None:
         """Copy the run's code to a host that may not have it. Raises SchedulerError."""
-        digest = run.read_about()["workdir"].rpartition("/")[2]
-        relay(digest, self._store_on(old_host).ssh, self._store_on(host).ssh, self.remote_root)
+        relay(
+            run.read_about().code_digest,
+            self._store_on(old_host).ssh,
+            self._store_on(host).ssh,
+            self.remote_root,
+        )
 
-    def _start_again(self, run: RunDir, about: About) -> None:
+    def _start_again(self, run: RunDir, about: RunRecord) -> None:
         """Send and start a run that is currently on no host. Raises SchedulerError."""
-        replace_json(run.run, about)
+        replace_json(run.run, about.as_json())
         replace_json(run.state, {"state": "submitted", "time": now()})
         forget(run)
         login = self._store_on(hosts_of(about)[0]).ssh
@@ -222,9 +224,9 @@ class SshHosts(OneByOne):
         """Submit the run. Raises SchedulerError. If nothing was started, nothing is left over."""
         about = prepared.about
         chosen = self._chosen.pop(prepared.request.run_id, None) or self._choose((), about)
-        if (sweep := about.get("sweep")) is not None:
-            sweep = {**sweep, "at_once": chosen.places, "at_once_in_all": sweep["at_once"]}
-            prepared = replace(prepared, about={**about, "sweep": sweep})
+        if (sweep := about.sweep) is not None:
+            sweep = sweep.replace(at_once=chosen.places, at_once_in_all=sweep.at_once)
+            prepared = replace(prepared, about=about.replace(sweep=sweep))
         store = self._store_on(chosen.hosts[0].name)
         with writing(store.local_root):
             run = store.write(_on_hosts(prepared, chosen))
@@ -254,7 +256,7 @@ class SshHosts(OneByOne):
                 self._start(run, chosen, "resubmitted")
             except (NotSentError, HostError) as error:
                 run.append(Refused(reason=str(error)))
-                replace_json(run.state, {**earlier_state, "reason": str(error)})
+                replace_json(run.state, earlier_state.replace(reason=str(error)).as_json())
                 with suppress(SchedulerError):
                     self.fetch(run)
                 raise
@@ -268,17 +270,17 @@ class SshHosts(OneByOne):
         """Query each host once for all runs that have not ended according to their records."""
         living: dict[RemoteStore, list[RunDir]] = {}
         for run in runs:
-            if run.read_state().get("state", "submitted") in LIVING:
+            if not run.read_state().ended:
                 living.setdefault(self._store_of(run), []).append(run)
         locks: dict[str, tuple[str, str]] = {}
         for locks_of_host in results_or_raise(in_parallel(lambda item: self._locks(*item), living.items())):
             locks |= locks_of_host
-        return [
-            status_of(
-                run, self.handle(run), corrected_state(run, *locks.get(run.id, ("", "")), self.where(run))
-            )
-            for run in runs
-        ]
+        statuses = []
+        for run in runs:
+            lock, trouble = locks.get(run.id, ("", ""))
+            state = corrected_state(run, lock, trouble, self.where(run))
+            statuses.append(status_of(run, self.handle(run), state, resumable=lock != "lost"))
+        return statuses
 
     def _locks(self, store: RemoteStore, runs: Sequence[RunDir]) -> dict[str, tuple[str, str]]:
         """Return run id -> (state of its lock, why the host could not be queried)."""
@@ -358,11 +360,11 @@ class SshHosts(OneByOne):
     def _store_of(self, run: RunDir) -> RemoteStore:
         """Return the store on the host that holds the run's directory."""
         about = run.read_about()  # empty if the run was deleted meanwhile
-        host = hosts_of(about)[0] if about else self.hosts[0]
+        host = (hosts_of(about) or self.hosts)[0]
         store = self._store_on(host)
         return store if store.local_root == run.path.parent else self._store_on(host, run.path.parent)
 
-    def _choose(self, required: Sequence[str], about: About) -> Chosen:
+    def _choose(self, required: Sequence[str], about: RunRecord) -> Chosen:
         others = [self._store_on(host).ssh for host in self.hosts if host not in required]
         return choose([self._store_on(host).ssh for host in required], others, about, self.remote_root)
 
@@ -399,11 +401,8 @@ def _at_once(run: RunDir) -> float:
 
 
 def _on_hosts(prepared: Prepared, chosen: Chosen) -> Prepared:
-    about = {
-        "hosts": [host.name for host in chosen.hosts],
-        **({"apart": True} if chosen.separate_folders else {}),
-    }
-    return replace(prepared, about={**prepared.about, **about})
+    about = prepared.about.replace(hosts=[host.name for host in chosen.hosts])
+    return replace(prepared, about=about.replace(apart=True) if chosen.separate_folders else about)
 
 
 def _refuse_gpu_variable(request: Request) -> None:

@@ -23,7 +23,7 @@ LOOK_SECONDS = 10.0
 
 def main(folders: Sequence[str]) -> None:
     """Poll until no run waits. `folders` are the sweep's folders, one next to each host's copies of runs."""
-    while waiting := [run for run in _runs(folders) if run.read_state().get("state") == "submitted"]:
+    while waiting := [run for run in _runs(folders) if run.read_state().state == "submitted"]:
         try:
             hosts = scheduler_of(waiting[0])
             assert isinstance(hosts, SshHosts)

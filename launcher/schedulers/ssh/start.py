@@ -66,7 +66,7 @@ class Start:
             "rank": rank,
             "host": store.name,
             # The supervisor of a sweep's run waits for GPUs by itself.
-            "gpus": about["gpus_per_node"] if about.get("sweep") is None else 0,
+            "gpus": about.gpus_per_node if about.sweep is None else 0,
             "place": self.chosen.rendezvous.options(rank, len(self.stores)),
             "event": event if rank == 0 else None,
             "others_gpus": gpus,

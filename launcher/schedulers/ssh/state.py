@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
-from launcher.schedulers.base import LIVING
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.rundir import end_told
 from launcher.spec.events import latest
+from launcher.spec.records import StateRecord
 
 UNSTARTED_SECONDS = 180.0
 "If no supervisor has appeared this long after an unanswered submission, there is none."
@@ -37,32 +36,28 @@ def parse_locks(answer: bytes) -> dict[str, str]:
     return {run: word for run, _, word in (line.rpartition(" ") for line in lines)}
 
 
-def corrected_state(run: RunDir, lock: str, trouble: str, where: str) -> Mapping[str, Any]:
+def corrected_state(run: RunDir, lock: str, trouble: str, where: str) -> StateRecord:
     """Return state.json, corrected by the state of the lock.
 
     `trouble` says why the host could not be queried. state.json is read after the lock was tested, so it
     shows the end of a run that has released its lock.
     """
     state = run.read_state()
-    name = state.get("state", "submitted")
-    if name not in LIVING:
+    if state.ended:
         return state
     if trouble:
-        return {**state, "reason": f"last known state; {trouble}"}
+        return state.replace(reason=f"last known state; {trouble}")
+    if lock == "free" and (end := end_told(run)):
+        return state.replace(**end)
     if lock == "free":
-        return state | (
-            end_told(run)
-            or _lost("the supervisor was killed or its host was restarted; its ranks ended with it")
-        )
-    if lock == "lost":
-        return state | _lost(f"{where} no longer exists") | {"resumable": False}
-    if lock == "none" and _seconds_since_submission(run) > UNSTARTED_SECONDS:
-        return state | _lost("no supervisor has started: the connection was lost during the submission")
-    return state
-
-
-def _lost(reason: str) -> dict[str, Any]:
-    return {"state": "lost", "failure": "node-failed", "reason": reason}
+        reason = "the supervisor was killed or its host was restarted; its ranks ended with it"
+    elif lock == "lost":
+        reason = f"{where} no longer exists"
+    elif lock == "none" and _seconds_since_submission(run) > UNSTARTED_SECONDS:
+        reason = "no supervisor has started: the connection was lost during the submission"
+    else:
+        return state
+    return state.replace(state="lost", failure="node-failed", reason=reason)
 
 
 def _seconds_since_submission(run: RunDir) -> float:

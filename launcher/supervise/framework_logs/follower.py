@@ -32,8 +32,7 @@ class FrameworkLogs:
         """`since` is when the rank was started, in Unix seconds, and `environ` its environment."""
         self._metrics = run.metrics
         self._source = Source(run, workdir, since)
-        samples = (run.read_about().job.batch or {}).get("global")
-        self._lines = FrameworkLines(attempt, samples, since, environ)
+        self._lines = FrameworkLines(attempt, run.read_about().job.batch.global_, since, environ)
         self._written = OffsetReader(run.metrics)
         self._written.offset = self._written.size()
         self._script_reports = False

@@ -137,7 +137,7 @@ def _trained_since(run: RunDir, since: float) -> bool:
 
     A run that waits for its turn has had none.
     """
-    if not run.attempts() or run.read_state().get("state") == "submitted":
+    if not run.attempts() or run.read_state().state == "submitted":
         return False
     return last_sign(run) >= since or shows_life(run)
 

@@ -91,7 +91,7 @@ def test_a_new_run_is_there_whole_before_the_script_runs(tmp_path: Path) -> None
     both = Both(tmp_path)
     done = both.sync("cat 'a run/scripts/job.sbatch'; ls -A; exit 3")
     assert (done.returncode, done.stdout) == (3, b"#!/bin/bash\na run\n")
-    assert both.there.read_state() == {"state": "submitted"} and both.there.checkpoints.is_dir()
+    assert both.there.read_state().as_json() == {"state": "submitted"} and both.there.checkpoints.is_dir()
     assert (both.there.scripts / "job.sbatch").stat().st_mode & 0o777 == 0o755
     assert not (both.there.path / ".mirror.json").exists()
 
@@ -268,10 +268,10 @@ def test_our_state_does_not_overwrite_a_newer_one(both: Both) -> None:
     replace_json(both.here.state, {"state": "lost"})
     replace_json(both.there.state, {"state": "running"})
     both.sync()
-    assert both.here.read_state() == both.there.read_state() == {"state": "running"}
+    assert both.here.read_state().as_json() == both.there.read_state().as_json() == {"state": "running"}
     replace_json(both.here.state, {"state": "submitted"})
     both.sync()
-    assert both.here.read_state() == both.there.read_state() == {"state": "submitted"}
+    assert both.here.read_state().as_json() == both.there.read_state().as_json() == {"state": "submitted"}
 
 
 def test_what_must_not_be_overtaken_is_refused_when_it_is(both: Both) -> None:
@@ -280,7 +280,7 @@ def test_what_must_not_be_overtaken_is_refused_when_it_is(both: Both) -> None:
     replace_json(both.there.state, {"state": "running"})
     with pytest.raises(ChangedThereError, match=r"the host has changed this file, too: a run/state\.json"):
         both.sync("echo ran >&2")
-    assert both.there.read_state() == {"state": "running"}
+    assert both.there.read_state().as_json() == {"state": "running"}
 
 
 def test_what_cannot_be_written_does_not_keep_us_from_reading(both: Both) -> None:
@@ -378,7 +378,7 @@ def test_what_arrived_without_an_answer_is_not_taken_for_a_change_of_the_hosts(b
     both.mirror.login = whole
     assert both.sync("echo answer").stdout == b"answer\n"
     replace_json(both.there.state, {"state": "running"})
-    assert both.sync("echo answer").stdout == b"answer\n" and both.here.read_state() == {"state": "running"}
+    assert both.sync("echo answer").stdout == b"answer\n" and both.here.read_state().state == "running"
 
 
 def test_no_cluster_decides_where_we_write(both: Both, tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_a_state_that_was_replaced_while_it_was_read_is_read_again(
     both.write("state.json", '{"state": "running", "time": "2026", "failure": null}')
     both.mirror.login = Torn()
     both.sync()
-    assert both.here.read_state()["state"] == "running" and not capsys.readouterr().err
+    assert both.here.read_state().state == "running" and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("state", ['{"state": 5, "time": []}', '{"state": ["failed"]}', '"failed"', "{"])
@@ -443,8 +443,8 @@ def test_what_is_no_state_of_a_run_is_told_and_does_not_come(
     both.write("state.json", state)
     for _ in range(2):
         both.sync()
-        assert both.here.read_state() == {"state": "submitted"}
+        assert both.here.read_state().as_json() == {"state": "submitted"}
     assert capsys.readouterr().err.count("a run/state.json on this host is not a valid state of a run") == 1
     both.write("state.json", '{"state": "running", "time": "2026", "failure": null}')
     both.sync()
-    assert both.here.read_state()["state"] == "running"
+    assert both.here.read_state().state == "running"

@@ -15,6 +15,7 @@ from launcher.schedulers.base import Status
 from launcher.schedulers.runpod.request import PodPrepared
 from launcher.schedulers.runpod.scheduler import RunPodScheduler
 from launcher.schedulers.wanted_files import Wanted
+from launcher.spec.records import ClusterRecord
 from tests.lab import PATIENCE, wait_for
 from tests.sandbox.server import VOLUME, Sandbox
 
@@ -64,7 +65,7 @@ class Lab:
 
     @property
     def scheduler(self) -> RunPodScheduler:
-        profile = {"scheduler": "runpod", "runpod": {"volume_id": VOLUME}}
+        profile = ClusterRecord(scheduler="runpod", runpod={"volume_id": VOLUME})
         return cast(RunPodScheduler, registry.of_record(profile))
 
     def profile(self, gpu: bool = False, **section: Any) -> Path:

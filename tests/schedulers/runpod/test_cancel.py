@@ -37,7 +37,7 @@ def test_a_run_that_has_begun_again_unseen_goes_on_when_it_cannot_be_asked_to_st
     lab.scheduler.resume(run)
     there = lab.there(run) / "state.json"
     wait_for(lambda: json.loads(there.read_text())["state"] == "running", "the run")
-    assert run.read_state()["state"] == "submitted", "as it was known last"
+    assert run.read_state().state == "submitted", "as it was known last"
     lab.sandbox.faults(s3_error=AWAY)
     with pytest.raises(SchedulerError, match="was not asked to stop and keeps running: cancel it again"):
         lab.scheduler.cancel(run)

@@ -29,6 +29,7 @@ from launcher.schedulers.runpod.lifecycle import (
     past_deadline,
     why_leaked,
 )
+from launcher.spec.records import ClusterRecord, RunRecord, StateRecord
 
 NOW = 1_800_000_000.0
 POD, OTHER, UNKNOWN = Handle("box", "p1"), Handle("box", "p2"), Handle("box", None, "r")
@@ -39,7 +40,7 @@ REJECTED = Rejected(POD, "it was billed at 1.000 USD/h, the limit is 0.300; pods
 def at(handle: Handle = POD, *answered: Any, **known: Any) -> Evidence:
     """A run on `handle` that was asked for 30 s ago and has ten minutes."""
     given = {
-        "state": {"state": "running"}, "submission": ASKED, "gpu": "A5000", "asked": NOW - 30,
+        "state": StateRecord(state="running"), "submission": ASKED, "gpu": "A5000", "asked": NOW - 30,
         "deadline": NOW + 570, "seconds": 600, "priced": True, "usd_per_hour": 0.27,
     }  # fmt: skip
     return Evidence("r", handle, NOW, answered=frozenset(answered), **{**given, **known})
@@ -49,10 +50,10 @@ READ = ("records",)
 SEEN = ("records", "pod")
 GONE = (*SEEN, "last words", "other")
 SPOT = {"interruptible": True, "renewals_left": True, "purpose": "renew"}
-PREEMPTED = {"state": {"state": "interrupted", "failure": "preempted"}}
+PREEMPTED = {"state": StateRecord(state="interrupted", failure="preempted")}
 LATE = ("named", "begun")
-CANCELLED = {"state": {"state": "cancelled"}}
-NOT_BEGUN = {"state": {"state": "submitted"}}
+CANCELLED = {"state": StateRecord(state="cancelled")}
+NOT_BEGUN = {"state": StateRecord(state="submitted")}
 
 TABLE: dict[str, tuple[Evidence, Action]] = {
     # a run that goes on
@@ -71,7 +72,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
         at(POD, *READ, error="503"),
         Wait("last known state; 503"),
     ),
-    "an ended run is left as it is": (at(state={"state": "succeeded"}), Wait()),
+    "an ended run is left as it is": (at(state=StateRecord(state="succeeded")), Wait()),
     # a pod that RunPod never confirmed
     "an unconfirmed pod is looked for by its name": (at(UNKNOWN, *READ), Look("named")),
     "it may appear for ten minutes": (
@@ -135,7 +136,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     # a rejected pod
     "the records of a rejected pod are read before it is ended": (at(rejected=REJECTED), Look("records")),
     "a rejected pod is ended whatever its run says": (
-        at(POD, *READ, rejected=REJECTED, state={"state": "cancelled"}),
+        at(POD, *READ, rejected=REJECTED, state=StateRecord(state="cancelled")),
         EndRejected(POD, "it was billed at 1.000 USD/h, the limit is 0.300"),
     ),
     "a rejected pod that cannot be ended is told": (
@@ -176,7 +177,7 @@ TABLE: dict[str, tuple[Evidence, Action]] = {
     "after that the records may tell how it ended": (at(POD, *SEEN, asked=NOW - 61), Look("last words")),
     "a stopped pod is ended: it costs": (at(POD, *SEEN, "last words", pod="EXITED"), End(POD)),
     "also where its run has ended well": (
-        at(POD, *SEEN, "last words", pod="EXITED", state={"state": "succeeded"}),
+        at(POD, *SEEN, "last words", pod="EXITED", state=StateRecord(state="succeeded")),
         End(POD),
     ),
     "another pod may have the run": (at(POD, *SEEN, "last words", asked=NOW - 61), Look("other")),
@@ -257,7 +258,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "handle": st.sampled_from([POD, UNKNOWN]),
     "purpose": st.sampled_from(["look", "renew", "cancel"]),
     "answered": st.frozensets(st.sampled_from(ANSWERS)),
-    "state": st.sampled_from([{"state": state, "failure": "preempted"} for state in STATES]),
+    "state": st.sampled_from([StateRecord(state=state, failure="preempted") for state in STATES]),
     "pod": st.sampled_from(["", "PROVISIONING", "RUNNING", "EXITED", "ERROR", "TERMINATED"]),
     "named": st.sampled_from([(), ("p1",), ("p1", "p2")]),
     "owner": st.sampled_from([None, "", "p2", "p9"]),
@@ -306,7 +307,7 @@ def test_the_owner_is_kept_else_the_first() -> None:
 
 
 def ended_before(seconds: float) -> dict[str, Any]:
-    return {"state": {"state": "lost", "time": stamp(NOW - seconds)}}
+    return {"state": StateRecord(state="lost", time=stamp(NOW - seconds))}
 
 
 @pytest.mark.parametrize(
@@ -335,10 +336,11 @@ def test_a_pods_deadline_and_an_unconfirmed_pods_time_are_scaled_by_the_pace() -
     assert may_appear_until(replace(unknown, pace=0.01)) is None
 
 
-ABOUT = {
-    "nodes": 1, "gpus_per_node": 1, "job": {},
-    "cluster": {"name": "box", "runpod": {"gpu_id": "A5000", "bid_per_gpu": 0.2}},
-}  # fmt: skip
+ABOUT = RunRecord(
+    nodes=1,
+    gpus_per_node=1,
+    cluster=ClusterRecord(name="box", runpod={"gpu_id": "A5000", "bid_per_gpu": 0.2}),
+)
 
 
 def test_events_tell_of_the_latest_pod() -> None:
@@ -376,6 +378,6 @@ def test_a_pod_that_was_found_is_held_against_the_limit_after_a_kill_too() -> No
         {"time": stamp(NOW), "event": "submitting", "limits": {"A5000": 0.3}, "seconds": 600},
         {"time": stamp(NOW), "event": "found", "handle": str(POD), "gpu": "A5000", "usd_per_hour": 0.9},
     ]
-    found = from_events("r", events, ABOUT, now=NOW, state={"state": "submitted"}, pod="RUNNING")
+    found = from_events("r", events, ABOUT, now=NOW, state=StateRecord(state="submitted"), pod="RUNNING")
     action = decide(replace(found, answered=frozenset({"records", "pod"})))
     assert action == Reject("it was billed at 0.900 USD/h, the limit is 0.300", 0.9, 0.3)

@@ -141,7 +141,7 @@ def unconfirmed(lab: Lab, *, unlisted: float, slow_pull: float) -> RunDir:
 def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_by_a_look(lab: Lab) -> None:
     run = unconfirmed(lab, unlisted=5, slow_pull=3000)
     lab.scheduler.cancel(run)
-    assert run.read_state()["state"] == "cancelled" and lab.bill(run) == 2
+    assert run.read_state().state == "cancelled" and lab.bill(run) == 2
     wait_for(lambda: len(lab.pods(run)) == 2, "the pods are listed")
     (status,) = lab.scheduler.statuses([run])
     assert status.state == "cancelled"

@@ -49,7 +49,7 @@ def test_changes_that_no_pod_was_rented_for_are_gone_on_the_volume_too(lab: Lab)
     lab.sandbox.faults()
     there = RunDir(lab.there(run))
     assert "NEW" not in started_with(there), "it was sent before a pod was asked for"
-    assert there.read_state()["state"] == "cancelled" and there.cancel.exists()
+    assert there.read_state().state == "cancelled" and there.cancel.exists()
     lab.scheduler.resume(run)
     lab.until(run, "running")
     assert "NEW" not in started_with(there) and "NEW" not in started_with(run)
@@ -86,7 +86,7 @@ def test_ctrl_c_before_a_pod_is_asked_for_takes_everything_back(
     assert "NEW" not in started_with(run) and lab.look(run).state == "cancelled"
     on_volume = RunDir(lab.there(run))
     assert "NEW" not in started_with(on_volume) and on_volume.cancel.exists()
-    assert on_volume.read_state()["state"] == "cancelled"
+    assert on_volume.read_state().state == "cancelled"
     sent.clear()
     with pytest.raises(KeyboardInterrupt):
         lab.submit(ready)

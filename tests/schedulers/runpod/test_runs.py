@@ -148,7 +148,7 @@ def test_a_pod_that_is_billed_above_the_limit_is_ended_and_the_next_gpu_is_rente
     run = lab.submit(ready)
     (pod,) = lab.pods(run)
     assert pod["gpu"]["id"] == A6000 and lab.bill(run) == 2
-    assert run.read_about()["cluster"]["node"]["gpu"]["type"] == A6000, "the plan is the one for that GPU"
+    assert run.read_about().cluster.node.gpu.type == A6000, "the plan is the one for that GPU"
     assert json.loads((lab.there(run) / "run.json").read_text())["cluster"]["runpod"]["gpu_id"] == A6000
 
 
@@ -399,7 +399,7 @@ def test_with_a_budget_that_is_spent_no_other_pod_is_waited_for(lab: Lab) -> Non
     run = lab.submit(lab.prepare(gpu=True, bid_per_gpu=0.2, limits=Limits(budget=1)))
     handle = lab.handle(run)
     lab.until(run, "running")
-    about = {**run.read_about()}
+    about = run.read_about().as_json()
     about["cluster"]["runpod"]["budget"] = 0.001
     replace_json(run.path / "run.json", about)
     lab.sandbox.interrupt(handle.rpartition(":")[2])

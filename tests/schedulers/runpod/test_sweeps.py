@@ -111,7 +111,7 @@ def test_runs_before_one_that_cannot_be_submitted_go_on_and_are_attended(
     put = RunPodScheduler._put_in_line
 
     def fails(self: RunPodScheduler, prepared: PodPrepared) -> RunDir:
-        if prepared.about["sweep"]["task"] == 2:
+        if prepared.about.sweep.task == 2:
             raise UnclearError("no answer came")
         return put(self, prepared)
 

@@ -54,8 +54,8 @@ def executor(folder: Path) -> Executor:
 
 def call(job: FunctionJob, rank: int = 0, ranks: int = 1) -> subprocess.Popen[bytes]:
     """What a rank of the run starts."""
-    about = job.run.read_about()
-    assert about["job"]["command"][3] == "launcher.schedulers.slurm.call"
+    command = job.run.read_about().job.command
+    assert command is not None and command[3] == "launcher.schedulers.slurm.call"
     environ = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -63,9 +63,7 @@ def call(job: FunctionJob, rank: int = 0, ranks: int = 1) -> subprocess.Popen[by
         "SLURM_JOB_ID": job.job_id,
     }
     ours = {"LAUNCHER_RUN_ID": job.run.id, "LAUNCHER_RUN_DIR": str(job.run.path)}
-    return subprocess.Popen(
-        [sys.executable, *about["job"]["command"][1:]], env={**os.environ, **environ, **ours}
-    )
+    return subprocess.Popen([sys.executable, *command[1:]], env={**os.environ, **environ, **ours})
 
 
 def run(job: FunctionJob, code: int = 0) -> None:
@@ -96,7 +94,7 @@ def test_a_call_has_its_state_its_logs_and_what_it_returned(tmp_path: Path, queu
     )
     assert job.submission().kwargs == {"blublu": 3}
     assert "#SBATCH --ntasks-per-node=1" in job.paths.submission_file.read_text(), "our own script"
-    assert job.run.read_about()["job"]["name"] == "do_nothing"
+    assert job.run.read_about().job.name == "do_nothing"
     run(job)
     log(job, "out", "hop", "la")
     log(job, "err", "This is the error log")
@@ -201,7 +199,7 @@ def test_a_request_to_stop(tmp_path: Path, queue: Queue, function: Waits, reason
     """Is it a time limit? The supervisor knows. What cannot go on after one has failed."""
     job = submitted(executor(tmp_path).submit(function, tmp_path))
     lasts = isinstance(function, WaitsAndLasts)
-    assert job.run.read_about()["job"]["retries"]["time_limits"] == (3 if lasts else 0)
+    assert job.run.read_about().job.validated().retries.time_limits == (3 if lasts else 0)
     process = call(job)
     while not (tmp_path / "waits").exists():
         assert process.poll() is None

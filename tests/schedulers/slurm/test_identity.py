@@ -73,7 +73,7 @@ def test_the_end_of_another_job_is_not_the_runs(tmp_path: Path, state: str) -> N
     replace_json(run.state, {"state": "submitted", "time": SENT})
     known = Records({"7": JobRecord("7", state, comment="thesis", exit_code=0)})
     status = status_from_slurm(run, "7", known, "")
-    assert (status.state, run.read_state()["state"]) == ("submitted", "submitted")
+    assert (status.state, run.read_state().state) == ("submitted", "submitted")
     assert (
         "Slurm's job 7 here does not belong to the run (thesis): look from a host of the cluster"
         in status.reason

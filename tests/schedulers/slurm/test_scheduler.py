@@ -181,7 +181,7 @@ def test_what_slurm_says_of_the_end_is_kept_for_when_it_has_forgotten(tmp_path: 
     assert status_from_slurm(run, "7", Records(), "") == status_from_slurm(
         run, None, Records(), "the controller is down"
     )
-    assert (first.state, first.reason) == (run.read_state()["state"], run.read_state()["reason"])
+    assert (first.state, first.reason) == (run.read_state().state, run.read_state().reason)
     assert [event["event"] for event in run.read_events()].count("finished") == 1
 
 
@@ -208,7 +208,7 @@ def test_a_job_that_was_cancelled_in_the_queue_and_is_forgotten_is_cancelled(tmp
     assert status_from_slurm(run, "7", forgotten, "").state == "lost", "nobody knows how far it came"
     run.event("requeued", handle="slurm:c:8", reason="time-limit", linked=True)
     status = status_from_slurm(run, "8", forgotten, "")
-    assert (status.state, status.failure, run.read_state()["state"]) == (
+    assert (status.state, status.failure, run.read_state().state) == (
         "cancelled",
         "cancelled",
         "cancelled",
@@ -253,7 +253,7 @@ def test_cancel_says_what_it_did(
     kept: str,
 ) -> None:
     run = a_run(tmp_path, state="submitted")
-    replace_json(run.run, {**run.read_about(), "job": {"name": "j", "task": "tasks.py"}})
+    replace_json(run.run, {**run.read_about().as_json(), "job": {"name": "j", "task": "tasks.py"}})
     queue = Queue(tmp_path)
     queue.has(_7=state)
     if state == "RUNNING":
@@ -268,7 +268,7 @@ def test_cancel_says_what_it_did(
     cancel(str(run.path))
     assert said in capsys.readouterr().out
     assert "scancel --state=PENDING 7" in queue.sent.read_text()
-    assert run.read_state()["state"] == kept
+    assert run.read_state().state == kept
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -482,7 +482,7 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
         resume(run)
     ended = subprocess.Popen(["true"])
     ended.wait()
-    replace_json(run.state, {**run.read_state(), "submitter": {**this_process(), "pid": ended.pid}})
+    replace_json(run.state, {**run.read_state().as_json(), "submitter": {**this_process(), "pid": ended.pid}})
     status = states_of([run])[run]
     assert (status.state, status.failure) == ("failed", None) and "it was not submitted" in status.reason
     assert not status.resumable and "launcher resume" not in "".join(why(run, status))
@@ -494,10 +494,10 @@ def test_an_interrupted_submission_leaves_no_run_unless_slurm_may_have_the_job(
             replace_json(run.state, {"state": state})
             with pytest.raises(KeyboardInterrupt):
                 scheduler.resume(run)
-            assert run.read_state()["state"] == state
+            assert run.read_state().state == state
     (queue.bin / "sbatch").write_text("#!/bin/sh\necho 12\n")
     scheduler.resume(run)
-    assert scheduler.handle(run) == "slurm:c:12" and run.read_state()["state"] == "submitted"
+    assert scheduler.handle(run) == "slurm:c:12" and run.read_state().state == "submitted"
 
 
 def sweep_in(

@@ -139,7 +139,7 @@ class Laptop(Lab):
     def wait(self, run: RunDir, *states: str, timeout: float = 120) -> dict[str, Any]:
         """Until it has ended by its own records there; then asked."""
         there, wanted = self.on_disk(run), states or ENDED
-        wait_for(lambda: there.read_state().get("state") in wanted, f"{wanted} of {run.id}", timeout)
+        wait_for(lambda: there.read_state().state in wanted, f"{wanted} of {run.id}", timeout)
         return self.status(run)
 
     def weights(self, run: RunDir) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.choose import choose
 from launcher.spec.load import load_job
+from launcher.spec.records import RunRecord
 from tests.lab import events, wait_for
 from tests.schedulers.ssh.hosts import NAMES, Laptop
 
@@ -51,8 +52,9 @@ def test_a_busy_host_is_passed_over_and_every_verb_finds_the_run_on_the_next(lap
     assert f"tensor02:{there.path}" in laptop.said("status", run.id).replace("\n", "")
     assert json.loads((there.path / "run.json").read_text())["hosts"] == ["tensor02"]
     assert events(run, "submitted")[0]["gpus"] == {"tensor02": [0]}
-    gpu = run.read_about()["cluster"]["node"]["gpu"]
-    assert (gpu["type"], gpu["count"], gpu["memory"]) == ("NVIDIA RTX A6000", 1, 49140 * 2**20), "as it said"
+    gpu = run.read_about().cluster.validated().node.gpu
+    assert gpu is not None
+    assert (gpu.type, gpu.count, gpu.memory) == ("NVIDIA RTX A6000", 1, 49140 * 2**20), "as it said"
     laptop.said("cancel", run.id)
     assert laptop.wait(run)["state"] == "cancelled"
     # Its checkpoints are on the second host: the first one's GPU is of no use to it.
@@ -97,10 +99,10 @@ def test_a_run_that_goes_on_with_more_hosts_keeps_its_own_as_the_first(
         monkeypatch.setenv(name, value)
     job = load_job(laptop.job(command="true")).model_dump(mode="json", by_alias=True)
     paths = {"python": sys.executable}
-    about = {"nodes": 2, "gpus_per_node": 0, "cluster": {"paths": paths}, "job": job}
+    about = RunRecord(nodes=2, cluster={"paths": paths}, job=job)
     first, second = map(SshLogin, NAMES)
     assert choose([second], [first], about, str(laptop.runs)).hosts == (second, first)
-    chosen = choose([second, first], [], about | {"nodes": 1}, str(laptop.runs))
+    chosen = choose([second, first], [], about.replace(nodes=1), str(laptop.runs))
     assert chosen.hosts == (second,) and chosen.notes == ()
 
 

@@ -35,7 +35,7 @@ def test_hosts_that_share_no_folder_are_examined(lab: Apart) -> None:
     assert "same-files" not in {one["check"] for one in told["findings"]}, "they have nothing in common"
     assert {one["node"] for one in told["measured"] if one["check"] == "host"} == {0, 1}
     run = lab.newest()
-    assert lab.on_disk(run, 1).read_about()["apart"] is True
+    assert lab.on_disk(run, 1).read_about().apart is True
     assert not list(lab.folder.rglob(".doctor*"))
     again = lab.cli("doctor", "--show", run.id)
     assert again.returncode == done.returncode

@@ -80,7 +80,7 @@ def test_a_run_on_hosts_that_share_no_folder(lab: Apart) -> None:
     assert "tensor01, tensor02 share no folder" in said.replace("\n", " ")
     run = lab.newest()
     here, there = lab.on_disk(run), lab.on_disk(run, 1)
-    assert run.read_about()["apart"] is True and not (lab.disk / "runs").exists()
+    assert run.read_about().apart is True and not (lab.disk / "runs").exists()
     assert (there.path / "scripts/start.sh").read_bytes() == (here.path / "scripts/start.sh").read_bytes()
     wait_for(lambda: len(metrics(here)) > 5, "some steps")
     lab.said("cancel", run.id)

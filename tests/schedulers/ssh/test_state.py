@@ -42,11 +42,10 @@ def test_only_a_lock_that_was_let_go_makes_a_living_run_lost(
     tmp_path: Path, state: str, lock: str, trouble: str, seen: str
 ) -> None:
     told = corrected_state(run_with(tmp_path, state), lock, trouble, "tensor01:/runs/a run")
-    assert told["state"] == seen and told["attempt"] == 0
-    assert told.get("resumable", True) == (lock != "lost")
-    assert (told.get("failure") == "node-failed") == (seen == "lost")
+    assert told.state == seen and told.attempt == 0
+    assert (told.failure == "node-failed") == (seen == "lost")
     if trouble and seen in ("running", "submitted"):
-        assert told["reason"] == "last known state; no connection"
+        assert told.reason == "last known state; no connection"
 
 
 def test_an_earlier_success_is_not_the_end_of_a_run_that_was_resumed_since(tmp_path: Path) -> None:
@@ -55,17 +54,17 @@ def test_an_earlier_success_is_not_the_end_of_a_run_that_was_resumed_since(tmp_p
     append_json(run.events, {"time": stamp(1), "event": "attempt", "attempt": 0, "recipe": recipe})
     run.attempt(0).path.mkdir(parents=True)
     replace_json(run.attempt(0).verdict, {"failure": "succeeded", "reason": "it trained"})
-    assert corrected_state(run, "free", "", "")["state"] == "succeeded", "state.json could not be written"
+    assert corrected_state(run, "free", "", "").state == "succeeded", "state.json could not be written"
     append_json(run.events, {"time": stamp(2), "event": "submitting"})
     replace_json(run.state, {"state": "submitted"})
-    assert corrected_state(run, "free", "", "")["state"] == "lost"
+    assert corrected_state(run, "free", "", "").state == "lost"
 
 
 def test_a_run_that_is_just_being_submitted_is_not_lost(tmp_path: Path) -> None:
     import time
 
     run = run_with(tmp_path, "submitted", asked=time.time() - 30)
-    assert corrected_state(run, "none", "", "")["state"] == "submitted"
+    assert corrected_state(run, "none", "", "").state == "submitted"
 
 
 def test_the_locks_of_many_runs_are_told_by_one_script(tmp_path: Path) -> None:
