@@ -86,7 +86,7 @@ def test_a_run_that_saves_no_step_in_three_starts_stays_out_of_the_queue(lab: La
         with supervisor(lab, run) as process:
             process.send_signal(signal.SIGTERM)
         state = run.read_state()
-        assert state.get("requeue", False) == (start < 3) and (state["then"] == FRUITLESS) == (start == 3)
+        assert state.requeue == (start < 3) and (state.then == FRUITLESS) == (start == 3)
 
 
 @pytest.mark.slow

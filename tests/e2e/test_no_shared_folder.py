@@ -66,11 +66,11 @@ class Pair:
         )
         assert done.returncode == 0, done.stderr
         about = self.run.read_about()
-        code = Path(about["workdir"])  # as a submission would have sent it
+        code = Path(about.workdir)  # as a submission would have sent it
         code.parent.mkdir(parents=True, exist_ok=True)
         if not code.is_symlink():
             code.symlink_to(lab.folder)
-        replace_json(self.run.run, {**about, "apart": True, "hosts": ["one", "two"]})
+        replace_json(self.run.run, {**about.as_json(), "apart": True, "hosts": ["one", "two"]})
         shutil.copytree(self.run.path, self.other.path)
         # Ranks follow the nodes, whichever address comes first where they are sorted.
         script = self.other.scripts / "start.sh"

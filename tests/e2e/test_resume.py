@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused_and_the_run_stays_as_it_was(lab: Lab) -> N
     )
     refused = lab.cli("resume", "-c", "elsewhere.yaml", "--set", "resources.ranks_per_node=2")
     assert refused.returncode == 4 and "cannot start /no/python" in refused.stderr
-    assert run.read_about() == json.loads(run.submitted.read_text()) and run.planned_at == 0
+    assert run.read_about().as_json() == json.loads(run.submitted.read_text()) and run.planned_at == 0
     assert lab.status(run)["state"] == "failed"
 
 

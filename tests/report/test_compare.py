@@ -91,7 +91,7 @@ def test_a_sweep_stands_for_its_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     for task in range(3):
         run = trained(lab.folder / "runs" / f"gpt-sweep-x-{task}", 0.1 + task, 1.0)
         about = run.read_about()
-        run.submitted.write_text(json.dumps({**about, "sweep": {"id": "gpt-sweep-x"}}))
+        run.submitted.write_text(json.dumps({**about.as_json(), "sweep": {"id": "gpt-sweep-x"}}))
     monkeypatch.chdir(lab.folder)
     monkeypatch.setenv("XDG_STATE_HOME", lab.environ["XDG_STATE_HOME"])
     assert [run.id for run in chosen(["gpt-sweep-x"])] == [f"gpt-sweep-x-{task}" for task in range(3)]

@@ -283,8 +283,8 @@ def test_a_supervisor_that_crashes_says_so_and_where(lab: Lab) -> None:
     )
     assert done.returncode == EXIT_CODES["unknown"] and "Traceback" in done.stderr
     state = RunDir(out).read_state()
-    assert state["state"] == "failed" and "the supervisor crashed (ValidationError" in state["reason"]
-    assert "\n" not in state["reason"]
+    assert state.state == "failed" and "the supervisor crashed (ValidationError" in state.reason
+    assert "\n" not in state.reason
     assert lab.cli("clean", "-y", str(out)).returncode == 0 and not out.exists()
 
 

@@ -103,7 +103,7 @@ def cancelled_in_the_queue(lab: Laptop) -> Told:
     before = lab.sshd.sessions
     said = lab.said("cancel", run.id)
     trips = lab.sshd.sessions - before
-    return Told(lab, run, run.read_state(), {"said": said, "trips": trips})
+    return Told(lab, run, run.read_state().as_json(), {"said": said, "trips": trips})
 
 
 @pytest.mark.slow

@@ -295,7 +295,7 @@ def test_what_sbatch_says_to_a_test_is_told_without_its_advice(
     told = answers("22.05.8-site") | {"test": Answer(1, "", said), "paths": Answer(0, "dw\n", "")}
     monkeypatch.setattr(checks, "ask", lambda login, questions: told)
     asked = request("22.05.8-site", {"partition": "main"}, time="1h")
-    parse_answers = checks.problems(LocalLogin(), asked.cluster, asked.job, asked.plan, "")
+    parse_answers = checks.problems(LocalLogin(), asked.cluster, [("", asked.job, asked.plan)], "")
     assert parse_answers.refusals == ("sbatch --test-only: unrecognized option '--nix'",)
 
 

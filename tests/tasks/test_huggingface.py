@@ -359,7 +359,7 @@ def test_a_loss_in_parts_is_that_of_all_logits_and_so_are_the_gradients(
     (whole, weight, gradients), (parts, same, theirs) = found
     assert parts == pytest.approx(whole, rel=1e-6) and weight == same == 96
     for one, other in zip(gradients, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
