@@ -19,10 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 from memory_tables import between, budget, filled, markdown  # noqa: E402
 
-from launcher.api.job_source import as_given_job  # noqa: E402
-from launcher.api.plan_questions import Comparer  # noqa: E402
+from launcher.api.given_job import as_given_job  # noqa: E402
+from launcher.api.model_sources import traces_dir  # noqa: E402
+from launcher.api.plan_comparisons import Comparer  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
-from launcher.api.sources import traces_dir  # noqa: E402
 from launcher.planning.choice import Candidate, Capacity  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.errors import LauncherError  # noqa: E402

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from launcher.api.model_sources import UserCodeError
     from launcher.api.plans import Plan, plan
     from launcher.api.run import Checkpoint, Metrics, Run, Runs
-    from launcher.api.sources import UserCodeError
     from launcher.api.submit import run, runs, submit
     from launcher.planning.plan import PlanRefusedError
     from launcher.rundir.find import RunNotFoundError

@@ -18,7 +18,7 @@ from tests.lab import Lab
 
 ROOT = Path(__file__).parent.parent
 ADDED = {
-    "launcher/spec/optimizers.py": (
+    "launcher/spec/optimizer_table.py": (
         "\nOPTIMIZERS = {",
         '\n_ROWS += (Optimizer("sgd", "torch.optim:SGD", (), 500e6, {"momentum": 0.0}, steps=None),)'
         "\nOPTIMIZERS = {",

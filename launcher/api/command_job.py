@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from launcher.api.job_source import as_given_job
+from launcher.api.given_job import as_given_job
 from launcher.api.prepare import named_cluster, with_hardware
 from launcher.spec.command import uses
 from launcher.spec.errors import UsageError

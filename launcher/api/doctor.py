@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.api.command_job import job_of_command
-from launcher.api.job_source import GivenJob, JobLike, as_given_job
+from launcher.api.given_job import GivenJob, JobLike, as_given_job
 from launcher.api.prepare import named_cluster, prepared, with_hardware
 from launcher.doctor.examine import worst
 from launcher.doctor.facts import Facts, facts_of
@@ -25,7 +25,7 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Request, SchedulerError
 from launcher.schedulers.lookup import scheduler_of
 from launcher.spec.errors import UsageError
-from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.find_cluster import cluster_folders, find_cluster
 from launcher.spec.load import load_cluster
 from launcher.spec.records import ClusterRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.api.sources import inside, running_user_code
+from launcher.api.model_sources import inside, running_user_code
 from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError
 from launcher.spec.recipe import Recipe

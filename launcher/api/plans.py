@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.job_source import JobLike, Values, as_given_job, overrides_of
-from launcher.api.plan_questions import Comparer, tokens_on
+from launcher.api.given_job import JobLike, Values, as_given_job, overrides_of
+from launcher.api.model_sources import traces_dir
+from launcher.api.plan_comparisons import Comparer, tokens_on
 from launcher.api.prepare import named_cluster, with_hardware
-from launcher.api.sources import traces_dir
 from launcher.planning.cost import Cost, cost_of
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.zero_stages import stages_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.api.job_source import GivenJob, JobLike, as_given_job
+from launcher.api.given_job import GivenJob, JobLike, as_given_job
 from launcher.api.submission_plan import planned
 from launcher.planning.plan import PlanRefusedError
 from launcher.render.shipped import clusters_dir
@@ -15,7 +15,7 @@ from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerErro
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster, scheduler_class
 from launcher.spec.cluster import SECTIONS, Cluster
-from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.find_cluster import cluster_folders, find_cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
 from launcher.spec.typed import Override, given_as

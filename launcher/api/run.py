@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from launcher.api.job_source import Values, overrides_of
+from launcher.api.given_job import Values, overrides_of
 from launcher.api.warn import warn_caller
 from launcher.rundir.find import find_run
 from launcher.rundir.layout import RunDir

@@ -32,7 +32,7 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     declared = job.plan.model is not None or job.plan.params is not None
     if not (job.task is not None or declared):
         return plan
-    from launcher.api.sources import source_of, traces_dir
+    from launcher.api.model_sources import source_of, traces_dir
     from launcher.planning.decide import Decider
 
     workdir = (job_file.parent / job.workdir).resolve()

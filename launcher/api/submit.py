@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from launcher.api.job_source import JobLike, Values, as_text, overrides_of
+from launcher.api.given_job import JobLike, Values, as_text, overrides_of
 from launcher.api.listing import Filter, listed
 from launcher.api.prepare import Limits, prepared
 from launcher.api.run import Run, Runs

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from launcher.api.job_source import JobLike, as_given_job
+from launcher.api.given_job import JobLike, as_given_job
 from launcher.api.prepare import Limits, named_cluster, prepared, runs_root
 from launcher.api.sweep_values import Field, combinations, field_of
 from launcher.schedulers.base import Prepared, PreparedSweep, SchedulerError, Sweeping, warnings_of_runs

@@ -22,7 +22,7 @@ def list_clusters(json: AsJson = False) -> None:
     from launcher.render.shipped import clusters_dir
     from launcher.spec.base import format_bytes
     from launcher.spec.errors import SpecError
-    from launcher.spec.find import cluster_folders, find_clusters
+    from launcher.spec.find_cluster import cluster_folders, find_clusters
     from launcher.spec.load import load_cluster
 
     table = Table(box=None, pad_edge=False)
@@ -68,7 +68,7 @@ def show(
     from launcher.api.prepare import named_cluster
     from launcher.cli.output import print_json
     from launcher.render.shipped import clusters_dir
-    from launcher.spec.find import cluster_folders, find_cluster
+    from launcher.spec.find_cluster import cluster_folders, find_cluster
     from launcher.spec.yaml import read_bytes
 
     if json:
@@ -93,7 +93,7 @@ def validate(
     from launcher.cli.output import EXIT_USAGE
     from launcher.render.shipped import clusters_dir
     from launcher.spec.errors import SpecError
-    from launcher.spec.find import cluster_folders, find_cluster, find_clusters
+    from launcher.spec.find_cluster import cluster_folders, find_cluster, find_clusters
     from launcher.spec.load import load_cluster
 
     folders = cluster_folders(clusters_dir())

@@ -37,7 +37,6 @@ from launcher.cli import (
     top,
     why,
 )
-from launcher.cli.long_work import LongWork
 from launcher.cli.output import (
     EXIT_NOT_FOUND,
     EXIT_REFUSED,
@@ -47,6 +46,7 @@ from launcher.cli.output import (
     make_output_harmless,
     message_of,
 )
+from launcher.cli.spinner import LongWork
 from launcher.spec.long_work import listen
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ import typer
 
 def complete_clusters(incomplete: str) -> list[str]:
     from launcher.render.shipped import clusters_dir
-    from launcher.spec.find import cluster_folders, find_clusters
+    from launcher.spec.find_cluster import cluster_folders, find_clusters
 
     names = find_clusters(cluster_folders(clusters_dir()))
     return sorted(name for name in names if name.startswith(incomplete))

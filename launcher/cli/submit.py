@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from launcher.api.job_source import JobLike
+    from launcher.api.given_job import JobLike
 
 from launcher.cli.options import (
     Account,

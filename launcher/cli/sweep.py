@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.api.job_source import JobLike
+    from launcher.api.given_job import JobLike
     from launcher.api.prepare import Limits
     from launcher.schedulers.base import PreparedSweep
 

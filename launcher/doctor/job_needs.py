@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.spec.optimizers import OPTIMIZERS, State
+from launcher.spec.optimizer_table import OPTIMIZERS, State
 
 if TYPE_CHECKING:  # `launcher why` reads the doctor's options, and needs none of these
     from launcher.planning.plan import Plan

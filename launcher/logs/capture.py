@@ -21,7 +21,7 @@ from launcher.diagnosis.clue import Clue, Kind
 from launcher.diagnosis.collector import Collector
 from launcher.diagnosis.users_patterns import STRIKES
 from launcher.logs.lines import LineAssembler
-from launcher.rundir.mask import Masker
+from launcher.rundir.secret_masking import Masker
 from launcher.rundir.time import now as stamp_now
 
 Stream = Literal["out", "err"]

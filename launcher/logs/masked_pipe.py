@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.rundir.mask import Masker
+from launcher.rundir.secret_masking import Masker
 
 _CHUNK = 65536  # bytes per read: the capacity of a pipe
 _HELD = 2**20  # maximum capacity of a pipe in bytes (pipe(7)): what is still read when it is closed

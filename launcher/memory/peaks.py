@@ -21,7 +21,7 @@ from launcher.memory.states import (
 )
 from launcher.memory.trace import ACTIVATIONS, BATCH, COMMUNICATION, GRADIENTS, LATER, TEMPORARIES
 from launcher.memory.update import temporaries_of, update_temporaries
-from launcher.spec import optimizers
+from launcher.spec import optimizer_table
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
@@ -40,7 +40,7 @@ def traced_as(recipe: Recipe) -> Recipe:
     return recipe.model_copy(
         update={
             "precision": "bf16-mixed" if recipe.precision == "float8" else recipe.precision,
-            "optimizer": optimizers.DEFAULT,
+            "optimizer": optimizer_table.DEFAULT,
             "sharding": "none" if recipe.sharding in REPLICATED else recipe.sharding,
             "offload": "none",
             "optimizer_step": "after",

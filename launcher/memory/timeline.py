@@ -10,7 +10,7 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, has_states, paged_bytes, shard_of, state_bytes, updated_by
 from launcher.memory.trace import COMPUTE, PRODUCT, Trace
 from launcher.spec.mesh import in_buckets
-from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.optimizer_table import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
 CUBLAS = "cuBLAS workspaces"

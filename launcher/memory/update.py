@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, Shard, shard_of, updated_by
-from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.optimizer_table import OPTIMIZERS
 from launcher.spec.recipe import Recipe
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from launcher.spec.mesh import grad_sync_applies
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.recipe_rules import Setting, broken_rules
 
 WITHIN_A_RUN = frozenset({"micro_batch_size", "grad_accum", "grad_sync", "loss_chunks"})
 "Fields that the training loop can change between two steps, since nothing is built from them."

@@ -12,7 +12,7 @@ from launcher.planning.space import Space
 from launcher.planning.speed import StepTime
 from launcher.spec.base import Value, format_bytes
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import as_yaml
+from launcher.spec.recipe_rules import as_yaml
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster

@@ -25,7 +25,7 @@ from launcher.spec.job import Job
 from launcher.spec.listed_names import listed
 from launcher.spec.mesh import UNCUT, in_buckets
 from launcher.spec.recipe import WHOLE_LOSS, Recipe
-from launcher.spec.rules import changes_line
+from launcher.spec.recipe_rules import changes_line
 
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 PARALLEL = 1.2

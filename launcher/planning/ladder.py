@@ -14,9 +14,9 @@ from launcher.planning.lower import state_shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
 from launcher.spec.mesh import grad_sync_applies
-from launcher.spec.optimizers import OPTIMIZERS, saved_as
+from launcher.spec.optimizer_table import OPTIMIZERS, saved_as
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, as_yaml
+from launcher.spec.recipe_rules import Setting, as_yaml
 
 LEAST_SAVED = 0.02
 "Minimum share of memory that a rung saves. After a smaller saving, another restart would likely follow."

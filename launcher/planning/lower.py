@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.planning.batches import WITHIN_A_RUN, accumulating_instead, ladder, one_lower, with_micro_batch
 from launcher.spec.mesh import data_ranks, shards, state_shards
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Rule, Setting, as_yaml, broken_rules, changes_line
+from launcher.spec.recipe_rules import Rule, Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
 
 STATES_ALONE = frozenset({"init", "optimizer", "checkpoint"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.memory.estimate import Estimate
 from launcher.memory.states import Ranks
 from launcher.planning.batches import ladder
-from launcher.spec import optimizers
+from launcher.spec import optimizer_table
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.command import environment_name, placeholder_of
@@ -14,7 +14,7 @@ from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_pro
 from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks, model_parallel
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe
-from launcher.spec.rules import Setting, broken_rules, changes_line, nearest_valid
+from launcher.spec.recipe_rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.supported import unsupported
 
 PRETENDED = frozenset({BUDGET, DRILLS})
@@ -214,7 +214,7 @@ def _recipe(job: Job, layout: Layout, *, shardable: bool) -> tuple[Recipe, str]:
     on_gpu = layout.gpus_per_node > 0
     chosen = {
         "precision": "bf16-mixed" if on_gpu else "fp32",
-        "optimizer": optimizers.DEFAULT,
+        "optimizer": optimizer_table.DEFAULT,
         "sharding": "none" if ranks == 1 else "fsdp" if shardable else "ddp",
         **fixed,
         "micro_batch_size": micro,

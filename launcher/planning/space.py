@@ -11,9 +11,9 @@ from typing import Any
 
 from launcher.planning.batches import divisors, with_micro_batch
 from launcher.spec.mesh import data_ranks, grad_sync_applies
-from launcher.spec.optimizers import SEARCHED
+from launcher.spec.optimizer_table import SEARCHED
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, nearest_valid, obeys_rules
+from launcher.spec.recipe_rules import Setting, nearest_valid, obeys_rules
 from launcher.spec.supported import unsupported
 
 # Field -> values to try, the one that gives up least first. Except for the optimizer, later values usually

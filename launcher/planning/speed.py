@@ -17,7 +17,7 @@ from launcher.planning.hardware import GIGA, GpuType, Hardware
 from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.mesh import data_ranks, in_buckets
-from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.optimizer_table import OPTIMIZERS
 from launcher.spec.pipeline_schedule import bubble
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 

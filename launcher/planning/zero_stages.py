@@ -10,7 +10,7 @@ from launcher.planning.choice import Candidate
 from launcher.planning.decide import Decider
 from launcher.spec.base import Value
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
-from launcher.spec.rules import broken_rules
+from launcher.spec.recipe_rules import broken_rules
 
 STAGES: tuple[tuple[str, Sharding], ...] = (
     ("none", "ddp"),

@@ -17,7 +17,7 @@ from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.listed_names import listed
-from launcher.spec.rules import changes_line
+from launcher.spec.recipe_rules import changes_line
 
 LAUNCH_BOUND = 0.01
 "Seconds. A shorter step mostly consists of launching thousands of kernels, a few microseconds each."

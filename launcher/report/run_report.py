@@ -32,8 +32,8 @@ from launcher.spec.events import (
 )
 from launcher.spec.json_object import Record
 from launcher.spec.recipe import Recipe
+from launcher.spec.recipe_rules import changes_line
 from launcher.spec.records import RunRecord
-from launcher.spec.rules import changes_line
 
 if TYPE_CHECKING:
     from launcher.schedulers.base import Status

@@ -13,7 +13,7 @@ from launcher.rundir.files import read_json
 from launcher.rundir.find import latest_checkpoint
 from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
-from launcher.spec.optimizers import saved_as
+from launcher.spec.optimizer_table import saved_as
 from launcher.spec.recipe import Recipe
 
 Marker = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.rundir.files import append_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.mask import masked_text
+from launcher.rundir.secret_masking import masked_text
 from launcher.rundir.time import stamp
 from launcher.spec import variables
 

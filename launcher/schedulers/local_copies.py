@@ -1,6 +1,6 @@
 """Local copies of run directories that are on another host or on a volume.
 
-`launcher.rundir.contents` lists the files that are copied.
+`launcher.rundir.file_table` lists the files that are copied.
 """
 
 from __future__ import annotations

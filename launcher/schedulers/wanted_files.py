@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.rundir.contents import LOG_FOLDERS
+from launcher.rundir.file_table import LOG_FOLDERS
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.mask import masked_text
+from launcher.rundir.secret_masking import masked_text
 from launcher.spec import variables
 from launcher.spec.events import Finished
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict

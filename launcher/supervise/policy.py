@@ -25,7 +25,7 @@ from launcher.spec.events import (
 from launcher.spec.failures import FAILURES, Action, Budget
 from launcher.spec.job import Job, Retries
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from launcher.spec.verdict import Verdict
 from launcher.supervise.ignored_micro_batch import Earlier, ignores_micro_batch
 

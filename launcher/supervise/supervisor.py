@@ -23,7 +23,7 @@ from launcher.rundir.files import read_json
 from launcher.rundir.find import latest_checkpoint, remove_partial_checkpoints
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.model_properties import found_in_model
-from launcher.rundir.shared import remove_handover, remove_shared, with_shared
+from launcher.rundir.shared_memory import remove_handover, remove_shared, with_shared
 from launcher.rundir.stop import StopRequest, read_stop_request, read_text
 from launcher.spec.events import (
     AttemptEnded,
@@ -41,7 +41,7 @@ from launcher.spec.events import (
 from launcher.spec.failures import OF_THE_CLUSTER, Budget
 from launcher.spec.plugins import facts_of
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, tail, torchrun_clues
 from launcher.supervise.check import CHECK_SECONDS, why_unfit

@@ -22,7 +22,7 @@ from launcher.diagnosis.clue import Kind
 from launcher.diagnosis.collector import pattern_of
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory
 from launcher.rundir.files import replace_json
-from launcher.rundir.mask import masked_text
+from launcher.rundir.secret_masking import masked_text
 from launcher.spec.verdict import EXIT_OOM, REMEDY, FailureClass, OutOfMemory
 from launcher.train.checkpoints.folder import (
     NotSavedError,

@@ -22,7 +22,7 @@ from launcher.spec.fire_drill import counts_allocations
 from launcher.spec.job import Job
 from launcher.spec.mesh import Mesh, mesh_of
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 
 CONNECT_SECONDS = 30.0
 "Time in which the first rank is expected to serve the store. After that, torch waits with longer pauses."

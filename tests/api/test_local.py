@@ -209,7 +209,7 @@ def test_what_the_plan_warns_of_is_a_warning(lab: Lab) -> None:
 
 
 def test_values_reach_the_job_as_they_are() -> None:
-    from launcher.api.job_source import as_given_job, overrides_of
+    from launcher.api.given_job import as_given_job, overrides_of
 
     args = {"args.a": "\N{PILE OF POO}", "args.b": ["1", 1, None], "args.c": {"x": "1e3"}, "args.d": "1e3"}
     job = as_given_job(TASK).job(overrides_of(args))
@@ -218,7 +218,7 @@ def test_values_reach_the_job_as_they_are() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    from launcher.api.job_source import overrides_of
+    from launcher.api.given_job import overrides_of
 
     given = {"batch.global": numpy.int64(8), "train.lr": numpy.float32(0.5), "args.sizes": [numpy.int8(1)]}
     assert overrides_of(given) == ["batch.global=8", "train.lr=0.5", "args.sizes=[1]"]

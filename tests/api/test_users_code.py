@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.api.sources import UserCodeError, running_user_code
+from launcher.api.model_sources import UserCodeError, running_user_code
 
 
 @pytest.mark.parametrize(

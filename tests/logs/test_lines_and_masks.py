@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.logs.lines import LONGEST_LINE, OTHER_TEXTS, LineAssembler
-from launcher.rundir.mask import Masker, masked_text, secrets_of
+from launcher.rundir.secret_masking import Masker, masked_text, secrets_of
 
 
 def chunked(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.logs.masked_pipe import MaskedPipe
-from launcher.rundir.mask import masked_strings
+from launcher.rundir.secret_masking import masked_strings
 
 SECRET = b"hunter2-hunter2"
 

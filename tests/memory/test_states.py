@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import broken_rules
+from launcher.spec.recipe_rules import broken_rules
 from tests.train.recipes import OPTIMIZER, PLAIN, setting
 from tests.train.runs import measure
 

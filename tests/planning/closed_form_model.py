@@ -16,7 +16,7 @@ from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
 from launcher.spec.base import GIB
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from tests.planning.anchors import LLAMA, Decoder, work
 
 PER_TOKEN = {"keep": 34, "selective": 18, "every-second": 12, "checkpoint": 2, "offload": 2, "compress": 16}

@@ -13,7 +13,7 @@ from launcher.planning.ladder import ladder_of
 from launcher.planning.space import AXES, Space
 from launcher.spec.base import GIB, format_bytes
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.recipe_rules import Setting, broken_rules
 from tests.planning.anchors import LLAMA, MPT
 from tests.planning.closed_form_model import Toy
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.planning.batches import WITHIN_A_RUN, with_micro_batch, with_sizes_between
 from launcher.planning.lower import STATES_ALONE, lower, within_a_run
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.recipe_rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict
 
 Draw = Any

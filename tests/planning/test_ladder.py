@@ -12,7 +12,7 @@ from launcher.planning.lower import lower, why_none_within, within_a_run
 from launcher.spec.base import GIB
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.recipe_rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict
 from launcher.supervise.policy import advice, decide
 from tests.planning.anchors import LLAMA, MPT

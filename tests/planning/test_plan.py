@@ -13,7 +13,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.fire_drill import BUDGET, DRILLS
 from launcher.spec.job import Job
 from launcher.spec.recipe import APPROXIMATE, Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from launcher.spec.verdict import Verdict
 
 GPU = {"type": "NVIDIA RTX A6000", "count": 8, "memory": "47.4GiB"}

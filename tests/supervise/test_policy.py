@@ -22,7 +22,7 @@ from launcher.spec.events import (
 from launcher.spec.failures import FAILURES
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from launcher.spec.verdict import EXIT_CODES, OutOfMemory, Verdict
 from launcher.supervise.policy import advice, decide, fruitless_starts, spent_budgets
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared import handover_folder
+from launcher.rundir.shared_memory import handover_folder
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.failure import leave
 from launcher.train.loop import Trainer

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting, broken_rules
+from launcher.spec.recipe_rules import Setting, broken_rules
 from launcher.spec.supported import unsupported
 
 AXES: dict[str, tuple[Any, ...]] = {

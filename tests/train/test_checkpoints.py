@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared import remove_handover
+from launcher.rundir.shared_memory import remove_handover
 from launcher.spec import variables
 from launcher.spec.fire_drill import DRILLS
 from launcher.spec.verdict import EXIT_STOPPED

@@ -14,7 +14,7 @@ from torch import nn
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, states_of
 from launcher.rundir.layout import RunDir
-from launcher.spec.optimizers import OPTIMIZERS, Optimizer
+from launcher.spec.optimizer_table import OPTIMIZERS, Optimizer
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
 from launcher.train.optimizers.adam_mini import AdamMini

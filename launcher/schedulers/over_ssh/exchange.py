@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 
-from launcher.rundir.contents import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
+from launcher.rundir.file_table import COPIED_NAMES, GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS
 from launcher.schedulers.over_ssh.rsh import unpack
 from launcher.schedulers.wanted_files import Wanted
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from launcher.rundir.contents import DELETED, GROWING, SENT, expression
+from launcher.rundir.file_table import DELETED, GROWING, SENT, expression
 from launcher.rundir.files import locked, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError

@@ -14,7 +14,7 @@ import httpx
 import tenacity
 
 from launcher import __version__
-from launcher.rundir.mask import Masker
+from launcher.rundir.secret_masking import Masker
 from launcher.schedulers.runpod.errors import (
     ApiError,
     Fate,

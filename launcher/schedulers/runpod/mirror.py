@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.rundir.contents import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
+from launcher.rundir.file_table import GROWING, LOG_FOLDERS, NOT_COPIED_FOLDERS, REPLACED, REQUESTS, SUBMITTED
 from launcher.rundir.files import locked, parsed, read_record, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.local_copies import files_of, is_below, is_state, keep_checkpoints

@@ -15,7 +15,7 @@ from launcher.render import quote, render
 from launcher.render.quote import RenderError
 from launcher.render.render import Packed, RenderedFile, rendered, start_script
 from launcher.render.values import Target, setup_lines
-from launcher.rundir.mask import POD_KEY
+from launcher.rundir.secret_masking import POD_KEY
 from launcher.schedulers.runpod.handle import pod_name
 from launcher.schedulers.runpod.profile import RunPod
 from launcher.spec import variables

@@ -23,7 +23,7 @@ from launcher.schedulers.slurm.handle import job_in, job_of
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
-from launcher.spec.find import cluster_folders, find_cluster
+from launcher.spec.find_cluster import cluster_folders, find_cluster
 from launcher.spec.job import Job
 from launcher.spec.load import from_record, load_cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from launcher.rundir.contents import SUBMITTED
+from launcher.rundir.file_table import SUBMITTED
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.login import LoginError, why_failed
 from launcher.schedulers.over_ssh.mirror import packed

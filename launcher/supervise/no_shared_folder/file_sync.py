@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.rundir.contents import ATTEMPT, FILES, RunFile, expression
+from launcher.rundir.file_table import ATTEMPT, FILES, RunFile, expression
 from launcher.rundir.files import append_json, replace_bytes
 from launcher.rundir.layout import RunDir
 from launcher.supervise.no_shared_folder.wire import WireError

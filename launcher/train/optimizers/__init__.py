@@ -1,4 +1,4 @@
-"""The optimizers that a recipe can name. `spec/optimizers.py` lists them; `build.py` creates one.
+"""The optimizers that a recipe can name. `spec/optimizer_table.py` lists them; `build.py` creates one.
 
 `offload` and `host_gradients` run one on the host.
 """

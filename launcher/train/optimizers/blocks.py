@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from launcher.spec.listed_names import listed
-from launcher.spec.optimizers import BLOCK
+from launcher.spec.optimizer_table import BLOCK
 from launcher.train.optimizers.state import IN_CHECKPOINT
 from launcher.train.shards import local, sharded_like
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
-from launcher.spec.optimizers import OPTIMIZERS
+from launcher.spec.optimizer_table import OPTIMIZERS
 from launcher.train.budget import Budget
 from launcher.train.optimizers.host_gradients import HostGradients
 from launcher.train.optimizers.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory

@@ -11,7 +11,7 @@ from launcher.planning.batches import with_sizes_between
 from launcher.planning.lower import words_of
 from launcher.spec.events import Climb, CouplesSamples, Downgrade, Probed, ProbeSkipped, RecoveryOff
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from launcher.train.coupled_samples import Split
 from launcher.train.metrics.recorder import Recorder
 from launcher.train.rank import Rank

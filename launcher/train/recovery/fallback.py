@@ -19,7 +19,7 @@ from launcher.spec.events import (
     since_submission,
 )
 from launcher.spec.recipe import Recipe
-from launcher.spec.rules import Setting
+from launcher.spec.recipe_rules import Setting
 from launcher.train.rank import Rank
 from launcher.train.recovery.agreement import Agreement
 

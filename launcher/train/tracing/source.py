@@ -20,7 +20,7 @@ from launcher.memory.states import Ranks
 from launcher.memory.store import PACKAGE
 from launcher.memory.trace import Trace
 from launcher.planning.source import About, NotCompiledError, NoTraceError
-from launcher.spec import optimizers
+from launcher.spec import optimizer_table
 from launcher.spec.job import Job
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
@@ -83,7 +83,7 @@ class TaskSource:
     ) -> ModelShapes:
         recipe = Recipe(
             precision=precision,
-            optimizer=optimizers.DEFAULT,
+            optimizer=optimizer_table.DEFAULT,
             sharding="none",
             tensor=part.tensor,
             pipeline=part.pipeline,

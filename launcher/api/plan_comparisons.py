@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.api.job_source import GivenJob
+from launcher.api.given_job import GivenJob
+from launcher.api.model_sources import UserCode, source_of
 from launcher.api.prepare import runs_root
-from launcher.api.sources import UserCode, source_of
 from launcher.memory.ledger import default_folder
 from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice

@@ -17,7 +17,7 @@ from launcher.spec.recipe import (
     Schedule,
     Sharding,
 )
-from launcher.spec.rules import RULES, Setting, broken_rules, nearest_valid
+from launcher.spec.recipe_rules import RULES, Setting, broken_rules, nearest_valid
 from launcher.spec.supported import WHY_NOT, unsupported
 
 GPUS = Setting(ranks=8, nodes=1, gpus_per_node=8)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launcher.rundir.contents import ATTEMPT, DELETED, FILES, GROWING, SENT, SUBMITTED, expression
+from launcher.rundir.file_table import ATTEMPT, DELETED, FILES, GROWING, SENT, SUBMITTED, expression
 from launcher.supervise.no_shared_folder.file_sync import DOWN, up
 from tests.lab import Lab, wait_for
 

@@ -16,23 +16,23 @@ from tests.lab import Lab
 WORKS = """
 import sys, threading
 import typer
-from launcher.cli import long_work, main
+from launcher.cli import main, spinner
 from launcher.cli.options import AsJson
 from launcher.spec.long_work import working
 
-long_work.PATIENCE = float(sys.argv.pop(1))
+spinner.PATIENCE = float(sys.argv.pop(1))
 app = main.app = typer.Typer()
 shown = threading.Event()
-show = long_work.LongWork._show
+show = spinner.LongWork._show
 def told(self, work):
     show(self, work)
     shown.set()
-long_work.LongWork._show = told
+spinner.LongWork._show = told
 
 @app.command()
 def verb(json: AsJson = False):
     with working("sending [red]\\x1b[2J", 2**30) as advance:
-        shown.wait(0 if json or long_work.PATIENCE > 1 else 60)
+        shown.wait(0 if json or spinner.PATIENCE > 1 else 60)
         advance(2**29)
         with working("sending [red]\\x1b[2J", 2**30):
             pass

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.spec.fire_drill import BUDGET, DRILLS
 from launcher.spec.mesh import UNCUT, UNSTAGED, data_ranks, in_buckets, model_parallel
-from launcher.spec.optimizers import OPTIMIZERS, without_eight_bit
+from launcher.spec.optimizer_table import OPTIMIZERS, without_eight_bit
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 
 
