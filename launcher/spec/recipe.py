@@ -66,8 +66,8 @@ class Recipe(Value):
     embedding_states: EmbeddingStates = "32-bit"
     "With an 8-bit optimizer, the type of the states of embeddings."
     sharding: Sharding
-    """How parameters, gradients and states are spread over the ranks. `zero2` and `zero3` are other names of
-    `fsdp-keep` and `fsdp`."""
+    """How parameters, gradients and states are spread over the ranks. `fsdp-layers` gathers the large linear
+    layers of a block one at a time. `zero2` and `zero3` are other names of `fsdp-keep` and `fsdp`."""
     tensor: PositiveInt = 1
     "Tensor parallelism: ranks that compute each layer together, on the same samples. They share a node."
     pipeline: PositiveInt = 1

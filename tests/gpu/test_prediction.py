@@ -140,6 +140,7 @@ CASES: tuple[Case, ...] = (
     case("7b", ranks=8, context=2048, activations="compress", **PURE),
     case("3b", ranks=8, sharding="zero1", optimizer="lion", **FULL, **PURE),
     case("7b", ranks=8, context=2048, sharding="fsdp-keep", **FULL),
+    case("7b", ranks=8, context=4096, sharding="fsdp-layers", loss_chunks=8, **FULL, **PURE),
     case("8b", ranks=8, context=8192, loss_chunks=8, **SELECTIVE),
     case("8b", ranks=32, context=8192, loss_chunks=8, **FULL),
     case("brain 8b", ranks=8, micro=2, context=0),
