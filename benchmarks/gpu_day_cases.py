@@ -31,7 +31,7 @@ from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 from tests.gpu.test_matrix import ANOTHER_ORDER
 from tests.gpu.test_prediction import CASES, FITTING, SIZES, borders
 from tests.memory.predicted import peaks, predicted

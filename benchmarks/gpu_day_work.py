@@ -26,7 +26,7 @@ import torch
 
 from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.rank import Rank, join_ranks
 from tests.memory import measured_steps
 from tests.memory.cases import peak

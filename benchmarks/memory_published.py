@@ -32,7 +32,7 @@ from launcher.tasks.llama import LanguageModel  # noqa: E402
 from launcher.train import loss  # noqa: E402
 from launcher.train.activations import selective  # noqa: E402
 from launcher.train.tracing.compiled import compiled  # noqa: E402
-from launcher.train.tracing.source import TaskSource  # noqa: E402
+from launcher.train.tracing.task_source import TaskSource  # noqa: E402
 from tests.memory.predicted import peaks, predicted  # noqa: E402
 
 DATA = Path(__file__).with_suffix(".json")

@@ -37,7 +37,7 @@ from safetensors.torch import load_file
 
 from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import handover_folder
+from launcher.rundir.shared_memory_folders import handover_folder
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.supervise.process import processes_of
 from launcher.train.checkpoints.export import export

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from launcher.rundir.layout import RunDir  # noqa: E402
 from launcher.tasks.brain import BrainAutoencoder, Shape  # noqa: E402
 from launcher.train.budget import Unlimited  # noqa: E402
-from launcher.train.failure import leave  # noqa: E402
+from launcher.train.error_report import leave  # noqa: E402
 from launcher.train.loop import Trainer  # noqa: E402
 from launcher.train.phase import Where  # noqa: E402
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank  # noqa: E402

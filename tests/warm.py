@@ -60,8 +60,8 @@ IMPORTED = (
     "launcher.train.undo.state_finder",
     "tests.shared_self_tests",
 )
-"""Modules that are imported before the fork, with those of VERBS. `launcher.train.failure`, and what imports
-it, is not among them: it reads the environment when it is imported."""
+"""Modules that are imported before the fork, with those of VERBS. `launcher.train.error_report`, and what
+imports it, is not among them: it reads the environment when it is imported."""
 LAUNCHER = Path(launcher.__file__).parent
 VERBS = tuple(
     ".".join(("launcher", *file.relative_to(LAUNCHER).with_suffix("").parts))

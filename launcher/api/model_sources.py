@@ -16,8 +16,8 @@ from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
 from launcher.planning.cached import CachedSource
 from launcher.planning.declared import DeclaredParams
+from launcher.planning.model_source import NoTraceError
 from launcher.planning.plan import PlanRefusedError
-from launcher.planning.source import NoTraceError
 from launcher.spec.errors import LauncherError, Problem, UsageError
 from launcher.spec.long_work import working
 from launcher.spec.mesh import WHOLE, Part
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.memory.states import Ranks
     from launcher.memory.trace import Trace
     from launcher.planning.cached import FromFiles
-    from launcher.planning.source import About, Args, Source
+    from launcher.planning.model_source import About, Args, Source
     from launcher.spec.job import Job
     from launcher.spec.recipe import Precision, Recipe
 
@@ -86,7 +86,7 @@ class UserCode:
                     "pip install '.[train]' in its checkout"
                 ) from None
             from launcher.train.tracing.declared import DeclaredSource
-            from launcher.train.tracing.source import TaskSource
+            from launcher.train.tracing.task_source import TaskSource
 
             # These modules hold half a million objects, which the garbage collector need not visit again.
             gc.freeze()

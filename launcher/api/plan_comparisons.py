@@ -14,6 +14,7 @@ from launcher.memory.peaks import Like
 from launcher.planning.choice import Choice
 from launcher.planning.decide import Decider, Decision
 from launcher.planning.hardware import GPU_TYPES, gpu_type_of, gpu_types_of, memory_of
+from launcher.planning.model_source import Source
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.questions import (
     Answer,
@@ -24,7 +25,6 @@ from launcher.planning.questions import (
     largest_micro_batch,
     least_gpus,
 )
-from launcher.planning.source import Source
 from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Job

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.memory.ledger import default_folder
-from launcher.planning.learnt import earlier_runs, started_where_it_fitted
+from launcher.planning.earlier_runs import earlier_runs, started_where_it_fitted
 from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

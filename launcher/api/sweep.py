@@ -19,7 +19,7 @@ from launcher.spec.command import affects_ranks, environment_name, placeholder_o
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Batch, Job, Training
 from launcher.spec.recipe import RecipeChoice
-from launcher.spec.section import fields_in
+from launcher.spec.scheduler_section import fields_in
 from launcher.spec.similar import did_you_mean
 
 SECTIONS: dict[str, type[BaseModel]] = {"train": Training, "batch": Batch, "recipe": RecipeChoice}

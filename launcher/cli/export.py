@@ -65,8 +65,8 @@ def export(
         )
     from launcher.train.checkpoints.export import ExportError
     from launcher.train.checkpoints.export import export as write
-    from launcher.train.checkpoints.folder import best as best_of
     from launcher.train.checkpoints.folder import complete_checkpoints
+    from launcher.train.checkpoints.retention import best as best_of
 
     complete = complete_checkpoints(run_dir.checkpoints)
     if not complete:

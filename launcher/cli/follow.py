@@ -13,7 +13,7 @@ from rich.text import Text
 
 from launcher.cli.output import EXIT_DETACHED, harmless_text
 from launcher.logs.show import LogOptions, show_logs
-from launcher.report.story import Story
+from launcher.report.event_lines import Story
 from launcher.report.why import skipped, why
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics, progress_text

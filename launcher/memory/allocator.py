@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.memory.blocks import BLOCK, LARGE, LARGE_SEGMENT, LARGE_STEP, PAGES, SMALL, Block, Pool
+from launcher.memory.allocator_blocks import (
+    BLOCK,
+    LARGE,
+    LARGE_SEGMENT,
+    LARGE_STEP,
+    PAGES,
+    SMALL,
+    Block,
+    Pool,
+)
 from launcher.memory.trace import COMPUTE
 
 

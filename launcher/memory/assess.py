@@ -9,11 +9,11 @@ from types import MappingProxyType
 from launcher.memory.accuracy import error_band
 from launcher.memory.allocator import replay
 from launcher.memory.estimate import Estimate, Peak
-from launcher.memory.failure import Failure, first_failure
 from launcher.memory.host import Surroundings, host_of
+from launcher.memory.oom_point import Failure, first_failure
 from launcher.memory.overheads import cublas_workspaces, overheads, workspaces_at
 from launcher.memory.peaks import at_least, peaks_of
-from launcher.memory.profile import Profile
+from launcher.memory.recipe_trace import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, states_of
 from launcher.memory.timeline import CUBLAS, timeline

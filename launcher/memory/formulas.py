@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.memory.parts import Part, Parts, parts_of
+from launcher.memory.model_parts import Part, Parts, parts_of
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import FP32, Ranks, computes_in, shard_of
 from launcher.memory.trace import (

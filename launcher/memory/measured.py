@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.memory.ledger import Entry, capacity_of, family_of
-from launcher.rundir.downgrades import changes_within, ran_out, recipe_in_force
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.recipe_changes import changes_within, ran_out, recipe_in_force
 from launcher.spec.events import Event
 from launcher.spec.fire_drill import DRILLS
 from launcher.spec.json_forms import fits

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from launcher.memory.estimate import Peak, When
-from launcher.memory.profile import Profile, leave_the_gpu
+from launcher.memory.optimizer_temporaries import temporaries_of, update_temporaries
+from launcher.memory.recipe_trace import Profile, leave_the_gpu
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import (
     Ranks,
@@ -20,7 +21,6 @@ from launcher.memory.states import (
     updated_by,
 )
 from launcher.memory.trace import ACTIVATIONS, BATCH, COMMUNICATION, GRADIENTS, LATER, TEMPORARIES
-from launcher.memory.update import temporaries_of, update_temporaries
 from launcher.spec import optimizer_table
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe

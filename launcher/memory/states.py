@@ -199,7 +199,7 @@ def in_eight_bits(p: Parameter, recipe: Recipe) -> bool:
     """Return whether 8-bit optimizers store this parameter's states in 8 bit.
 
     The global size decides, so the answer is the same for any number of ranks:
-    launcher.train.optimizers.local_shards.
+    launcher.train.optimizers.eight_bit.
     """
     wide = p.vector or (p.embedding and recipe.embedding_states == "32-bit")
     return not wide and p.whole_numel >= LEAST_EIGHT_BIT
@@ -209,7 +209,7 @@ def _scales(shard: Shard) -> int:
     """Return the number of scales of a shard.
 
     If a row is a whole number of blocks, each row has its own scales. Otherwise every rank has as many scales
-    as the largest shard: launcher.train.optimizers.blocks.scales_sharded_like.
+    as the largest shard: launcher.train.optimizers.quantization_blocks.scales_sharded_like.
     """
     if shard.row % BLOCK == 0:
         return shard.rows * (shard.row // BLOCK)

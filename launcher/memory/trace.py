@@ -92,8 +92,8 @@ class Moment(NamedTuple):
 class Trace:
     """A traced forward and backward pass.
 
-    Each gradient is freed as soon as it is complete. launcher.memory.profile changes that for recipes that
-    keep gradients, use them at once, or copy them to the host.
+    Each gradient is freed as soon as it is complete. launcher.memory.recipe_trace changes that for recipes
+    that keep gradients, use them at once, or copy them to the host.
 
     A complete trace also has an evaluation. If the recipe accumulates, it has a second forward and backward
     pass, in which gradients are temporaries: they are added to the gradients of the first pass. Sharded

@@ -12,7 +12,7 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore, pack_shapes, pack_trace, unpack_shapes, unpack_trace
 from launcher.memory.trace import NotAffineError, Trace
-from launcher.planning.source import About, Args, NotCompiledError, NoTraceError, Source
+from launcher.planning.model_source import About, Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
+from launcher.planning.earlier_runs import earlier_runs, started_where_it_fitted, starting_rung
 from launcher.planning.evaluate import Evaluator
 from launcher.planning.ladder import Rung, confirmed, ladder_of
-from launcher.planning.learnt import earlier_runs, started_where_it_fitted, starting_rung
+from launcher.planning.model_source import Source
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
-from launcher.planning.source import Source
 from launcher.planning.space import Space
 from launcher.spec.base import Value, counted, format_bytes
 from launcher.spec.cluster import Cluster

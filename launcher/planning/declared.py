@@ -7,7 +7,7 @@ import math
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import BF16, FP32, Ranks
 from launcher.memory.trace import Trace
-from launcher.planning.source import About, Args, NoTraceError
+from launcher.planning.model_source import About, Args, NoTraceError
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
 

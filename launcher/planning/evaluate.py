@@ -9,19 +9,19 @@ from typing import Any
 from launcher.memory.accuracy import error_band
 from launcher.memory.assess import UNCOMPILED, assess, assess_at_least, assess_in_part, failure_of
 from launcher.memory.estimate import Estimate
-from launcher.memory.failure import Failure
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, NOT_KNOWN
 from launcher.memory.host import Surroundings, host_of
 from launcher.memory.ledger import Correction, Entry, correction, too_large
-from launcher.memory.profile import Profile
+from launcher.memory.oom_point import Failure
+from launcher.memory.recipe_trace import Profile
 from launcher.memory.states import states_of
 from launcher.memory.trace import Affine, Moment, Work
-from launcher.planning.batches import with_micro_batch
 from launcher.planning.cached import from_store
 from launcher.planning.choice import Candidate
 from launcher.planning.hardware import hardware_of
+from launcher.planning.micro_batches import with_micro_batch
+from launcher.planning.model_source import Args, Source
 from launcher.planning.plan import Layout, ranks_of
-from launcher.planning.source import Args, Source
 from launcher.planning.speed import StepTime, step_time
 from launcher.planning.traces import Traces, args_key, keeping
 from launcher.spec.cluster import Cluster

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from launcher.memory.blocks import LARGE_SEGMENT
-from launcher.planning.batches import accumulating_instead, smaller_micro_batch
+from launcher.memory.allocator_blocks import LARGE_SEGMENT
 from launcher.planning.choice import Candidate, Capacity, Evaluate
-from launcher.planning.lower import state_shards_of, words_of
+from launcher.planning.micro_batches import accumulating_instead, smaller_micro_batch
+from launcher.planning.oom_fallback import state_shards_of, words_of
 from launcher.planning.space import Space
 from launcher.spec.base import Value, format_bytes
 from launcher.spec.mesh import grad_sync_applies
@@ -135,7 +135,8 @@ def can_continue(recipe: Recipe, before: Recipe, setting: Setting) -> bool:
     Sharding, offload, activations and micro-batch can change: docs/checkpoints.md. The optimizer cannot: its
     states have other names or types, so loading would fail or lose them. Only a paged optimizer saves the
     same states as the unpaged one. The precision cannot change: fp32 parameters would be rounded for good.
-    8-bit states need the number of shards that saved them: launcher.train.optimizers.blocks.other_shards.
+    8-bit states need the number of shards that saved them:
+    launcher.train.optimizers.quantization_blocks.other_shards.
     """
     optimizer = saved_as(recipe.optimizer) == saved_as(before.optimizer)
     reshards = state_shards_of(recipe, setting) != state_shards_of(before, setting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.memory.estimate import Estimate
 from launcher.memory.states import Ranks
-from launcher.planning.batches import ladder
+from launcher.planning.micro_batches import ladder
 from launcher.spec import optimizer_table
 from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.planning.plan import Plan
-from launcher.rundir.downgrades import new_values
+from launcher.rundir.recipe_changes import new_values
 from launcher.spec.events import Event, RecipeChange, Replanned
 from launcher.spec.recipe import Recipe
 

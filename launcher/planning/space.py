@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.planning.batches import divisors, with_micro_batch
+from launcher.planning.micro_batches import divisors, with_micro_batch
 from launcher.spec.mesh import data_ranks, grad_sync_applies
 from launcher.spec.optimizer_table import SEARCHED
 from launcher.spec.recipe import Recipe

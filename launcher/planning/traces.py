@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from launcher.memory.formulas import formula_trace
 from launcher.memory.peaks import completely_traced_as, peaks_of, traced_as
-from launcher.memory.profile import Kept, Profile, kept_of, profile_of, stages_alone, work_of
+from launcher.memory.recipe_trace import Kept, Profile, kept_of, profile_of, stages_alone, work_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import NotAffineError, Trace, Work
 from launcher.planning.cached import from_store
+from launcher.planning.model_source import Args, NotCompiledError, NoTraceError, Source
 from launcher.planning.plan import NotEstimatedError
-from launcher.planning.source import Args, NotCompiledError, NoTraceError, Source
 from launcher.spec.errors import Problem
 from launcher.spec.mesh import UNCUT, Part, in_buckets, model_parallel
 from launcher.spec.pipeline_schedule import held_beside

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.report.metric_curves import Curves, Totals, curves_of, totals_of
 from launcher.report.rank_memory import peak_of_first_rank
+from launcher.report.run_cost import paid_for
 from launcher.report.run_report import first_start, recipe_now
-from launcher.report.spent import paid_for
 from launcher.report.steps import Steps
 from launcher.rundir.layout import RunDir
 from launcher.spec.errors import UsageError

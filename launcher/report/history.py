@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from launcher.diagnosis.memory import out_of_memory
-from launcher.rundir.downgrades import new_values
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.recipe_changes import new_values
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.events import (
     AttemptStarted,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.report.spent import paid_for
+from launcher.report.run_cost import paid_for
 from launcher.report.terminal import STATE_STYLE
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest

@@ -14,13 +14,13 @@ from launcher.report.history import history_lines, turns_of
 from launcher.report.memory_bars import Bar, bars
 from launcher.report.metric_curves import Curves, Totals, curves_of, totals_of
 from launcher.report.rank_memory import RankMemory, read_rank_memory
-from launcher.report.spent import paid_for
+from launcher.report.run_cost import paid_for
 from launcher.report.steps import Steps
 from launcher.report.timeline import Timeline, timeline_of
 from launcher.report.why import memory_text, verdicts, why
-from launcher.rundir.downgrades import changed
 from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.recipe_changes import changed
 from launcher.rundir.time import seconds_of, stamp
 from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.command import affects_ranks, placeholder_of

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from launcher.logs.files import attempt_files
 from launcher.logs.read import TEXT_START, offset_of
 from launcher.report.history import Turn
-from launcher.report.spent import is_seen_after_its_end, last_alive
+from launcher.report.run_cost import is_seen_after_its_end, last_alive
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp

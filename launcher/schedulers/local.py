@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.rundir.files import replace_json, replace_text
 from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import remove_shared
+from launcher.rundir.shared_memory_folders import remove_shared
 from launcher.rundir.time import now
 from launcher.schedulers.base import LIVING, Prepared, Request, SchedulerError, Status
 from launcher.schedulers.registry import scheduler_class

@@ -19,7 +19,7 @@ from pydantic import (
 
 from launcher.spec.base import Bytes, Env, Memory, Rate, Value
 from launcher.spec.failure_patterns import FailurePattern
-from launcher.spec.section import At, Section, annotation_of, missing_section
+from launcher.spec.scheduler_section import At, Section, annotation_of, missing_section
 
 HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
 

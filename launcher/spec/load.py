@@ -16,7 +16,7 @@ from launcher.spec.cluster import Cluster, ContradictionsError
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
-from launcher.spec.section import fields_in
+from launcher.spec.scheduler_section import fields_in
 from launcher.spec.similar import did_you_mean
 from launcher.spec.typed import Raw, Typed, given_as
 from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes, short

@@ -71,11 +71,11 @@ _ROWS = (
     # its AdamW8bit decides 8-bit by the local size (ao#4912), fails with bf16 shards (ao#4216) and compiles
     # for 30 s on the CPU.
     Optimizer(
-        "adamw-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit", "8-bit"), 29e6,
+        "adamw-8bit", "launcher.train.optimizers.eight_bit:EightBit", ("8-bit", "8-bit"), 29e6,
         {"kernel": "adam", "betas": (0.9, 0.999)}, order=1,
     ),
     Optimizer(
-        "paged-adamw-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit", "8-bit"), 29e6,
+        "paged-adamw-8bit", "launcher.train.optimizers.eight_bit:EightBit", ("8-bit", "8-bit"), 29e6,
         {"kernel": "adam", "betas": (0.9, 0.999), "paged": True}, order=2, instead="adamw-8bit", paged=True,
     ),
     # torch has no Lion. bitsandbytes' has fp32 states only and fails on DTensor. Lion needs a different
@@ -85,7 +85,7 @@ _ROWS = (
         temporaries=lambda itemsize: itemsize, steps=None,
     ),
     Optimizer(
-        "lion-8bit", "launcher.train.optimizers.local_shards:EightBit", ("8-bit",), 36e6,
+        "lion-8bit", "launcher.train.optimizers.eight_bit:EightBit", ("8-bit",), 36e6,
         {"kernel": "lion", "betas": (0.9, 0.99)}, instead="lion",
     ),
     # The authors' package must be told a transformer's shapes. Temporaries: the gradient in fp32 and the

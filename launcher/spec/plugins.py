@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, Field, create_model
 
 from launcher.spec.cluster import Cluster
-from launcher.spec.section import Section, ThisMachine, missing_section
+from launcher.spec.scheduler_section import Section, ThisMachine, missing_section
 
 SCHEDULERS = "launcher.schedulers"
 "Group of entry points. An entry point's name is the `scheduler:` of a profile."

@@ -283,7 +283,7 @@ RULES = (
         lambda r, s: _splits_backward(r) and (r.compile or r.precision == "float8"),
         "zero-bubble leaves the gradients of nn.Linear layers for later; compiled blocks and float8 layers "
         "compute them together with those of the activations",
-        "launcher.train.pipeline.weights",
+        "launcher.train.pipeline.deferred_weight_gradients",
         lambda r, s: {"schedule": "1f1b"},
     ),
     Rule(
@@ -380,7 +380,7 @@ RULES = (
         "embedding-states-need-8-bit",
         lambda r, s: r.embedding_states == "8-bit" and not OPTIMIZERS[r.optimizer].eight_bit,
         "embedding_states: 8-bit is for an optimizer with 8-bit states",
-        "launcher.train.optimizers.local_shards",
+        "launcher.train.optimizers.eight_bit",
         lambda r, s: {"embedding_states": "32-bit"},
     ),
     Rule(

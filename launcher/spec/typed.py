@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 
-from launcher.spec.section import annotation_of, fields_in
+from launcher.spec.scheduler_section import annotation_of, fields_in
 from launcher.spec.yaml import KeyPath, Scalar, parse_value
 
 _Override = TypeVar("_Override", bound="Override")

@@ -18,7 +18,7 @@ from launcher.logs.masked_pipe import MaskedPipe
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.secret_masking import secrets_of
-from launcher.rundir.shared_memory import remove_error_folders
+from launcher.rundir.shared_memory_folders import remove_error_folders
 from launcher.rundir.stop import write_stop_request
 from launcher.spec import variables
 from launcher.spec.records import RunRecord

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import remove_error_folders
+from launcher.rundir.shared_memory_folders import remove_error_folders
 from launcher.spec import variables
 from launcher.spec.signals import STOP_SIGNALS
 from launcher.supervise import worker

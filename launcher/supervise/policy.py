@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.diagnosis.remedies import remedy_of
-from launcher.planning.lower import STATES_ALONE, less_for_states, lower
+from launcher.planning.oom_fallback import STATES_ALONE, less_for_states, lower
 from launcher.spec.events import (
     AttemptEnded,
     CheckpointFailed,

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from launcher.memory.ledger import default_folder, entries, is_useful, record
 from launcher.memory.measured import entry_of_run
 from launcher.planning.plan import Plan
-from launcher.rundir.downgrades import downgrades_within, recipe_in_force
 from launcher.rundir.files import read_json
 from launcher.rundir.find import latest_checkpoint, remove_partial_checkpoints
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.model_properties import found_in_model
-from launcher.rundir.shared_memory import remove_handover, remove_shared, with_shared
+from launcher.rundir.recipe_changes import downgrades_within, recipe_in_force
+from launcher.rundir.shared_memory_folders import remove_handover, remove_shared, with_shared
 from launcher.rundir.stop import StopRequest, read_stop_request, read_text
 from launcher.spec.events import (
     AttemptEnded,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from launcher.planning.plan import Plan
-from launcher.rundir.downgrades import recipe_in_force
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
+from launcher.rundir.recipe_changes import recipe_in_force
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Verdict
 from launcher.supervise.journal import Journal

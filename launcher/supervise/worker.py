@@ -23,7 +23,7 @@ from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.host_memory import memory_limit
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.secret_masking import masked_strings, secrets_of
-from launcher.rundir.shared_memory import make_error_folder, remove_error_folders, remove_handover
+from launcher.rundir.shared_memory_folders import make_error_folder, remove_error_folders, remove_handover
 from launcher.spec import variables
 from launcher.spec.command import environment_name, fill, values_of
 from launcher.spec.records import RunRecord

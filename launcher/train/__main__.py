@@ -36,7 +36,7 @@ from launcher.spec.verdict import EXIT_STOPPED, EXIT_TRAINED
 from launcher.train.budget import open_budget
 from launcher.train.data.feed import open_feed
 from launcher.train.drill import read_drills
-from launcher.train.failure import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
+from launcher.train.error_report import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within
 from launcher.train.handover.restart import Restart
 from launcher.train.handover.to_checkpoint import save_handover
 from launcher.train.loop import Trainer

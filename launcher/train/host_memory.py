@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from launcher.rundir.host_memory import free_and_total
-from launcher.rundir.shared_memory import MEMORY
+from launcher.rundir.shared_memory_folders import MEMORY
 
 KEPT_FREE = 0.05
 "Fraction of each limit that stays free: for these ranks until they end, and for the next ones at start."

@@ -53,7 +53,8 @@ from launcher.train.data.same_samples import (
 )
 from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.ddp import without_ddp
-from launcher.train.failure import fail
+from launcher.train.detected_properties import setting_of
+from launcher.train.error_report import fail
 from launcher.train.forward import loss_of
 from launcher.train.handover.grace_period import GracePeriod
 from launcher.train.handover.handover import Handover
@@ -92,8 +93,7 @@ from launcher.train.sharding.sharding import (
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.task_metrics import NOTHING, Sums, added, open_logged
-from launcher.train.tensor.copies import Copies
-from launcher.train.undeclared import setting_of
+from launcher.train.tensor.replicated_gradients import Copies
 from launcher.train.undo.containers import Containers
 from launcher.train.update_guard import Guard
 

@@ -30,7 +30,7 @@ from launcher.train.replaced_parameters import Originals
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.sharding.sharding import shard
 from launcher.train.task import Task, TaskError, called
-from launcher.train.tensor.own_numbers import OwnNumbers
+from launcher.train.tensor.tensor_parallel_rng import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map_only
 
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.batch_norm import compute_in_fp32
+from launcher.train.batch_norm_modules import compute_in_fp32
 
 # The compute type of precisions with fp32 parameters.
 # float8 equals bf16-mixed except for the matrix products inside the blocks.

@@ -20,7 +20,7 @@ from launcher.train.optimizers.gradient_norm import norm_of, share_of_square
 from launcher.train.optimizers.state import make_states, step_alone
 from launcher.train.shards import local
 from launcher.train.task import TaskError
-from launcher.train.tensor.copies import Copies
+from launcher.train.tensor.replicated_gradients import Copies
 
 WATCHED = 2
 "First steps whose backward pass is watched."

@@ -32,8 +32,8 @@ from launcher.train.rank import SetupError
 from launcher.train.shards import local, offset_of
 from launcher.train.task import Task
 from launcher.train.tensor.cut_adapter import adapted, linear_of
-from launcher.train.tensor.own_numbers import OwnNumbers, draw_own_numbers
 from launcher.train.tensor.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel
+from launcher.train.tensor.tensor_parallel_rng import OwnNumbers, draw_own_numbers
 from launcher.train.tensor.unequal_parts import watch_parts
 
 __all__ = [

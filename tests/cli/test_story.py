@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.report.story import Story
+from launcher.report.event_lines import Story
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import now
 

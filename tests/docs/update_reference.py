@@ -17,8 +17,8 @@ from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster, Host
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe, RecipeChoice
+from launcher.spec.scheduler_section import At, Section
 from launcher.spec.schema import descriptions
-from launcher.spec.section import At, Section
 from tests.docs.field_examples import EXAMPLES, INTRODUCTIONS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import handover_folder
+from launcher.rundir.shared_memory_folders import handover_folder
 from launcher.supervise.process import processes_of
 from tests.lab import Lab, supervisor_pid, wait_for
 

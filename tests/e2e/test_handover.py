@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.shared_memory import handover_folder
+from launcher.rundir.shared_memory_folders import handover_folder
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
 from tests.e2e.test_together import two_nodes as two_nodes

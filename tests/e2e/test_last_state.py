@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import handover_folder
+from launcher.rundir.shared_memory_folders import handover_folder
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import processes_of
 from tests.e2e.test_disk_full import small_disk as small_disk

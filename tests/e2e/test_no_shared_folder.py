@@ -18,7 +18,7 @@ import torch
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import handover_folder
+from launcher.rundir.shared_memory_folders import handover_folder
 from launcher.rundir.stop import read_stop_request
 from launcher.spec.verdict import EXIT_CODES
 from launcher.supervise.process import end_processes, processes_of

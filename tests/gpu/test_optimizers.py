@@ -36,7 +36,7 @@ def test_paged_states_change_nothing_but_where_they_live() -> None:
     import torch
     from torch import nn
 
-    from launcher.train.optimizers.local_shards import EightBit
+    from launcher.train.optimizers.eight_bit import EightBit
 
     def trained(paged: bool) -> tuple[nn.Parameter, EightBit]:
         generator = torch.Generator("cuda").manual_seed(0)

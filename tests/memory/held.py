@@ -17,7 +17,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.tasks import gpt
 from launcher.train.budget import Unlimited
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.offload import HostOptimizer, gradient_of
 from launcher.train.optimizers.sharded_states import ShardedStates

@@ -36,7 +36,7 @@ from launcher.train.checkpoints import checkpoints
 from launcher.train.checkpoints.checkpoints import load as read
 from launcher.train.data import feed
 from launcher.train.data.data import TrainingData
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

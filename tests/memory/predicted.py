@@ -10,13 +10,13 @@ from launcher.memory.assess import assess
 from launcher.memory.estimate import Estimate
 from launcher.memory.host import Surroundings
 from launcher.memory.peaks import completely_traced_as
-from launcher.memory.profile import profile_of, stages_alone
+from launcher.memory.recipe_trace import profile_of, stages_alone
 from launcher.memory.states import Ranks
 from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
 from launcher.spec.mesh import Part
 from launcher.spec.recipe import Recipe
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 
 MOMENTS = ("first step", "steady state", "evaluation", "resume")
 

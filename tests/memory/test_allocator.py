@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.memory.allocator import CachingAllocator, OutOfMemoryError, replay
-from launcher.memory.blocks import Block
+from launcher.memory.allocator_blocks import Block
 from tests.bounded_work import in_bounded_work
 
 MIB = 2**20

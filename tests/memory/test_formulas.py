@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.memory.formulas import FORMULA_BAND, NO_ACTIVATIONS, formula_trace
-from launcher.memory.parts import parts_of
+from launcher.memory.model_parts import parts_of
 from launcher.memory.peaks import peaks_of
-from launcher.memory.profile import Profile, kept_to_the_end
+from launcher.memory.recipe_trace import Profile, kept_to_the_end
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks
 from launcher.memory.trace import COMMUNICATION, GATHERED, GRADIENTS, TEMPORARIES, Trace

@@ -7,7 +7,7 @@ import pytest
 from launcher.memory.allocator import replay
 from launcher.memory.formulas import formula_trace
 from launcher.memory.peaks import peaks_of
-from launcher.memory.profile import profile_of, with_shards_from_host
+from launcher.memory.recipe_trace import profile_of, with_shards_from_host
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, states_of
 from launcher.memory.timeline import CUBLAS, timeline

@@ -12,13 +12,13 @@ from launcher.memory.store import TraceStore
 from launcher.memory.trace import Trace
 from launcher.planning.cached import CachedSource
 from launcher.planning.decide import Decider, Decision
+from launcher.planning.model_source import Args
 from launcher.planning.plan import PlanRefusedError
-from launcher.planning.source import Args
 from launcher.render.shipped import clusters_dir
 from launcher.spec.base import GIB
 from launcher.spec.load import load_cluster, load_job
 from launcher.spec.recipe import Recipe
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHARDED = (

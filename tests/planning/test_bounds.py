@@ -17,7 +17,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import SetupError
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 from tests.planning.unusual_models import WIDTH
 
 WIDE = {"layers": 8, "dim": 256, "heads": 4, "kv_heads": 4, "hidden": 1024, "vocabulary": 8192}

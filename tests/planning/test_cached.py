@@ -12,11 +12,11 @@ from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
 from launcher.planning.cached import CachedSource
 from launcher.planning.decide import Decider, Decision
-from launcher.planning.source import NotCompiledError, NoTraceError
+from launcher.planning.model_source import NotCompiledError, NoTraceError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 
 RECIPE = Recipe(precision="fp32", optimizer="adamw", sharding="none", micro_batch_size=1, grad_accum=1)
 

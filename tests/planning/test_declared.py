@@ -8,8 +8,8 @@ from launcher.memory.formulas import formula_trace
 from launcher.memory.states import Ranks, states_of
 from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
+from launcher.planning.model_source import About, NoTraceError
 from launcher.planning.plan import NotEstimatedError, PlanRefusedError
-from launcher.planning.source import About, NoTraceError
 from launcher.planning.traces import Traces
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

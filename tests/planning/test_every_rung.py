@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.planning.batches import WITHIN_A_RUN, with_micro_batch, with_sizes_between
-from launcher.planning.lower import STATES_ALONE, lower, within_a_run
+from launcher.planning.micro_batches import WITHIN_A_RUN, with_micro_batch, with_sizes_between
+from launcher.planning.oom_fallback import STATES_ALONE, lower, within_a_run
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict

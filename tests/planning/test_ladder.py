@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.batches import with_sizes_between
 from launcher.planning.ladder import Rung, can_continue, ladder_of
-from launcher.planning.lower import lower, why_none_within, within_a_run
+from launcher.planning.micro_batches import with_sizes_between
+from launcher.planning.oom_fallback import lower, why_none_within, within_a_run
 from launcher.spec.base import GIB
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe

@@ -12,7 +12,7 @@ from launcher.planning.plan import PlanRefusedError
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 
 MODEL = {"layers": 2, "dim": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 1000}
 

@@ -14,7 +14,7 @@ from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import NotEstimatedError
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 
 GPU = {"type": "NVIDIA A100-SXM4-80GB", "count": 8, "memory": "79.1GiB"}
 EIGHT = Cluster.model_validate({"name": "eight", "scheduler": "local", "node": {"gpu": GPU, "cpus": 64}})

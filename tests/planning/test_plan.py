@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.planning.batches import ladder
-from launcher.planning.lower import lower
+from launcher.planning.micro_batches import ladder
+from launcher.planning.oom_fallback import lower
 from launcher.planning.plan import PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.fire_drill import BUDGET, DRILLS

@@ -45,7 +45,7 @@ def test_the_page_shows_the_table_as_it_is():
 @pytest.mark.slow
 def test_the_work_in_closed_form_is_about_what_a_trace_counts():
     """So what was fitted to the one holds for the other."""
-    from launcher.train.tracing.source import TaskSource
+    from launcher.train.tracing.task_source import TaskSource
 
     layers, dim, heads, kv_heads, hidden, vocabulary, length = 2, 2048, 16, 4, 7168, 64_000, 2048
     model = {"layers": layers, "dim": dim, "heads": heads, "kv_heads": kv_heads, "hidden": hidden}

@@ -14,7 +14,7 @@ from launcher.report.content import Page, sections
 from launcher.report.data import as_data
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 
 COUNT = 7_000_000_000
 GB = 10**9

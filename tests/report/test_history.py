@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.report.event_lines import Story
 from launcher.report.history import MAX_LINES, history
-from launcher.report.story import Story
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import OutOfMemory, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.rundir.downgrades import ran_out, recipe_in_force
+from launcher.rundir.recipe_changes import ran_out, recipe_in_force
 from launcher.spec.events import AttemptEnded, AttemptStarted, Climb, Downgrade, RecipeChange
 from launcher.spec.recipe import Recipe
 

@@ -15,7 +15,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.errors import SpecError
 from launcher.spec.load import load_cluster
 from launcher.spec.plugins import with_section
-from launcher.spec.section import Section
+from launcher.spec.scheduler_section import Section
 
 LAB: dict[str, Any] = {"name": "lab", "scheduler": "ssh", "ssh": {"hosts": ["tensor01", "me@tensor02"]}}
 

@@ -15,7 +15,7 @@ from launcher.spec.cluster import Cluster
 from launcher.spec.errors import SpecError
 from launcher.spec.job import Job
 from launcher.spec.load import from_record, load_cluster, load_job, read, validate, with_overrides
-from launcher.spec.section import annotation_of
+from launcher.spec.scheduler_section import annotation_of
 from launcher.spec.typed import _members
 from launcher.spec.yaml import Document, parse
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.rundir.downgrades import recipe_in_force
+from launcher.rundir.recipe_changes import recipe_in_force
 from launcher.spec.events import Downgrade, Resubmitted, Submitted
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_CODES

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import with_shared
+from launcher.rundir.shared_memory_folders import with_shared
 from launcher.supervise.ports import RENDEZVOUS_PORTS, hold_port
 from tests.lab import wait_for
 

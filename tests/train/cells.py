@@ -38,7 +38,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.events import CouplesSamples
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks

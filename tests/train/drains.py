@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from countdown import Countdown
 from launcher.rundir.files import replace_json
 from launcher.train.budget import MemoryBudget
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.forward import loss_of
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.mesh import meshes

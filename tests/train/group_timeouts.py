@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
 from launcher.rundir.files import replace_json
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.mesh import meshes
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from runs import recipe

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import handover_folder
+from launcher.rundir.shared_memory_folders import handover_folder
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

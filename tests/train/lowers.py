@@ -17,7 +17,7 @@ from launcher.spec.fire_drill import BUDGET
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import MemoryBudget, open_budget
 from launcher.train.drill import Drills, parse_drills
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

@@ -14,7 +14,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from launcher.train.rank import join_ranks, this_place, this_rank
-from launcher.train.tensor.own_numbers import draw_own_numbers
+from launcher.train.tensor.tensor_parallel_rng import draw_own_numbers
 
 
 def main(out: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

@@ -20,7 +20,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.loop import Trainer
-from launcher.train.optimizers.local_shards import EightBit
+from launcher.train.optimizers.eight_bit import EightBit
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.scaler import LossScaler

@@ -16,7 +16,7 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

@@ -19,7 +19,7 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.tasks import gpt
 from launcher.train.budget import Budget, MemoryBudget, Unlimited
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

@@ -17,7 +17,7 @@ from launcher.rundir.layout import RunDir
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints import checkpoints, writer
 from launcher.train.checkpoints.folder import NotSavedError, complete_checkpoints
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

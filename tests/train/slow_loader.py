@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.rundir.files import replace_json
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.rank import join_ranks, this_place, this_rank
 from launcher.train.recovery.deadline import Deadline
 from lowers import Training

@@ -35,7 +35,7 @@ from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.compiling.compiling import apply_compile
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
@@ -43,7 +43,7 @@ from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_r
 from launcher.train.scaler import START
 from launcher.train.shards import local
 from launcher.train.task import Task, TaskError
-from launcher.train.tensor.copies import COMPARED
+from launcher.train.tensor.replicated_gradients import COMPARED
 from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of
 from runs import HERE, recipe
 from saves import bits, different, everywhere

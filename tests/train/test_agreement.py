@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rundir.shared_memory import remove_handover
+from launcher.rundir.shared_memory_folders import remove_handover
 from tests.train.runs import job, measure, prepare, recipe, start
 
 

@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import remove_handover
+from launcher.rundir.shared_memory_folders import remove_handover
 from launcher.spec import variables
 from launcher.spec.fire_drill import DRILLS
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.checkpoints.checkpoints import Checkpoints
+from launcher.train.checkpoints.disk_space import NoSpaceError, free_bytes, make_room
 from launcher.train.checkpoints.export import ExportError, export
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
-from launcher.train.checkpoints.space import NoSpaceError, free_bytes, make_room
 from launcher.train.state_names import state_names
 from launcher.train.task import TaskError
 from tests.train.normed import Network

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from launcher.memory.profile import kept_of
+from launcher.memory.recipe_trace import kept_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.planning.decide import Decider
@@ -25,7 +25,7 @@ from launcher.train.activations.activations import apply_activations
 from launcher.train.budget import Unlimited
 from launcher.train.compiling.compiling import apply_compile, missing_compiler
 from launcher.train.tracing.compiled import NotCapturedError
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 from launcher.train.tracing.tracer import Tracer
 
 SHAPE = {"dim": 64, "heads": 4, "kv_heads": 2, "hidden": 176, "vocabulary": 128}

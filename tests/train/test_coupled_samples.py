@@ -14,8 +14,8 @@ from torch.nn import functional
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import CouplesSamples
 from launcher.train.coupled_samples import MAX_COMPARED, MAX_LOOKED_AT, Split, split, to_compare
+from launcher.train.detected_properties import setting_of
 from launcher.train.rank import SetupError
-from launcher.train.undeclared import setting_of
 from tests.train.conditioned import Conditioned
 from tests.train.runs import job, one_rank, prepare, recipe, start
 

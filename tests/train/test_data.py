@@ -24,7 +24,7 @@ from launcher.tasks.gpt import PydocGPT, documentation
 from launcher.train.data.data import EvaluationData, Order, TrainingData, shuffled, to_device
 from launcher.train.data.loading import SampleError
 from launcher.train.data.slow_fetch import SlowFetch
-from launcher.train.failure import classify, in_a_line
+from launcher.train.error_report import classify, in_a_line
 from launcher.train.phase import Where
 from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all

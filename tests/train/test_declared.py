@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from launcher.memory.states import Ranks
-from launcher.planning.source import NoTraceError
+from launcher.planning.model_source import NoTraceError
 from launcher.spec.job import Job
 from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError
 from launcher.train.tracing.declared import DeclaredSource
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 from tests.train.test_tracing import Blocks, recipe
 
 ONE = Ranks(1, 1, on_gpu=True)

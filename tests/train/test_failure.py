@@ -19,7 +19,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Training
 from launcher.spec.verdict import OutOfMemory
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
-from launcher.train.failure import classify, write_error
+from launcher.train.error_report import classify, write_error
 from launcher.train.largest_tensors import Moment, Piece, with_tensors
 from launcher.train.optimizers.learning_rate import learning_rate
 from launcher.train.phase import Where

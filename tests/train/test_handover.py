@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.rundir import shared_memory
+from launcher.rundir import shared_memory_folders
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import handover_folder, make_handover_folder, remove_handover
+from launcher.rundir.shared_memory_folders import handover_folder, make_handover_folder, remove_handover
 from launcher.train.handover.restart import Offer, refusal
 from launcher.train.handover.tensor_file import read_packed, write_packed
 from launcher.train.host_memory import free_for_handover
@@ -134,7 +134,7 @@ def test_what_is_free_is_the_least_of_file_system_host_and_container() -> None:
 
 
 def test_the_folder_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "MEMORY", tmp_path)
+    monkeypatch.setattr(shared_memory_folders, "MEMORY", tmp_path)
     run, other = RunDir(Path("/a/run")), RunDir(Path("/b/run"))
     folder = make_handover_folder(run, 1)
     assert folder != handover_folder(other, 1) and folder.parent.parent.stat().st_mode & 0o777 == 0o700

@@ -21,9 +21,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.spec.recipe import Optimizer
 from launcher.train.budget import MIB, MemoryBudget
-from launcher.train.optimizers.blocks import scales_sharded_like
 from launcher.train.optimizers.build import builder
 from launcher.train.optimizers.offload import HostOptimizer, ScratchFiles, in_host_memory
+from launcher.train.optimizers.quantization_blocks import scales_sharded_like
 from launcher.train.optimizers.state import zeros_sharded_like
 from launcher.train.rank import SetupError
 from launcher.train.shards import local, sharded_like

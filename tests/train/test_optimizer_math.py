@@ -20,7 +20,7 @@ from launcher.train.budget import Unlimited
 from launcher.train.optimizers.adam_mini import AdamMini
 from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
 from launcher.train.optimizers.build import build_optimizer, builder
-from launcher.train.optimizers.local_shards import EightBit
+from launcher.train.optimizers.eight_bit import EightBit
 from launcher.train.rank import SetupError
 from tests.train.runs import one_rank, recipe
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import remove_handover
+from launcher.rundir.shared_memory_folders import remove_handover
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM

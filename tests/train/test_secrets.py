@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train.failure import MAX_TEXT
+from launcher.train.error_report import MAX_TEXT
 from tests.train.runs import HERE, error, job, prepare, recipe, start
 
 TASK = """

@@ -15,7 +15,8 @@ from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import StateNotSaved
 from launcher.spec.job import Job
-from launcher.train.checkpoints.folder import MARKER, best, complete_checkpoints, read_marker, remove_all_but
+from launcher.train.checkpoints.folder import MARKER, complete_checkpoints, read_marker
+from launcher.train.checkpoints.retention import best, remove_all_but
 from launcher.train.metrics.recorder import RESERVED, check_names
 from launcher.train.task import TaskError
 from launcher.train.task_metrics import log, open_logged

@@ -11,8 +11,8 @@ import torch
 
 from launcher.train.checkpoints.export import export
 from launcher.train.compiling.compiling import missing_compiler
-from launcher.train.tensor.copies import COMPARED
 from launcher.train.tensor.cut_adapter import PARTIAL_GRADIENTS
+from launcher.train.tensor.replicated_gradients import COMPARED
 from tests.train.runs import measure
 
 CONFIG = {

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-from launcher.memory.profile import Profile
+from launcher.memory.recipe_trace import Profile
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.trace import (

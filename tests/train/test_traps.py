@@ -26,7 +26,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.supervise.judge import Evidence, judge, read_records
-from launcher.train.batch_norm import compute_in_fp32
+from launcher.train.batch_norm_modules import compute_in_fp32
 from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
 from launcher.train.forward import check_loss, loss_of

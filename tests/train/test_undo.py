@@ -32,8 +32,8 @@ from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.task import Task
 from launcher.train.undo import undo as undo_module
 from launcher.train.undo.fingerprint import CHUNK, row_sums
-from launcher.train.undo.kept import Detached, Entries
 from launcher.train.undo.objects import SMALL
+from launcher.train.undo.saved_state import Detached, Entries
 from launcher.train.undo.state_finder import FoundState, StateFinder
 from launcher.train.undo.undo import Undo
 from tests.train.changing import Changing

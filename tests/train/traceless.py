@@ -21,7 +21,7 @@ from launcher.spec.fire_drill import parse_drills
 from launcher.train import Task
 from launcher.train.budget import MemoryBudget
 from launcher.train.drill import Drills
-from launcher.train.failure import leave
+from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import join_ranks, this_place, this_rank

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from launcher.rundir.files import locked
-from launcher.rundir.shared_memory import private_folder
+from launcher.rundir.shared_memory_folders import private_folder
 from launcher.schedulers.login import CutError, LoginError, all_or_nothing
 from launcher.spec.long_work import working
 

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from launcher.planning.cost import hours, usd
 from launcher.spec.base import Memory
-from launcher.spec.section import Section
+from launcher.spec.scheduler_section import Section
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator
 
 from launcher.spec.cluster import Cluster, Host
-from launcher.spec.section import Section
+from launcher.spec.scheduler_section import Section
 
 
 class Ssh(Section):

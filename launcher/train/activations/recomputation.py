@@ -27,7 +27,6 @@ from launcher.train.activations.places import Place, items_of
 from launcher.train.rng import GLOBAL_GENERATORS
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint
-from launcher.train.undo.kept import State, state_of
 from launcher.train.undo.objects import (
     INTERNAL,
     MOST_DATA,
@@ -39,6 +38,7 @@ from launcher.train.undo.objects import (
     content,
     sort_of,
 )
+from launcher.train.undo.saved_state import State, state_of
 
 WATCHED = 2
 """Number of first passes of a block after which tensors are compared by content, because version counters

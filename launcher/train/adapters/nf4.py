@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
-from launcher.train.optimizers.local_shards import bitsandbytes
+from launcher.train.optimizers.eight_bit import bitsandbytes
 from launcher.train.shards import from_part, local, slices_of
 
 BLOCK = 64

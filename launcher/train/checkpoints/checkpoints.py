@@ -33,6 +33,7 @@ from launcher.rundir.made_with import made_with, why_not_from
 from launcher.spec.events import CheckpointSaved
 from launcher.spec.mesh import Mesh
 from launcher.train.adapters.frozen import MARK, fingerprint
+from launcher.train.checkpoints.disk_space import NoSpaceError, is_full
 from launcher.train.checkpoints.folder import (
     CHANGED_BUFFERS,
     CHECKSUMS,
@@ -48,7 +49,7 @@ from launcher.train.checkpoints.folder import (
     read_marker,
     unreadable,
 )
-from launcher.train.checkpoints.parts import (
+from launcher.train.checkpoints.parts_per_node import (
     NodePlanner,
     NodeWriter,
     PartsReader,
@@ -59,11 +60,10 @@ from launcher.train.checkpoints.parts import (
 from launcher.train.checkpoints.rank_state import RankState, rank_file_name
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, check_sums, read_metadata
 from launcher.train.checkpoints.same_model import model_difference, with_states
-from launcher.train.checkpoints.space import NoSpaceError, is_full
 from launcher.train.checkpoints.writer import Writer
 from launcher.train.ddp import without_ddp
 from launcher.train.issued_collectives import BACKGROUND_GROUP
-from launcher.train.optimizers.blocks import other_shards
+from launcher.train.optimizers.quantization_blocks import other_shards
 from launcher.train.optimizers.state import make_states
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all

@@ -18,7 +18,7 @@ from launcher.spec.listed_names import listed
 from launcher.train.adapters.adapter import peft_name
 from launcher.train.adapters.frozen import MARK, FrozenWeights
 from launcher.train.checkpoints.folder import CHANGED_BUFFERS, CheckpointError, read_marker
-from launcher.train.checkpoints.parts import PartsReader
+from launcher.train.checkpoints.parts_per_node import PartsReader
 from launcher.train.checkpoints.reader import CheckpointPlanner, CheckpointReader, read_metadata
 
 _PREFIX = "model."

@@ -20,8 +20,8 @@ from launcher.spec.long_work import working
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.checkpoints.content import AdapterAlone, Content, Merged, Weight, content_of
+from launcher.train.checkpoints.disk_space import MARGIN_BYTES, free_bytes
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS, CheckpointError, sync
-from launcher.train.checkpoints.space import MARGIN_BYTES, free_bytes
 
 FILE_BYTES = 5 * 10**9
 """Maximum size of a file, unless one tensor is larger. File names and index are those of huggingface_hub's

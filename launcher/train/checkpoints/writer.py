@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from launcher.train.checkpoints.folder import partial_path, publish, remove_all_but
-from launcher.train.checkpoints.space import bytes_of, make_room
+from launcher.train.checkpoints.disk_space import bytes_of, make_room
+from launcher.train.checkpoints.folder import partial_path, publish
+from launcher.train.checkpoints.retention import remove_all_but
 
 
 class Writer(FileSystemWriter):

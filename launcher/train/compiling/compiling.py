@@ -25,7 +25,7 @@ from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.compiling.graph_pass import graph_options
 from launcher.train.rank import SetupError
 from launcher.train.task import outermost
-from launcher.train.tensor.own_numbers import OwnNumbers
+from launcher.train.tensor.tensor_parallel_rng import OwnNumbers
 from launcher.train.tensor.unequal_parts import without_gaps
 
 Forward = Callable[..., Any]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from launcher.train.compiling import changed_inputs
-from launcher.train.tensor import own_numbers
+from launcher.train.tensor import tensor_parallel_rng
 
 
 @functools.cache
@@ -20,9 +20,9 @@ def graph_options() -> dict[str, Any]:
     class GraphPass(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
             changed_inputs.keep_reads_of_changed_inputs(graph)
-            own_numbers.give_own_numbers(graph)
+            tensor_parallel_rng.give_own_numbers(graph)
 
         def uuid(self) -> object:
-            return get_hash_for_files((changed_inputs.__file__, own_numbers.__file__))
+            return get_hash_for_files((changed_inputs.__file__, tensor_parallel_rng.__file__))
 
     return {"joint_custom_pre_pass": GraphPass()}

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from launcher.rundir.shared_memory import handover_folder, make_handover_folder, remove_handover
+from launcher.rundir.shared_memory_folders import handover_folder, make_handover_folder, remove_handover
 from launcher.spec.optimizer_table import OPTIMIZERS, saved_as
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.rank_state import not_persistent

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointSaved, HandedOver, HandoverSkipped
 from launcher.spec.verdict import EXIT_FOLLOWED
-from launcher.train.failure import CLOSING_SECONDS, leave, within
+from launcher.train.error_report import CLOSING_SECONDS, leave, within
 from launcher.train.handover.alarm import Alarm
 from launcher.train.handover.handover import Handover
 from launcher.train.host_memory import free_for_handover

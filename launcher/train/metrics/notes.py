@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.spec.events import Event
-from launcher.train.failure import masked
+from launcher.train.error_report import masked
 from launcher.train.rank import Rank
 
 _WORDS = ("reason", "because")

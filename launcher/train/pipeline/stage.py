@@ -15,7 +15,7 @@ from launcher.train.activations.in_place import changeable
 from launcher.train.forward import check_loss, computing
 from launcher.train.pipeline.channel import Channel, Channels, open_channels, why_not_sent
 from launcher.train.pipeline.cut import Batch, Chunk
-from launcher.train.pipeline.weights import LaterWeights
+from launcher.train.pipeline.deferred_weight_gradients import LaterWeights
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import accumulate, reduces_gradients, reshard_units

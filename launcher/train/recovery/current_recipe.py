@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from launcher.planning.batches import with_sizes_between
-from launcher.planning.lower import words_of
+from launcher.planning.micro_batches import with_sizes_between
+from launcher.planning.oom_fallback import words_of
 from launcher.spec.events import Climb, CouplesSamples, Downgrade, Probed, ProbeSkipped, RecoveryOff
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting

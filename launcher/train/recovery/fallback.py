@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.planning.batches import WITHIN_A_RUN
-from launcher.planning.lower import why_none_within, within_a_run
+from launcher.planning.micro_batches import WITHIN_A_RUN
+from launcher.planning.oom_fallback import why_none_within, within_a_run
 from launcher.planning.plan import Plan
-from launcher.rundir.downgrades import changed
 from launcher.rundir.files import read_record
+from launcher.rundir.recipe_changes import changed
 from launcher.spec.events import (
     AttemptStarted,
     Climb,

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.spec.recipe import Recipe
 from launcher.train.activations.local_parts import memory_of
 from launcher.train.activations.selective import written
-from launcher.train.batch_norm import batch_norms_in_evaluation
+from launcher.train.batch_norm_modules import batch_norms_in_evaluation
 from launcher.train.budget import MemoryBudget
 from launcher.train.coupled_samples import Split, split
 from launcher.train.data.data import to_device
 from launcher.train.ddp import DDP, without_ddp
-from launcher.train.failure import classify, in_a_line
+from launcher.train.error_report import classify, in_a_line
 from launcher.train.forward import loss_of
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.rank import SetupError

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.memory.peaks import Like
 from launcher.spec.job import Job
 from launcher.train.task import TaskError
-from launcher.train.tracing.source import TaskSource
+from launcher.train.tracing.task_source import TaskSource
 from launcher.train.tracing.tracer import Tracer
 
 TASK = "launcher.tasks.huggingface:CausalLM"

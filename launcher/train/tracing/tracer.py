@@ -35,7 +35,7 @@ from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model
 from launcher.train.pipeline.channel import Form
 from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
-from launcher.train.pipeline.weights import LaterWeights
+from launcher.train.pipeline.deferred_weight_gradients import LaterWeights
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import accumulate, reduces_gradients, reshard_units

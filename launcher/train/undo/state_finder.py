@@ -21,18 +21,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from launcher.train.shards import parameter_groups
 from launcher.train.task import Task
 from launcher.train.undo.containers import Containers, Without
-from launcher.train.undo.kept import (
-    HOOKS_OF_TENSOR,
-    Detached,
-    Empty,
-    Entries,
-    Gathered,
-    Items,
-    State,
-    Switches,
-    state_of,
-    text_of,
-)
 from launcher.train.undo.objects import (
     INTERNAL,
     MOST_ITEMS,
@@ -47,6 +35,18 @@ from launcher.train.undo.objects import (
     is_users,
     sort_of,
     values_of,
+)
+from launcher.train.undo.saved_state import (
+    HOOKS_OF_TENSOR,
+    Detached,
+    Empty,
+    Entries,
+    Gathered,
+    Items,
+    State,
+    Switches,
+    state_of,
+    text_of,
 )
 
 CHANGED_FOR_A_PASS = (

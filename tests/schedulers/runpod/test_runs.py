@@ -24,7 +24,7 @@ from launcher.api.resubmission import prepared_again
 from launcher.api.resume import resume
 from launcher.cli.main import _exit_code, app
 from launcher.planning.plan import PlanRefusedError
-from launcher.report.story import Story
+from launcher.report.event_lines import Story
 from launcher.rundir.files import replace_json
 from launcher.rundir.find import find_run
 from launcher.rundir.time import now

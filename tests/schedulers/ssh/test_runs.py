@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launcher.rundir.layout import RunDir
-from launcher.rundir.shared_memory import private_folder
+from launcher.rundir.shared_memory_folders import private_folder
 from tests.lab import events, metrics, supervisor_pid, verdicts, wait_for
 from tests.schedulers.ssh.conftest import on_two_hosts
 from tests.schedulers.ssh.hosts import Laptop

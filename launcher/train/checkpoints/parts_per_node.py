@@ -22,16 +22,16 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from launcher.spec.listed_names import listed
+from launcher.train.checkpoints.disk_space import NoSpaceError, bytes_of, make_room
 from launcher.train.checkpoints.folder import (
     PartsError,
     complete_checkpoints,
     partial_path,
     publish,
     read_marker,
-    remove_all_but,
 )
 from launcher.train.checkpoints.reader import CheckpointReader
-from launcher.train.checkpoints.space import NoSpaceError, bytes_of, make_room
+from launcher.train.checkpoints.retention import remove_all_but
 from launcher.train.checkpoints.writer import Writer
 
 SHOWN = 3

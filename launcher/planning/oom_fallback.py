@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.planning.batches import WITHIN_A_RUN, accumulating_instead, ladder, one_lower, with_micro_batch
+from launcher.planning.micro_batches import (
+    WITHIN_A_RUN,
+    accumulating_instead,
+    ladder,
+    one_lower,
+    with_micro_batch,
+)
 from launcher.spec.mesh import data_ranks, shards, state_shards
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Rule, Setting, as_yaml, broken_rules, changes_line

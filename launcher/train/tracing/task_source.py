@@ -19,12 +19,12 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
 from launcher.memory.store import PACKAGE
 from launcher.memory.trace import Trace
-from launcher.planning.source import About, NotCompiledError, NoTraceError
+from launcher.planning.model_source import About, NotCompiledError, NoTraceError
 from launcher.spec import optimizer_table
 from launcher.spec.job import Job
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
-from launcher.train.batch_norm import first_batch_norm
+from launcher.train.batch_norm_modules import first_batch_norm
 from launcher.train.on_meta import model_on_meta
 from launcher.train.rank import SetupError
 from launcher.train.shapes import read_shapes

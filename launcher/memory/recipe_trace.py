@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from launcher.memory.optimizer_temporaries import temporaries_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, computes_in, updated_by
 from launcher.memory.trace import (
@@ -29,7 +30,6 @@ from launcher.memory.trace import (
     Trace,
     Work,
 )
-from launcher.memory.update import temporaries_of
 from launcher.spec.mesh import in_buckets, stages_of
 from launcher.spec.pipeline_schedule import ScheduleMoment, held_beside
 from launcher.spec.recipe import SHARDED, Recipe

@@ -11,7 +11,8 @@ from pathlib import Path
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from launcher.spec.base import format_bytes
-from launcher.train.checkpoints.folder import complete_checkpoints, remove_all_but
+from launcher.train.checkpoints.folder import complete_checkpoints
+from launcher.train.checkpoints.retention import remove_all_but
 
 ITEM_BYTES = 2048
 "Overhead per tensor or value: 1.5 KiB of torch.save's archive, 0.3 KiB of metadata (measured)."

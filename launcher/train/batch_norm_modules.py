@@ -1,4 +1,7 @@
-"""BatchNorm: its statistics need two samples and fp32."""
+"""BatchNorm modules of a model: found, computed in fp32, and used without a change of their statistics.
+
+That a micro-batch keeps two samples is a rule in launcher.spec.recipe_rules.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from launcher.spec.recipe_rules import Setting, broken_rules
-from launcher.train.batch_norm import first_batch_norm
+from launcher.train.batch_norm_modules import first_batch_norm
 from launcher.train.rank import Rank, SetupError
 from launcher.train.task import Task
 
