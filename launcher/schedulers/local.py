@@ -134,7 +134,7 @@ class LocalScheduler(OneByOne):
             lost = {"state": "lost", "failure": "node-failed", "reason": _why_lost(run)}
             end = end_told(run) or lost
             name, failure, reason = end["state"] or name, end["failure"], end["reason"] or ""
-        if not run.path.exists():
+        if not exists and not run.state.exists():  # the supervisor may still write other files
             name, failure, reason = "lost", "node-failed", f"{run.path} was deleted"
         elif name not in LIVING and run.damage:
             name, failure, reason = "damaged", None, run.damage
