@@ -49,7 +49,7 @@ _PLACES = {
     "Task": "train.task",
     "UnclearError": "schedulers.base",
     "UsageError": "spec.errors",
-    "UserCodeError": "api.sources",
+    "UserCodeError": "api.model_sources",
     "Verdict": "spec.verdict",
     "log": "rundir.metrics_log",
     "plan": "api.plans",

@@ -9,9 +9,9 @@ from launcher.train.checkpoints.folder import (
     directory,
     partial_path,
     publish,
-    remove_all_but,
 )
 from launcher.train.checkpoints.parts_per_node import newest_on_all_nodes, set_aside
+from launcher.train.checkpoints.retention import remove_all_but
 
 
 def test_the_newest_is_of_one_save_on_every_node() -> None:
