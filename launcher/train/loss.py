@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -158,6 +159,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return torch.stack(sums).sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, normalizers = ctx.saved_tensors
         of_hidden, of_weight, of_bias = (

@@ -52,5 +52,6 @@ def test_units_are_layers_that_are_large_and_always_called() -> None:
     block.shared, block.twice = nn.Linear(8, 32), nn.Linear(8, 32)
     block.again = block.twice
     assert layer_units(block, {block.shared.weight}) == [block.up, block.down]
+    assert layer_units(block.up, set()) == [], "the block is a unit already"
     block.gate_of_its_own = nn.Linear(8, 64)
     assert block.gate_of_its_own in layer_units(block, set())

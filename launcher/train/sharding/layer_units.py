@@ -13,7 +13,7 @@ Smaller layers, such as keys and values of grouped-query attention, stay with th
 
 
 def layer_units(block: nn.Module, shared: Container[nn.Parameter]) -> list[nn.Module]:
-    """Return the large linear layers of a block.
+    """Return the large linear layers in a block.
 
     FSDP gathers a unit when it is called. So these are plain `nn.Linear` layers only: nn.MultiheadAttention,
     for example, uses the weight of its last layer without a call. Members of an nn.ModuleList or
@@ -32,7 +32,7 @@ def layer_units(block: nn.Module, shared: Container[nn.Parameter]) -> list[nn.Mo
 
 
 def _always_called(module: nn.Module) -> Iterator[nn.Module]:
-    yield module
-    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-        for child in module.children():
+    for child in module.children():
+        if not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield child
             yield from _always_called(child)
