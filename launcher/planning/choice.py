@@ -154,19 +154,26 @@ class _Contender(NamedTuple):
 
 
 def choose(
-    space: Space, evaluate: Evaluate, capacity: Capacity, bounds: Bounds, *, nearest: bool = True
+    space: Space,
+    evaluate: Evaluate,
+    capacity: Capacity,
+    bounds: Bounds,
+    *,
+    nearest: bool = True,
+    than: Candidate | None = None,
 ) -> Choice:
     """Return the recipe with the most predicted samples per second among those that fit.
 
     Computes closed-form bounds for every recipe, and rough bounds for those that can still win. Calls
     `evaluate` for the contender with the highest bound, until no other contender can be faster. `nearest`: if
     nothing fits, estimate the recipe that is nearest to fitting. Otherwise its lower bound is returned.
+    `than`: a recipe of another space, which is returned if none is better.
     """
     losers, contenders = _split_by_states(space, capacity, bounds)
     default, total = space.base.optimizer, len(contenders) + len(losers)
-    fitting: list[Candidate] = []
+    fitting = [than] if than is not None else []
     misfits: list[Candidate] = []
-    best: Candidate | None = None
+    best = than
     above: Loser | None = None
     heapq.heapify(contenders)
     while contenders:

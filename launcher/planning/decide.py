@@ -110,13 +110,13 @@ class Decider:
             stages=self.about.stages,
         )
 
-    def choose(self, space: Space, *, nearest: bool = True) -> Choice:
-        """Choose a recipe that also fits by an exact trace. `nearest`: as for launcher.planning.choice.
+    def choose(self, space: Space, *, nearest: bool = True, than: Candidate | None = None) -> Choice:
+        """Choose a recipe that also fits by an exact trace. `nearest`, `than`: see launcher.planning.choice.
 
         The affine model may accept recipes that the exact trace then rejects. Each round traces another one.
         """
         while True:
-            choice = choose(space, self.evaluate, self.capacity, self._bounds, nearest=nearest)
+            choice = choose(space, self.evaluate, self.capacity, self._bounds, nearest=nearest, than=than)
             if choice.chosen is None:
                 return choice
             recipe = choice.chosen.recipe
@@ -198,8 +198,8 @@ class Decider:
         space = self.space().by_layers()
         if space is None or (without is not None and not without.recipe.offloads):
             return choice
-        tried = self.choose(space, nearest=False)
-        if tried.chosen is None or (without is not None and tried.chosen.speed <= without.speed):
+        tried = self.choose(space, nearest=False, than=without)
+        if tried.chosen is None or tried.chosen == without:
             return choice
         why = "nothing fits without" if without is None else "the others that fit offload, and are slower"
         reason = f"{tried.reason}; {tried.chosen.recipe.sharding} because {why}"

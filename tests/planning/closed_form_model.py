@@ -89,9 +89,9 @@ class Toy:
     def choice(self) -> Choice:
         return self.choose(self.space())
 
-    def choose(self, space: Space) -> Choice:
+    def choose(self, space: Space, than: Candidate | None = None) -> Choice:
         bounds = Bounds(self.least, self.speed, self.at_least, self.traces_for, self.roughly)
-        return choose(space, self, self.capacity, bounds)
+        return choose(space, self, self.capacity, bounds, than=than)
 
     def speed(self, recipe: Recipe) -> float:
         time = self.time(recipe, self.length)

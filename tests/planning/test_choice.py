@@ -100,6 +100,19 @@ def test_another_optimizer_is_taken_when_nothing_fits_with_the_default():
     assert "because nothing fits with adamw" in choice.reason
 
 
+def test_a_recipe_of_another_space_stays_unless_one_is_better():
+    toy = Toy()
+    best = toy.choice.chosen
+    assert best is not None
+    toy.asked.clear()
+    slower = toy.choose(toy.space(activations="offload"), than=best)
+    assert slower.chosen == best and not toy.asked, "bounds show that none is faster"
+    assert toy.choose(toy.space(), than=slower.chosen).chosen == best
+    small = toy(toy.space().sizes(best.recipe)[0])
+    assert small.speed < best.speed
+    assert toy.choose(toy.space(), than=small).chosen == best
+
+
 def test_another_optimizer_is_taken_when_it_is_much_faster():
     toy = Toy(gpus=1, gpu="RTX A5000", per_rank=4, decoder=MPT["3B"])
     choice = toy.choice
