@@ -26,6 +26,7 @@ import torch
 
 from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import Downgrade, Retry
 from launcher.train.error_report import leave
 from launcher.train.rank import Rank, join_ranks
 from tests.memory import measured_steps
@@ -118,7 +119,7 @@ def oom(asked: Fields, place: Place) -> Fields:
         folder.mkdir()
         seconds, path = launch(folder, setting, cap, size, probe=probed, **how)
         run = RunDir(path)
-        events = [one["event"] for one in run.read_events() if one["event"] in ("downgrade", "retry")]
+        events = [one.kind for one in run.read_events() if isinstance(one, Downgrade | Retry)]
         stories.append({"seconds": round(seconds, 2), "lowered": events, **story_of(path, setting)})
         weights.append(parameters(run, setting.steps))
         place.write({name: stories[-1]})

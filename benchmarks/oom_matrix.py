@@ -50,6 +50,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from cells import FAILING, Cell, cells_of, differences, results, whole_that_knew
 from cells import STEPS as MODEL_STEPS
+from launcher.spec.events import Downgrade, Resumed, Retry, StateNotSaved
 from zoo import MODELS, Model
 from zoo.failing import VARIABLE
 
@@ -271,8 +272,8 @@ def of_a_restart(
     differ = differences(parameters(run, MODEL_STEPS), expected)
     if not model.forgets:
         problems += differ
-    elif differ and not any(one["event"] == "state-not-saved" for one in run.read_events()):
-        resumed = [one["step"] for one in run.read_events() if one["event"] == "resumed"]
+    elif differ and not any(isinstance(one, StateNotSaved) for one in run.read_events()):
+        resumed = [one.step for one in run.read_events() if isinstance(one, Resumed)]
         # It is told after the third step of an attempt; these runs have three in all.
         if MODEL_STEPS - max(resumed, default=0) >= 3:
             problems.append("attributes began anew, and nothing says so")
@@ -352,17 +353,16 @@ def tried(folder: Path, cell: PhaseCell, expected: dict[str, torch.Tensor]) -> d
 def told(run: RunDir) -> dict[str, Any]:
     """How the run went on, and which steps its metrics have."""
     events = run.read_events()
-    lowered = [one for one in events if one["event"] in ("downgrade", "retry")]
-    kinds = ["in process" if one.get("in_process") else "restart" for one in lowered]
-    sources = [one.get("from", "checkpoint") for one in events if one["event"] == "resumed"]
+    lowered = [one for one in events if isinstance(one, Downgrade | Retry)]
+    in_process = [one for one in lowered if isinstance(one, Downgrade) and one.in_process]
+    kinds = ["in process" if one in in_process else "restart" for one in lowered]
+    sources = [one.from_ or "checkpoint" for one in events if isinstance(one, Resumed)]
     steps = Counter(line["step"] for line in read_json_lines(run.metrics))
     return {
         "way": ", ".join([*kinds, *(f"from {source}" for source in sources)]) or "nothing failed",
         "steps": sorted(steps),
         "done_twice": [step for step, times in steps.items() if times > 1],
-        "seconds_in_process": [
-            one["seconds"] for one in lowered if "seconds" in one and one.get("in_process")
-        ],
+        "seconds_in_process": [one.seconds for one in in_process if one.seconds is not None],
     }
 
 

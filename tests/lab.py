@@ -14,6 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import Event, read_event
 from tests import warm
 
 PATIENCE = 240.0
@@ -142,8 +143,15 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE)
     raise AssertionError(f"no {what} after {timeout} s")
 
 
+def as_events(lines: Iterable[dict[str, Any]]) -> list[Event]:
+    """Return these lines of events.jsonl as events."""
+    read = [read_event(line) for line in lines]
+    assert None not in read
+    return [event for event in read if event is not None]
+
+
 def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
-    return [event for event in run.read_events() if event["event"] == kind]
+    return [event.as_json() for event in run.read_events() if event.kind == kind]
 
 
 def verdicts(run: RunDir) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ def test_an_event_is_written_read_and_known_to_templates(lab: Lab) -> None:
         "from launcher.spec.events import Praised; from launcher.render.environment import render_template\n"
         "Path('templates').mkdir(); Path('templates/own.sh.j2').write_text('event {{ events.praised }}')\n"
         "run = RunDir(Path.cwd()); run.append(Praised(words='well done')); [event] = run.read_events()\n"
-        "print(json.dumps([event.words, type(event) is Praised, dict(event)['event'],"
+        "print(json.dumps([event.words, type(event) is Praised, event.kind,"
         " render_template('own.sh.j2', {}, Path.cwd())]))",
     )
     assert told == ["well done", True, "praised", "event praised"]

@@ -134,7 +134,7 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """Return the run's events, in order."""
         self._fetch()
-        return [dict(event) for event in self.directory.read_events()]
+        return [event.as_json() for event in self.directory.read_events()]
 
     def logs(
         self,

@@ -19,6 +19,7 @@ from launcher.spec.events import (
     Event,
     Finished,
     Rejected,
+    Rental,
     Requeued,
     Submitted,
     SupervisorStarted,
@@ -77,12 +78,11 @@ def _parts(run: RunDir, events: Sequence[Event], now: float, *, ended: bool) -> 
 
 def _prices(events: Sequence[Event]) -> list[tuple[float, float]]:
     """Return (time in Unix seconds, USD per hour) of each pod that the run was given, in order."""
-    prices = [
-        (seconds_of(event.time) or 0.0, event.get("usd_per_hour"))
+    return [
+        (seconds_of(event.time) or 0.0, event.usd_per_hour)
         for event in events
-        if not isinstance(event, Rejected)
+        if isinstance(event, Rental) and not isinstance(event, Rejected) and event.usd_per_hour is not None
     ]
-    return [(moment, float(price)) for moment, price in prices if isinstance(price, int | float)]
 
 
 def _price_at(end: float, prices: Sequence[tuple[float, float]], planned: Any) -> float:

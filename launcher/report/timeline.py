@@ -203,7 +203,7 @@ def text_of(event: Event) -> str:
     """Return the fields of an event as text."""
     return "; ".join(
         f"{name}: {_short(value)}"
-        for name, value in event.items()
+        for name, value in event.as_json().items()
         if name not in _NOT_SHOWN and value not in (None, "")
     )
 
@@ -218,7 +218,7 @@ def _lines_around(run: RunDir, events: Sequence[Event], number: int) -> tuple[st
     starts = [event for event in events[: number + 1] if isinstance(event, AttemptStarted)]
     if not starts:
         return ()
-    rank = events[number].get("rank")
+    rank = events[number].as_json().get("rank")
     rank = rank if isinstance(rank, int) else 0
     moment = events[number].time
     before: list[bytes] = []

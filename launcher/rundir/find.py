@@ -163,7 +163,7 @@ def _has_handle(run: RunDir, handle: str) -> bool:
     """Whether this is a handle of the run, now or at an earlier start. Some handles end with the run's id."""
     if handle.rpartition(":")[2].removeprefix("run/") == run.id:
         return True
-    return any(event.get("handle") == handle for event in run.read_events())
+    return any(event.handle == handle for event in run.read_events())
 
 
 def _sweep(name: str, matches: list[RunDir]) -> SweepRuns:

@@ -255,7 +255,7 @@ class RunDir:
 
     def append(self, event: Event) -> None:
         """Write an event now. Raises OSError on a full disk."""
-        append_json(self.events, {"time": now(), **event})
+        append_json(self.events, {"time": now(), **event.as_json()})
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event by the name of its kind, for schedulers of other packages.

@@ -6,9 +6,8 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from launcher.rundir.files import replace_bytes, replace_json, replace_text
 from launcher.rundir.find import latest_checkpoint
@@ -20,8 +19,10 @@ from launcher.spec.cluster import MODES
 from launcher.spec.events import (
     AttemptEnded,
     AttemptStarted,
+    Event,
     Finished,
     Found,
+    Refused,
     Replanned,
     Requeued,
     SecondEnded,
@@ -90,23 +91,21 @@ def write_plan(run: RunDir, prepared: Prepared) -> Path:
 
 def was_sent(run: RunDir) -> bool:
     """Return whether a scheduler was asked for the run: it was more than rendered or written."""
-    kinds = {"submitting", "submitted", "job", "waiting"}
-    return any(event.get("event") in kinds for event in run.read_events())
+    return latest(run.read_events(), Submitting, Submitted, SlurmJob, Waiting) is not None
 
 
-def latest_handle(events: Sequence[Mapping[str, Any]], prefix: str) -> str | None:
+def latest_handle(events: Sequence[Event], prefix: str) -> str | None:
     """Return the latest handle with this prefix in a run's events.
 
     Return None if there is none, or if the answer to the last submission was lost.
     """
     refused = False
     for event in reversed(events):
-        handle = str(event.get("handle", ""))
-        if handle.startswith(prefix) and not handle.endswith(":"):
-            return handle
-        if event.get("event") == "submitting" and not refused:
+        if event.handle is not None and event.handle.startswith(prefix) and not event.handle.endswith(":"):
+            return event.handle
+        if isinstance(event, Submitting) and not refused:
             return None
-        refused = event.get("event") == "refused"
+        refused = isinstance(event, Refused)
     return None
 
 
@@ -175,7 +174,7 @@ _CONFIRMING = (Submitted, Requeued, Waiting, Starting, SlurmJob, Found, SecondEn
 
 def may_start(run: RunDir) -> bool:
     """Return whether the scheduler was asked to start the run, and did not refuse."""
-    return isinstance(latest(run.read_events(), "replanned", "submitting", "refused"), Submitting)
+    return isinstance(latest(run.read_events(), Replanned, Submitting, Refused), Submitting)
 
 
 @contextlib.contextmanager

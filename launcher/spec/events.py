@@ -1,27 +1,28 @@
 """The events of a run: a class for each kind of line in events.jsonl, with the fields that readers use.
 
-Unknown kinds and fields are kept: an event is also a mapping with everything in its
-line.
+Unknown kinds and fields are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from launcher.spec.json_forms import STAMP, fits
 from launcher.spec.json_object import Record
 
-E = TypeVar("E", bound=Mapping[str, Any])
+E = TypeVar("E", bound="Event")
 KINDS: dict[str, type[Event]] = {}
 
 
-class Event(Record, Mapping[str, Any]):
+class Event(Record):
     """A line of events.jsonl. Lines of an unknown kind are instances of this class itself."""
 
     _kind: ClassVar[str] = ""
     time: str = ""
     "When the event was written."
+    handle: str | None = None
+    "The job, process or pod that the event is about."
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()
@@ -31,19 +32,10 @@ class Event(Record, Mapping[str, Any]):
     def __init__(self, **fields: Any) -> None:
         super().__init__(event=self._kind, **fields)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._data[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
     @property
     def kind(self) -> str:
         """The kind's name in the file."""
-        return str(self["event"])
+        return str(self._data["event"])
 
 
 def read_event(line: object) -> Event | None:
@@ -53,32 +45,47 @@ def read_event(line: object) -> Event | None:
     return KINDS.get(line["event"], Event).read(line) if fits(line.get("time"), STAMP) else None
 
 
-# Submission: written by schedulers and by the scripts that they run, with further fields for the place.
+def latest(events: Sequence[Event], *kinds: type[E]) -> E | None:
+    """Return the latest event of one of these kinds."""
+    return next((event for event in reversed(events) if isinstance(event, kinds)), None)
+
+
+# Submission: written by schedulers and by the scripts that they run.
 
 
 class Submitting(Event, kind="submitting"):
     """The scheduler is about to be asked to start the run."""
 
     submission: int | None = None
-    limits: dict[str, Any] | None = None
+    seconds: int | None = None
+    "RunPod: time limit of a pod."
+    limits: dict[str, float] | None = None
     "RunPod: name of the GPU -> maximum price that is paid for it."
-    seconds: float | None = None
 
 
-class Submitted(Event, kind="submitted"):
+class Rental(Event):
+    """An event that describes a pod if RunPod runs the run."""
+
+    gpu: str | None = None
+    "GPU type, or None for a pod without GPUs."
+    cloud: str | None = None
+    data_center: str | None = None
+    usd_per_hour: float | None = None
+    "Price of all pods of the run together."
+    seconds: int | None = None
+    "Time limit."
+    since: str | None = None
+    "When the pod was requested, if that was before this event; it costs money from then on."
+
+
+class Submitted(Rental, kind="submitted"):
     """A user started the run. Retry budgets count from here."""
 
-    handle: str | None = None
     command: list[str] | None = None
 
 
 class Resubmitted(Submitted, kind="resubmitted"):
     """A user resumed the run."""
-
-
-def latest(events: Sequence[E], *kinds: str) -> E | None:
-    """Return the latest event of one of these kinds."""
-    return next((event for event in reversed(events) if event.get("event") in kinds), None)
 
 
 def since_submission(events: Sequence[Event]) -> Sequence[Event]:
@@ -115,7 +122,7 @@ class SlurmJob(Event, kind="job"):
     """A Slurm job began to run."""
 
 
-class Requeued(Event, kind="requeued"):
+class Requeued(Rental, kind="requeued"):
     """The scheduler will start the run again."""
 
     reason: str | None = None
@@ -132,17 +139,9 @@ class Waiting(Event, kind="waiting"):
 class SecondEnded(Event, kind="twin"):
     """A second job or pod of the same run ended itself."""
 
-    handle: str | None = None
 
-
-class Found(Event, kind="found"):
+class Found(Rental, kind="found"):
     """A pod was found whose creation was not confirmed."""
-
-    handle: str | None = None
-    gpu: str | None = None
-    usd_per_hour: float | None = None
-    since: str | None = None
-    "When it was requested; it costs money from then on."
 
 
 class DuplicateEnded(Event, kind="duplicate-ended"):
@@ -153,21 +152,16 @@ class DuplicateEnded(Event, kind="duplicate-ended"):
     "Its cost."
 
 
-class Rejected(Event, kind="rejected"):
+class Rejected(Rental, kind="rejected"):
     """A pod was rejected but could not be ended yet."""
 
-    handle: str | None = None
     reason: str | None = None
-    usd_per_hour: float | None = None
     limit: float | None = None
     "Maximum price, in USD per hour."
-    since: str | None = None
 
 
 class RejectedEnded(Event, kind="rejected-ended"):
     """The rejected pod has ended."""
-
-    handle: str | None = None
 
 
 # Attempts: written by the supervisor.

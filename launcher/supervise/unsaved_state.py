@@ -58,7 +58,7 @@ class Skipped(NamedTuple):
 
 def skipped_by(events: Sequence[Event], attempt: int) -> Skipped | None:
     """Return why `attempt` did not hand over its last step. None if it did, or had no step."""
-    last = latest(events, "handover", "handover-skipped")
+    last = latest(events, HandedOver, HandoverSkipped)
     if not isinstance(last, HandoverSkipped) or last.attempt != attempt:
         return None
     return Skipped(last.step or 0, last.reason)
@@ -83,5 +83,5 @@ class Outcome(NamedTuple):
 
 def outcome_of(events: Sequence[Event]) -> Outcome | None:
     """Return the outcome recorded by the run's last end, or None if there was no state to keep."""
-    last = latest(events, "finished")
-    return Outcome(**last.last_state) if isinstance(last, Finished) and last.last_state else None
+    last = latest(events, Finished)
+    return Outcome(**last.last_state) if last is not None and last.last_state else None

@@ -42,8 +42,8 @@ def test_a_run_succeeds_and_its_directory_is_readable(lab: Lab) -> None:
     assert sorted(final_losses(run)) == list(range(1, STEPS + 1)) or sorted(final_losses(run)) == list(
         range(STEPS)
     )
-    assert [event["event"] for event in run.read_events()][:2] == ["submitted", "starting"]
-    assert run.read_events()[-1]["event"] == "finished"
+    assert [event.kind for event in run.read_events()][:2] == ["submitted", "starting"]
+    assert run.read_events()[-1].kind == "finished"
     status = lab.status(run)
     assert (status["state"], status["checkpoint_step"]) == ("succeeded", STEPS)
 

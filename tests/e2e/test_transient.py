@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.spec.events import Climb, Downgrade
 from launcher.train.recovery.fallback import CLIMB_AFTER
 from tests.lab import Lab, events, metrics, wait_for
 
@@ -79,8 +80,8 @@ def test_what_runs_out_in_a_second_run_is_not_tried_a_third_time(lab: Lab) -> No
         done = lab.cli("run", job, "--set", f"steps={steps}")
         assert done.returncode == 0, done.stdout + done.stderr
         run = lab.newest()
-        changes = [one for one in run.read_events() if one["event"] in ("downgrade", "climb")]
-        found.append([(one["event"], one["step"] < CLIMB_AFTER) for one in changes])
+        changes = [one for one in run.read_events() if isinstance(one, Downgrade | Climb)]
+        found.append([(one.kind, one.step < CLIMB_AFTER) for one in changes])
     assert found == [[("downgrade", True)], [("climb", False), ("downgrade", False)], []]
     assert (
         run.id not in (plan := lab.cli("submit", job, "--dry-run").stdout) and "tries them again" not in plan

@@ -97,7 +97,7 @@ class SlurmLab(Lab):
 
 def handles(run: RunDir) -> list[str]:
     """Of each of the run's jobs, in order."""
-    found = [event["handle"] for event in run.read_events() if event.get("handle")]
+    found = [event.handle for event in run.read_events() if event.handle]
     return list(dict.fromkeys(found))
 
 

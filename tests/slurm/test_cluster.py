@@ -41,7 +41,7 @@ def test_no_verb_takes_a_job_of_the_same_number_for_the_runs(slurm_lab: SlurmLab
     theirs = slurm_lab.sbatch("sleep 600", "--hold")
     ended = slurm_lab.sbatch("true")
     slurm_lab.accounted(ended)
-    own = [event["handle"] for event in run.read_events() if "handle" in event][-1]
+    own = [event.handle for event in run.read_events() if event.handle][-1]
     for job, state in ((theirs, "PENDING"), (ended, "COMPLETED")):
         append_json(run.events, {"time": now(), "event": "requeued", "handle": f"slurm:lab:{job}"})
         status = slurm_lab.status(run)

@@ -150,7 +150,7 @@ def test_a_run_stays_where_there_are_too_few_other_nodes(slurm_lab: SlurmLab, cl
     assert judged is not None and "/dev/shm 1 MiB" in judged.then
     output = (run.path / f"slurm-{job_id(run)}.out").read_text()
     assert "the run goes on in this job" in output and "back in the queue" not in output
-    assert [event["event"] for event in run.read_events()].count("attempt") == 2
+    assert [event.kind for event in run.read_events()].count("attempt") == 2
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_a_log_that_cannot_be_written_holds_nothing_else_back_and_no_event_comes
         link.wire.close()
     seen(two.here.events.exists)
     time.sleep(0.5)
-    assert [event["event"] for event in two.here.read_events()] == ["downgrade"]
+    assert [event.kind for event in two.here.read_events()] == ["downgrade"]
 
 
 def test_a_heartbeat_arrives_on_a_full_disk(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_connection_that_breaks_costs_no_line_and_none_comes_twice(two: Two) -
         file.write("the last word")
     two.end()
     assert copy.read_bytes() == log.read_bytes()
-    assert [event.get("number") for event in two.here.read_events()] == [None, 0, 1, 2]
+    assert [event.as_json().get("number") for event in two.here.read_events()] == [None, 0, 1, 2]
 
 
 def test_node_0_that_ends_tells_the_others_and_waits_for_their_last_words(two: Two) -> None:

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.rundir.files import read_json, read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.spec.events import CouplesSamples
+from launcher.spec.events import CouplesSamples, Downgrade
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import Unlimited
 from launcher.train.error_report import leave
@@ -213,10 +213,10 @@ def tried(rank: Rank, folder: Path, cell: Cell) -> dict[str, Any]:
         problems.append(f"ended with micro-batch {ours.recipe.micro_batch_size}")
     if ours.steps != list(range(1, STEPS + 1)):
         problems.append(f"metrics have steps {ours.steps}")
-    turns = [one for one in ours.events if one["event"] == "downgrade"]
+    turns = [one for one in ours.events if isinstance(one, Downgrade)]
     phase = "forward" if cell.place == "forward" else "backward"
-    if [(one["step"], one["phase"], one["in_process"]) for one in turns] != [(at, phase, True)]:
-        problems.append(f"downgrades {[(one['step'], one['phase'], one['in_process']) for one in turns]}")
+    if [(one.step, one.phase, one.in_process) for one in turns] != [(at, phase, True)]:
+        problems.append(f"downgrades {[(one.step, one.phase, one.in_process) for one in turns]}")
     if model.coupled and not any(isinstance(one, CouplesSamples) for one in ours.events):
         problems.append("a loss that couples samples had another micro-batch, and nothing says so")
     problems += differences(ours.bits, expected)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import Climb, Downgrade, Probed
 from launcher.spec.fire_drill import BUDGET
 from launcher.spec.recipe import Recipe
 from launcher.train.budget import MemoryBudget, open_budget
@@ -90,13 +91,13 @@ def lowered(rank: Rank, folder: Path, first: Recipe, **fields: Any) -> dict[str,
     for text in CASES if rank.world > 1 else CASES[:3]:
         step = int(text.split("step=")[1][0])
         ours = Training(rank, folder / text, first, text, **fields)
-        downgrades = [event for event in ours.events if event["event"] == "downgrade"]
+        downgrades = [event for event in ours.events if isinstance(event, Downgrade)]
         found[text] = {
             "different": everywhere(different(ours.bits, knew[step].bits)),
             "recipe": ours.recipe == fits,
             "steps": ours.steps,
-            "events": [[one["step"], one["phase"], one["in_process"]] for one in downgrades],
-            "seconds": max(one["seconds"] for one in downgrades) if downgrades else None,
+            "events": [[one.step, one.phase, one.in_process] for one in downgrades],
+            "seconds": max(one.seconds for one in downgrades) if downgrades else None,
             "left": ours.live - knew[step].live,
         }
     return found
@@ -109,8 +110,8 @@ def outgrown(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str
     ours = Training(rank, folder / "ours", asked, task="ragged:Ragged", **{"steps": STEPS, **fields})
     del os.environ[BUDGET]
     return {
-        "events": [[one["event"], one.get("phase")] for one in ours.events],
-        "sizes": [one["micro_batch_size"] for one in ours.events if one["event"] == "probe"],
+        "events": [[one.kind, one.as_json().get("phase")] for one in ours.events],
+        "sizes": [one.micro_batch_size for one in ours.events if isinstance(one, Probed)],
         "steps": ours.steps,
     }
 
@@ -123,7 +124,7 @@ def varying(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str,
     return {
         "different": everywhere(different(ours.bits, without.bits)),
         "steps": ours.steps,
-        "asked": [one["asked"] for one in ours.events if one["event"] == "probe"],
+        "asked": [one.asked for one in ours.events if isinstance(one, Probed)],
     }
 
 
@@ -154,8 +155,8 @@ def climbs(rank: Rank, folder: Path, asked: Recipe, **fields: Any) -> dict[str, 
     found = {}
     for name, text in {"passes": once, "comes again": f"{once};{twice}"}.items():
         ours = Training(rank, folder / name, asked, text, **{**fields, "steps": 12})
-        changes = [one for one in ours.events if one["event"] in ("downgrade", "climb")]
-        found[name] = [[one["event"], one["step"]] for one in changes]
+        changes = [one for one in ours.events if isinstance(one, Downgrade | Climb)]
+        found[name] = [[one.kind, one.step] for one in changes]
     return found
 
 

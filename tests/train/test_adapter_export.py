@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from launcher.cli.main import app
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import AdapterWarning
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.adapters.nf4 import NF4Linear, PackedPart, Packing
 from launcher.train.checkpoints.export import ExportError, export
@@ -105,10 +106,10 @@ def test_a_weight_that_is_read_or_has_two_names_is_trained_evaluated_and_merged(
     layers = ("encoder.linear1", "encoder.linear2", "up", "again", "read")
     assert moved == {f"blocks.{number}.{layer}.weight" for number in (0, 1) for layer in layers}
 
-    told = [event for event in run.read_events() if event["event"] == "adapter-warning"]
+    told = [event for event in run.read_events() if isinstance(event, AdapterWarning)]
     unchanged = [["blocks.0.kept", "blocks.1.kept"]] if keeps else []
-    assert [event["names"] for event in told] == [*unchanged, ["blocks.0.read", "blocks.1.read"]]
-    assert all(event["reason"] in ended.output for event in told)
+    assert [event.names for event in told] == [*unchanged, ["blocks.0.read", "blocks.1.read"]]
+    assert all(event.reason in ended.output for event in told)
 
 
 def test_an_adapter_is_not_exported_without_a_buffer_that_the_training_changed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.rundir.shared_memory_folders import remove_handover
+from launcher.spec.events import HandedOver, HandoverSkipped
 from tests.train.runs import job, measure, prepare, recipe, start
 
 
@@ -31,5 +32,5 @@ def test_memory_that_runs_out_in_clipping_under_ddp_leaves_no_rank_a_step_ahead(
     ended = start(run, recipe("ddp"), env=env)
     remove_handover(run, 0)  # the supervisor's part
     assert ended.codes[1] == 86, ended.output
-    [event] = [one for one in run.read_events() if one["event"].startswith("handover")]
-    assert (event["event"], event.get("step")) == ("handover", 2), event
+    [event] = [one for one in run.read_events() if isinstance(one, HandedOver | HandoverSkipped)]
+    assert isinstance(event, HandedOver) and event.step == 2, event

@@ -19,6 +19,7 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared_memory_folders import remove_handover
 from launcher.spec import variables
+from launcher.spec.events import CheckpointSaved
 from launcher.spec.fire_drill import DRILLS
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.checkpoints.checkpoints import Checkpoints
@@ -129,7 +130,7 @@ def test_a_kill_during_a_save_in_the_background_leaves_the_last_good_one(tmp_pat
     ended = start(run, recipe())
     assert list(losses(run)) == [1, 2, 3, 4], ended.output
     assert list(complete_checkpoints(run.checkpoints)) == [2]
-    saved = [event["step"] for event in run.read_events() if event["event"] == "checkpoint"]
+    saved = [event.step for event in run.read_events() if isinstance(event, CheckpointSaved)]
     assert saved == [2], "an event is a complete checkpoint"
 
     ended = start(run, recipe())
@@ -154,7 +155,7 @@ def test_a_rank_that_fails_during_a_save_in_the_background_ends_when_it_is_compl
     remove_handover(run, 0)
     assert 0 not in ended.codes.values() and list(losses(run)) == [1, 2, 3, 4], ended.output
     assert list(complete_checkpoints(run.checkpoints)) == [2, 4]
-    saved = [event["step"] for event in run.read_events() if event["event"] == "checkpoint"]
+    saved = [event.step for event in run.read_events() if isinstance(event, CheckpointSaved)]
     assert saved == [2, 4]
 
 
@@ -172,7 +173,7 @@ def test_a_stop_that_comes_during_a_save_waits_for_it_and_does_nothing_else(tmp_
     ended = start(run, recipe())
     assert ended.codes == {0: EXIT_STOPPED, 1: EXIT_STOPPED}, ended.output
     assert list(losses(run)) == [1, 2, 3, 4], "no further step"
-    saved = [event["step"] for event in run.read_events() if event["event"] == "checkpoint"]
+    saved = [event.step for event in run.read_events() if isinstance(event, CheckpointSaved)]
     assert saved == [2, 4], "and no second checkpoint"
 
 

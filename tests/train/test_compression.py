@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.rundir.layout import RunDir
+from launcher.spec.events import Downgrade
 from launcher.spec.recipe import APPROXIMATE
 from launcher.train.activations.activations import around
 from launcher.train.activations.compression import GROUP, LARGEST, Codes, Compressor, Packed, layout_of
@@ -210,8 +211,8 @@ def test_a_step_that_runs_out_of_memory_is_repeated_with_less_under_the_same_pol
     drill = {"TRAIN_MEMORY_FAIL": "step=3,phase=backward,rank=1"}
     ended = start(run, recipe("fsdp", **compressed), env=drill)
     assert ended.codes == {0: 0, 1: 0}, ended.output
-    [turn] = [event for event in run.read_events() if event["event"] == "downgrade"]
-    assert turn["in_process"] and turn["changes"].keys() == {"micro_batch_size", "grad_accum"}, turn
+    [turn] = [event for event in run.read_events() if isinstance(event, Downgrade)]
+    assert turn.in_process and turn.changes.keys() == {"micro_batch_size", "grad_accum"}, turn
     assert losses(run) == {**losses(knew, attempt=0), **losses(knew, attempt=1)}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
+from launcher.spec.events import Downgrade, Resumed
 from launcher.spec.verdict import EXIT_OOM
 from launcher.train.budget import MIB, MemoryBudget
 from launcher.train.optimizers.host_gradients import HostGradients
@@ -57,8 +58,8 @@ def drilled(path: Path, offload: str, sharding: str, drill: str) -> RunDir:
     chosen = recipe(sharding, 4 // ranks, 2, offload=offload)
     ended = start(run, chosen, ranks=ranks, env={"TRAIN_MEMORY_FAIL": drill})
     assert ended.codes == dict.fromkeys(range(ranks), 0), ended.output
-    [turn] = [event for event in run.read_events() if event["event"] == "downgrade"]
-    assert turn["in_process"] and turn["step"] == 4
+    [turn] = [event for event in run.read_events() if isinstance(event, Downgrade)]
+    assert turn.in_process and turn.step == 4
     return run
 
 
@@ -87,7 +88,7 @@ def test_memory_that_runs_out_in_the_update_restarts_from_the_last_complete_step
     assert list(losses(run)) == [1, 2, 3]
     again = start(run, chosen, env=SUPERVISED)
     assert again.codes == {0: 0, 1: 0}, again.output
-    assert [event["step"] for event in run.read_events() if event["event"] == "resumed"] == [3]
+    assert [event.step for event in run.read_events() if isinstance(event, Resumed)] == [3]
     assert losses(run) == losses(straight)
 
 

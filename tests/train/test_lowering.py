@@ -14,6 +14,7 @@ from launcher.report.history import history
 from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
+from launcher.spec.events import Downgrade
 from launcher.train.budget import Unlimited
 from launcher.train.phase import Where
 from launcher.train.recovery.recovery import Recovery
@@ -91,16 +92,16 @@ def test_what_was_thrown_away_is_lost_and_not_part_of_the_step_that_counts(tmp_p
     drill = {"TRAIN_MEMORY_FAIL": "step=3,phase=backward,allocation=50"}
     ended = start(run, recipe("none", micro=2, accumulation=4), ranks=1, env=drill)
     assert ended.codes == {0: 0}, ended.output
-    [turn] = [event for event in run.read_events() if event["event"] == "downgrade"]
+    [turn] = [event for event in run.read_events() if isinstance(event, Downgrade)]
     lines = read_json_lines(run.metrics)
     lost = lines[2]["seconds_lost"]
-    assert 0.2 <= turn["seconds"] <= lost + 1e-3 and turn["step"] == 3
+    assert 0.2 <= turn.seconds <= lost + 1e-3 and turn.step == 3
     assert not any("seconds_lost" in line for line in lines if line["step"] != 3)
     assert all(line["seconds"] >= 0.8 for line in lines[2:]), lines
     ends = [seconds_of(line["time"]) for line in lines]
     assert lost + lines[2]["seconds"] <= ends[2] - ends[1] + 1e-3, lines
     head, _, told = history(run)
-    assert head == f"history   1 downgrade in process: {turn['seconds']:.2g} s lost"
+    assert head == f"history   1 downgrade in process: {turn.seconds:.2g} s lost"
     speeds = [1 / lines[at]["seconds"] for at in (1, 3)]
     assert f"{speeds[0]:.3g} -> {speeds[1]:.3g} steps/s" in told
 

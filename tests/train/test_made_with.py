@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from launcher.rundir.files import read_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import data_change, why_not_from, why_not_on
+from launcher.spec.events import DataChanged
 from launcher.spec.recipe import Recipe
 from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.checkpoints.same_model import model_difference
@@ -60,7 +61,7 @@ def test_the_jobs_weight_decay_is_in_force_and_not_that_of_the_checkpoint(
         train = {"weight_decay": decay, "lr": 0.05}
         ended = trained(tmp_path / name, recipe("none", micro=8, offload=offload), begun, train=train)
         assert ended.codes == {0: 0}, ended.output
-        assert "data-changed" not in {event["event"] for event in RunDir(tmp_path / name).read_events()}
+        assert "data-changed" not in {event.kind for event in RunDir(tmp_path / name).read_events()}
         curves[name] = losses(RunDir(tmp_path / name))
     assert {curve[3] for curve in curves.values()} == {losses(begun)[3]}
     # A quarter of each matrix goes in the third step.
@@ -123,9 +124,9 @@ def test_other_data_is_said_and_the_training_goes_on(begun: RunDir, tmp_path: Pa
     ended = trained(tmp_path / "run", begun=begun, args={"samples": 41}, train={"seed": 1})
     assert ended.codes == {0: 0}, ended.output
     run = RunDir(tmp_path / "run")
-    [event] = [event for event in run.read_events() if event["event"] == "data-changed"]
-    assert event["step"] == 2 and event["reason"] in ended.output
-    assert event["reason"].startswith(
+    [event] = [event for event in run.read_events() if isinstance(event, DataChanged)]
+    assert event.step == 2 and event.reason in ended.output
+    assert event.reason.startswith(
         "the training data has 41 samples, it had 40 and train.seed is 1, it was 0: from here on the samples"
     )
     assert sorted(losses(run)) == [3, 4]

@@ -13,7 +13,7 @@ import torch
 
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
-from launcher.spec.events import AllocationRetries, MemoryInFragments
+from launcher.spec.events import AllocationRetries, MemoryAlert, MemoryInFragments, MemorySnapshot
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.train.budget import MemoryBudget
 from launcher.train.metrics.alerts import Alerts
@@ -126,13 +126,13 @@ def test_measured_categories_are_those_of_the_recipe(
 
 
 def test_a_peak_above_the_threshold_is_told_once_by_each_rank(run: RunDir) -> None:
-    alerts = [event for event in run.read_events() if event["event"] == "memory-alert"]
-    assert len({(alert["rank"], alert["bytes"], alert["step"]) for alert in alerts}) == len(alerts)
+    alerts = [event for event in run.read_events() if isinstance(event, MemoryAlert)]
+    assert len({(alert.rank, alert.bytes, alert.step) for alert in alerts}) == len(alerts)
     for rank in (0, 1):
         peaks = {line["step"]: line["peak"] for line in read_json_lines(run.attempt(0).memory(rank))}
         step = min((step for step, peak in peaks.items() if peak > ALERT), default=None)
-        [told, *others] = [alert for alert in alerts if alert["rank"] == rank]
-        assert (told["step"], told["bytes"], told["threshold"]) == (step, peaks[step], ALERT)
+        [told, *others] = [alert for alert in alerts if alert.rank == rank]
+        assert (told.step, told.bytes, told.threshold) == (step, peaks[step], ALERT)
         assert len(others) <= 1, "at most one more, of the second attempt"
 
 
@@ -235,7 +235,7 @@ def test_a_snapshot_on_demand_shows_the_peak_of_the_next_step(tmp_path: Path) ->
     [both, _sum] = read_json(path)["storages"]
     assert (both["bytes"], both["count"], both["shape"], both["step"]) == (2 * 3000 * 4, 2, [3000], 5)
     [event] = run.read_events()
-    assert (event["event"], event["rank"], event["path"]) == ("memory-snapshot", 3, str(path))
+    assert isinstance(event, MemorySnapshot) and (event.rank, event.path) == (3, str(path))
 
 
 def test_an_allocator_that_fills_the_gpu_with_fragments_is_told_of_once():

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared_memory_folders import remove_handover
+from launcher.spec.events import Resumed
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM
@@ -307,7 +308,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run = prepare(tmp_path_factory.mktemp("pipeline") / "run", gpt(args={"dropout": 0.2}, train=SAVING))
     ended = start(run, staged(), env=SUPERVISED)
     assert ended.codes == {0: 0, 1: 0}, ended.output
-    reasons = {event["event"]: event["reason"] for event in run.read_events() if "reason" in event}
+    reasons = {event.kind: event.as_json().get("reason") for event in run.read_events()}
     assert "a stage that runs out of memory leaves its neighbours waiting" in reasons["recovery-off"]
     return run
 
@@ -362,7 +363,7 @@ def _restarts_after(
     again = start(run, chosen, ranks=ranks, env=SUPERVISED)
     remove_handover(run, 0)
     assert set(again.codes.values()) == {0}, again.output
-    [found] = [(one["step"], one["from"]) for one in run.read_events() if one["event"] == "resumed"]
+    [found] = [(one.step, one.from_) for one in run.read_events() if isinstance(one, Resumed)]
     assert resumed is None or found == (resumed, "shared-memory")
 
 

@@ -16,6 +16,16 @@ from launcher.planning.plan import Layout, Plan
 from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
+from launcher.spec.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Downgrade,
+    Probed,
+    ProbeSkipped,
+    RecoveryOff,
+    Resumed,
+    StateNotSaved,
+)
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import EXIT_OOM, EXIT_STOPPED, OutOfMemory
 from launcher.train.adapters.adapter import CONFIG
@@ -39,7 +49,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def test_a_stop_seen_by_one_rank_ends_all_after_the_same_step_with_a_checkpoint(stopped: RunDir) -> None:
     assert [path.name for path in stopped.checkpoints.iterdir()] == ["step-00000003"]
     assert list(losses(stopped)) == [1, 2, 3]
-    assert [event["step"] for event in stopped.read_events() if event["event"] == "checkpoint"] == [3]
+    assert [event.step for event in stopped.read_events() if isinstance(event, CheckpointSaved)] == [3]
 
 
 def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tmp_path: Path) -> None:
@@ -54,7 +64,7 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stopped: RunDir, tm
     assert ended.codes == {0: 0, 1: 0}, ended.output
 
     assert losses(resumed) == losses(undisturbed)
-    assert [event["step"] for event in resumed.read_events() if event["event"] == "resumed"] == [3]
+    assert [event.step for event in resumed.read_events() if isinstance(event, Resumed)] == [3]
     ours, theirs = (_tensors(run, 6, tmp_path / run.id) for run in (resumed, undisturbed))
     assert ours.keys() == theirs.keys() and len(ours) > 20
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
@@ -95,9 +105,9 @@ def test_attributes_that_no_checkpoint_holds_are_told_once_with_their_names(tmp_
     run = prepare(tmp_path / "run", job(task="stateful:Forgetful", train={"probe": "never"}))
     ended = start(run, recipe("none", micro=8), ranks=1)
     assert ended.codes == {0: 0}, ended.output
-    [told] = [event for event in run.read_events() if event["event"] == "state-not-saved"]
-    assert {"task.mean", "task.generator", "task.seen"} <= {*told["names"]}
-    assert ended.output.count(told["reason"]) == 1
+    [told] = [event for event in run.read_events() if isinstance(event, StateNotSaved)]
+    assert {"task.mean", "task.generator", "task.seen"} <= {*told.names}
+    assert ended.output.count(told.reason) == 1
 
 
 @pytest.mark.slow
@@ -193,8 +203,8 @@ def test_a_probe_that_finds_something_smaller_leaves_no_snapshot(tmp_path: Path)
     run = prepare(tmp_path / "run", job(steps=1, train={"probe": "always"}))
     ended = start(run, recipe("none", micro=8), ranks=1, env={"TRAIN_MEMORY_BUDGET": "150KiB"})
     assert ended.codes == {0: 0}, ended.output
-    *_, probe = [event for event in run.read_events() if event["event"] == "probe"]
-    assert probe["micro_batch_size"] < 8
+    *_, probe = [event for event in run.read_events() if isinstance(event, Probed)]
+    assert probe.micro_batch_size < 8
     assert run.attempt(0).oom_snapshot(0) is None
 
 
@@ -219,11 +229,11 @@ def test_with_batch_norm_the_probe_leaves_the_micro_batch_to_what_else_the_plan_
     ended = start(run, chosen, ranks=1, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
     assert ended.codes == {0: EXIT_OOM}, ended.output
     assert error(run.attempt(0), 0)["phase"] == "probe"
-    assert [event for event in run.read_events() if event["event"] == "downgrade"] == []
+    assert [event for event in run.read_events() if isinstance(event, Downgrade)] == []
 
     ended = start(run, ladder[0], ranks=1, env={"TRAIN_MEMORY_FAIL": "phase=probe"})
     assert ended.codes == {0: 0}, "now there is only the micro-batch"
-    assert [event["micro_batch_size"] for event in run.read_events() if event["event"] == "probe"] == [4]
+    assert [event.micro_batch_size for event in run.read_events() if isinstance(event, Probed)] == [4]
 
 
 @pytest.mark.slow
@@ -242,7 +252,7 @@ def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repe
             "one": "nothing is left to give up without a restart",
         }
         assert error(run.attempt(0), first)["why_not_in_process"] == why_not[name]
-        off = [event["reason"] for event in run.read_events() if event["event"] == "recovery-off"]
+        off = [event.reason for event in run.read_events() if isinstance(event, RecoveryOff)]
         assert off == ([why_not[name]] if name == "ddp" else [])
 
 
@@ -281,7 +291,7 @@ def test_the_demo_of_a_downgrade_runs_out_after_one_step_and_fits_in_halves(tmp_
     ended = start(run, recipe("ddp", micro=8, accumulation=2), env=shown.env)
     assert ended.codes == {0: 0, 1: 0}, ended.output
     assert list(losses(run, attempt=1)) == [1, 2, 3]  # started by hand: nothing was handed over
-    told = [(event["step"], event["from"]) for event in run.read_events() if event["event"] == "resumed"]
+    told = [(event.step, event.from_) for event in run.read_events() if isinstance(event, Resumed)]
     assert told == [(0, "nothing")]
     assert "no state of earlier steps is left" in ended.output
 
@@ -325,7 +335,7 @@ def test_an_exception_in_the_probe_alone_skips_the_probe_and_ends_nothing(tmp_pa
     run = prepare(tmp_path / "run", asked)
     ended = start(run, recipe("fsdp"))
     assert ended.codes == {0: 0, 1: 0}, ended.output
-    [told] = [event["reason"] for event in run.read_events() if event["event"] == "probe-skipped"]
+    [told] = [event.reason for event in run.read_events() if isinstance(event, ProbeSkipped)]
     assert "the task raised ValueError: the edges are not in order" in told
     assert ended.output.count(told) == 1 and list(losses(run)) == [1, 2, 3]
 
@@ -338,9 +348,9 @@ def test_a_full_disk_costs_checkpoints_until_the_last_one_which_ends_the_attempt
     assert 1 in ended.codes.values(), ended.output
     assert list(losses(run)) == [1, 2, 3, 4, 5, 6], "the failed checkpoint of step 4 stopped nothing"
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000002"], "the last good one"
-    [failed] = [event for event in run.read_events() if event["event"] == "checkpoint-failed"]
-    assert failed["step"] == 4 and "rank 1: OSError: [Errno 27] File too large" in failed["reason"]
-    assert f"{failed['reason']}. Training continues" in ended.output
+    [failed] = [event for event in run.read_events() if isinstance(event, CheckpointFailed)]
+    assert failed.step == 4 and "rank 1: OSError: [Errno 27] File too large" in failed.reason
+    assert f"{failed.reason}. Training continues" in ended.output
     # Both ranks learn it in the same moment; torchrun may end one of them before it has written.
     failure = error(run.attempt(0), 1) or error(run.attempt(0), 0)
     assert (failure["failure"], failure["phase"], failure["step"]) == ("user-error", "checkpoint", 6)
@@ -397,7 +407,7 @@ def test_weights_that_a_pass_changes_and_changes_back_are_restored_if_memory_run
         ended = start(run, recipe("none", micro=8), ranks=1, env=environ)
         assert ended.codes == {0: 0}, ended.output
         found[name] = losses(run)
-    assert [event.phase for event in run.read_events() if event["event"] == "downgrade"] == ["forward"]
+    assert [event.phase for event in run.read_events() if isinstance(event, Downgrade)] == ["forward"]
     assert found["out of memory"] == pytest.approx(found["undisturbed"], rel=1e-4)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from launcher.spec import variables
+from launcher.spec.events import Probed, Resumed, StepLeftOut
 from launcher.spec.verdict import EXIT_OOM
 from launcher.train.step_in_backward import Norms
 from tests.train.runs import any_error, error, job, losses, measure, prepare, recipe, start
@@ -70,8 +71,8 @@ def test_a_full_memory_restarts_from_the_last_complete_step(
     assert list(losses(run)) == [1, 2, 3]
     again = start(run, RECIPE, env=SUPERVISED)
     assert again.codes == {0: 0, 1: 0}, again.output
-    events = [event for event in run.read_events() if event["event"] == "resumed"]
-    assert [(event["step"], event["from"]) for event in events] == [resumed]
+    events = [event for event in run.read_events() if isinstance(event, Resumed)]
+    assert [(event.step, event.from_) for event in events] == [resumed]
     assert losses(run) == straight(tmp_path / "straight")
 
 
@@ -115,7 +116,7 @@ def test_a_loss_that_is_not_finite_is_left_out_before_anything_changes(tmp_path:
     run = prepare(tmp_path / "run", job(**{**FIELDS, "task": "steps_in_backward:Infinite"}))
     ended = start(run, RECIPE)
     assert ended.codes == {0: 0, 1: 0}, ended.output
-    assert [one["step"] for one in run.read_events() if one["event"] == "step-left-out"] == [3]
+    assert [one.step for one in run.read_events() if isinstance(one, StepLeftOut)] == [3]
     assert all(math.isfinite(loss) for step, loss in losses(run).items() if step != 3)
 
 
@@ -125,7 +126,7 @@ def test_the_probe_covers_the_updates_and_changes_nothing(tmp_path: Path) -> Non
     ended = start(run, RECIPE)
     assert ended.codes == {0: 0, 1: 0}, ended.output
     # A longer batch comes later, and is probed as well.
-    assert {one["micro_batch_size"] for one in run.read_events() if one["event"] == "probe"} == {4}
+    assert {one.micro_batch_size for one in run.read_events() if isinstance(one, Probed)} == {4}
     assert losses(run) == straight(tmp_path / "straight")
     drilled = prepare(
         tmp_path / "drilled", job(**{**FIELDS, "train": {**FIELDS["train"], "probe": "always"}})

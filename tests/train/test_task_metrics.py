@@ -13,7 +13,7 @@ import torch
 from launcher.rundir.files import replace_json
 from launcher.rundir.find import remove_partial_checkpoints
 from launcher.rundir.layout import RunDir
-from launcher.spec.events import StateNotSaved
+from launcher.spec.events import Downgrade, StateNotSaved
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints, read_marker
 from launcher.train.checkpoints.retention import best, remove_all_but
@@ -55,8 +55,8 @@ def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path
             assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.04), name  # a tie may turn
             assert one["eval_accuracy"] == pytest.approx(other["eval_accuracy"], abs=0.04), name
             assert one["place"] == pytest.approx(other["place"], rel=1e-5), name
-    changed = [e for e in RunDir(tmp_path / "repeated").read_events() if e["event"] == "downgrade"]
-    assert changed and changed[0]["step"] == 2
+    changed = [e for e in RunDir(tmp_path / "repeated").read_events() if isinstance(e, Downgrade)]
+    assert changed and changed[0].step == 2
 
 
 def test_a_task_knows_its_step_in_a_repeated_one_in_an_evaluation_and_after_a_restart(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_task_knows_its_step_in_a_repeated_one_in_an_evaluation_and_after_a_re
     called_for = {line["step"]: (line["called_for"], line["eval_called_for"]) for line in run.read_metrics()}
     assert called_for == {step: (step, step) for step in range(1, 6)}
     events = run.read_events()
-    assert {"downgrade", "resumed"} <= {event["event"] for event in events}
+    assert {"downgrade", "resumed"} <= {event.kind for event in events}
     assert [event.names for event in events if isinstance(event, StateNotSaved)] == [["task.calls"]]
 
 

@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
+from launcher.spec.events import StepLeftOut
 from launcher.spec.verdict import EXIT_STOPPED
 from launcher.supervise.judge import Evidence, judge, read_records
 from launcher.train.batch_norm_modules import compute_in_fp32
@@ -803,8 +804,8 @@ def test_a_step_that_is_left_out_leaves_batch_norms_statistics_as_they_were(tmp_
     run = prepare(tmp_path / "run", job(task="traps:NotANumber", steps=4))
     ended = start(run, recipe("none", micro=4, accumulation=2), ranks=1)
     assert ended.codes == {0: 0}, ended.output
-    [left_out] = [event for event in run.read_events() if event["event"] == "step-left-out"]
-    assert left_out["step"] == 2
+    [left_out] = [event for event in run.read_events() if isinstance(event, StepLeftOut)]
+    assert left_out.step == 2
     export(run.checkpoints / "step-00000004", tmp_path / "weights")
     weights = load_file(tmp_path / "weights" / "model.safetensors")
     statistics = [weights[f"1.1.running_{name}"] for name in ("mean", "var")]
@@ -888,8 +889,8 @@ def test_a_loss_that_is_not_a_number_leaves_its_step_out_on_every_rank(tmp_path:
     run = trap(tmp_path / "run", bad=[2])
     ended = start(run, recipe("fsdp"))
     assert ended.codes == {0: 0, 1: 0}, ended.output
-    [left_out] = [event for event in run.read_events() if event["event"] == "step-left-out"]
-    assert left_out["step"] == 2 and "not finite" in left_out["reason"]
+    [left_out] = [event for event in run.read_events() if isinstance(event, StepLeftOut)]
+    assert left_out.step == 2 and "not finite" in left_out.reason
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert [line["loss"] is None for line in lines] == [False, True, False]
 

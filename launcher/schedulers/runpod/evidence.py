@@ -8,10 +8,24 @@ from typing import Any, Literal
 
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.runpod.handle import Handle, handle_in
-from launcher.spec.events import latest
+from launcher.spec.events import (
+    Event,
+    Finished,
+    Found,
+    Refused,
+    Rejected,
+    RejectedEnded,
+    Rental,
+    Requeued,
+    SecondEnded,
+    Submitted,
+    Submitting,
+    Waiting,
+    latest,
+)
 from launcher.spec.records import RunRecord, StateRecord
 
-ASKED = ("submitting", "submitted", "resubmitted", "requeued")
+ASKED = (Submitting, Submitted, Requeued)
 "Events of a request for a pod, with its time limit."
 
 Question = Literal["records", "pod", "named", "owner", "price", "last words", "other", "begun"]
@@ -29,7 +43,7 @@ Question = Literal["records", "pod", "named", "owner", "price", "last words", "o
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedPod:
     """A pod that must end and has not been ended yet."""
 
     handle: Handle
@@ -88,7 +102,7 @@ class Evidence:
     "Description of what was rented."
     priced: bool = False
     "Whether the price of `handle` is known."
-    rejected: Rejected | None = None
+    rejected: RejectedPod | None = None
     waiting: bool = False
     "Whether the run waits for a pod: to replace an interrupted one, or for its turn in its sweep."
     queued: bool = False
@@ -134,76 +148,75 @@ class Evidence:
         return float("inf") if self.asked is None else self.now - self.asked
 
 
-def rejected_in(events: Sequence[Mapping[str, Any]]) -> Rejected | None:
+def rejected_in(events: Sequence[Event]) -> RejectedPod | None:
     """Return the rejected pod, or None if it was ended or another one was requested since."""
-    rejected: Rejected | None = None
+    rejected: RejectedPod | None = None
     for event in reversed(events):
-        if event.get("event") in ("submitting", "rejected-ended"):
+        if isinstance(event, Submitting | RejectedEnded):
             break
-        if event.get("event") == "rejected" and rejected is None:
-            _, profile, pod = str(event["handle"]).split(":", 2)
-            rejected = Rejected(Handle(profile, pod), str(event.get("reason", "")))
-        elif event.get("event") == "finished" and rejected is not None:
+        if isinstance(event, Rejected) and event.handle is not None and rejected is None:
+            _, profile, pod = event.handle.split(":", 2)
+            rejected = RejectedPod(Handle(profile, pod), event.reason or "")
+        elif isinstance(event, Finished) and rejected is not None:
             return replace(rejected, late=True)
     return rejected
 
 
-def submission_in(events: Sequence[Mapping[str, Any]]) -> Submission:
+def submission_in(events: Sequence[Event]) -> Submission:
     """Return the latest submission in a run's events."""
-    submissions = [event for event in events if event.get("event") == "submitting"]
+    submissions = [event for event in events if isinstance(event, Submitting)]
     if not submissions:
         return Submission()
     last = submissions[-1]
-    return Submission(len(submissions), str(last.get("time", "")), last.get("limits", {}))
+    return Submission(len(submissions), last.time, last.limits or {})
 
 
-def unconfirmed_in(events: Sequence[Mapping[str, Any]]) -> bool:
+def unconfirmed_in(events: Sequence[Event]) -> bool:
     """Return whether no event names a pod that RunPod has confirmed for the latest submission."""
-    event = latest(events, *ASKED, "found", "twin")
-    return event is None or event.get("event") == "submitting"
+    event = latest(events, *ASKED, Found, SecondEnded)
+    return event is None or isinstance(event, Submitting)
 
 
-def queues_in(events: Sequence[Mapping[str, Any]]) -> bool:
+def queues_in(events: Sequence[Event]) -> bool:
     """Return whether the run waits for its turn in its sweep."""
-    return bool((wait_in(events) or {}).get("queued"))
+    waits = wait_in(events)
+    return waits is not None and bool(waits.queued)
 
 
-def wait_in(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def wait_in(events: Sequence[Event]) -> Waiting | None:
     """Return the event since which the run waits for another pod or for its turn; None if it does not."""
-    waits: Mapping[str, Any] | None = None
+    waits: Waiting | None = None
     earlier = waits
     for event in events:
-        match event.get("event"):
-            case "waiting":
+        match event:
+            case Waiting():
                 waits = event
-            case "submitting":
+            case Submitting():
                 earlier, waits = waits, None
-            case "refused":
+            case Refused():
                 waits = earlier
-            case "finished":
+            case Finished():
                 waits = None
     return waits
 
 
-def limit_in(events: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
+def limit_in(events: Sequence[Event]) -> tuple[float, int] | None:
     """Return the latest pod's (deadline in seconds since the epoch, time limit in seconds)."""
     for event in reversed(events):
-        seconds, since = event.get("seconds"), seconds_of(str(event.get("time", "")))
-        if event.get("event") in ASKED and isinstance(seconds, int) and since is not None:
-            return since + seconds, seconds
+        if isinstance(event, ASKED) and event.seconds and (since := seconds_of(event.time)) is not None:
+            return since + event.seconds, event.seconds
     return None
 
 
-def words(event: Mapping[str, Any]) -> str:
-    """Describe what was rented, from the event that records it."""
-    gpu, price = event.get("gpu") or "CPU", event.get("usd_per_hour")
-    parts = [str(gpu), *(str(event[name]) for name in ("cloud", "data_center") if event.get(name))]
-    return ", ".join([*parts, f"{price:.3f} USD/h"] if isinstance(price, int | float) else parts)
+def words(rental: Rental) -> str:
+    """Describe what was rented."""
+    price = f"{rental.usd_per_hour:.3f} USD/h" if rental.usd_per_hour is not None else None
+    return ", ".join(filter(None, (rental.gpu or "CPU", rental.cloud, rental.data_center, price)))
 
 
 def from_events(
     run_id: str,
-    events: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
     about: RunRecord,
     found: Handle | None = None,
     **fields: Any,
@@ -216,12 +229,10 @@ def from_events(
     handle = handle_in(events, about.cluster.name or "", run_id)
     if handle.id is None and found is not None:
         handle = found
-    priced = [event for event in events if event.get("usd_per_hour") is not None]
-    requests = [
-        event
-        for event in events
-        if event.get("event") == "submitting" or event.get("usd_per_hour") is not None
-    ]
+    priced = [event for event in events if isinstance(event, Rental) and event.usd_per_hour is not None]
+    requested = next(
+        (event for event in reversed(events) if isinstance(event, Submitting) or event in priced), None
+    )
     deadline, seconds = limit_in(events) or (None, 0)
     return Evidence(
         run_id=run_id,
@@ -232,17 +243,15 @@ def from_events(
         gpu=str(section.gpu_id) if about.gpus_per_node else "CPU",
         deadline=deadline,
         seconds=seconds,
-        asked=seconds_of(str(requests[-1].get("time", ""))) or 0.0 if requests else None,
-        usd_per_hour=next(
-            (event["usd_per_hour"] for event in reversed(priced) if event["usd_per_hour"]), None
-        ),
+        asked=None if requested is None else seconds_of(requested.time) or 0.0,
+        usd_per_hour=next((event.usd_per_hour for event in reversed(priced) if event.usd_per_hour), None),
         rented=words(priced[-1]) if priced else "",
-        priced=any(event.get("handle") == str(handle) for event in priced),
+        priced=any(event.handle == str(handle) for event in priced),
         price=next(
             (
-                (str(event.get("gpu")), float(event["usd_per_hour"]))
+                (event.gpu or "CPU", event.usd_per_hour or 0.0)
                 for event in priced
-                if event.get("event") == "found" and event.get("handle") == str(handle)
+                if isinstance(event, Found) and event.handle == str(handle)
             ),
             None,
         ),

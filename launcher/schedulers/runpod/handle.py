@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.rundir import latest_handle
+from launcher.spec.events import Event
 
 PREFIX = "runpod:"
 POD_NAME = re.compile(r"launcher-(?P<run>.+)-(?P<number>\d+)")
@@ -72,7 +72,7 @@ def handle_of(run: RunDir) -> Handle:
     return handle_in(run.read_events(), run.read_about().cluster.name or "", run.id)
 
 
-def handle_in(events: Sequence[Mapping[str, Any]], profile: str, run_id: str) -> Handle:
+def handle_in(events: Sequence[Event], profile: str, run_id: str) -> Handle:
     """Return the handle of the latest pod in a run's events.
 
     It has no pod if the answer to the last submission was lost.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.rundir.time import seconds_of, stamp
-from launcher.schedulers.runpod.evidence import Evidence, Question, Rejected
+from launcher.schedulers.runpod.evidence import Evidence, Question, RejectedPod
 from launcher.schedulers.runpod.handle import Handle, pod_name
 from launcher.spec.base import format_duration
 
@@ -185,7 +185,7 @@ def _late_pods(e: Evidence) -> Action | None:
     return Follow(e.handle, others) if others else None
 
 
-def _rejected(e: Evidence, rejected: Rejected) -> Action:
+def _rejected(e: Evidence, rejected: RejectedPod) -> Action:
     if "records" not in e.answered:
         return Look("records")
     reason = rejected.reason.split(";")[0]

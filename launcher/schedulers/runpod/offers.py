@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +16,16 @@ from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.evidence import ASKED
 from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
 from launcher.spec.base import format_duration
+from launcher.spec.events import (
+    DuplicateEnded,
+    Event,
+    Finished,
+    Rejected,
+    RejectedEnded,
+    Rental,
+    Submitting,
+    SupervisorStarted,
+)
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client
@@ -298,7 +308,7 @@ def s3_refusal(centre: str | None, endpoint: str | None, volume: str) -> str | N
     return None
 
 
-def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
+def spent_of(events: Sequence[Event], now: float) -> float:
     """Return the USD cost of a run's pods so far, from their billed prices per hour.
 
     If the end of a pod was noticed late, it cost money until its time limit at most, unless it was rejected
@@ -308,25 +318,23 @@ def spent_of(events: Sequence[Mapping[str, object]], now: float) -> float:
     longest = until = math.inf
     # Sort, because a pod's events arrive here later than events that were written here meanwhile.
     for moment, event in sorted(_by_our_clock(events, now), key=lambda one: one[0]):
-        what, rented, seconds = event.get("event"), event.get("usd_per_hour"), event.get("seconds")
-        if what == "duplicate-ended" and isinstance(usd := event.get("usd"), int | float):
-            total += usd
-        ends = what in ("rejected-ended", "submitting")
+        rented = event.usd_per_hour if isinstance(event, Rental) else None
+        if isinstance(event, DuplicateEnded):
+            total += event.usd or 0.0
+        ends = isinstance(event, RejectedEnded | Submitting)
         if not rejected:  # a pod that could not be ended outlives its run
-            ends = ends or what == "finished"
+            ends = ends or isinstance(event, Finished)
         if since is not None and (ends or rented is not None):
             total, since = total + (min(moment, until) - since) / 3600 * price, None
-        rejected = what == "rejected" or (rejected and not ends)
-        if what in ASKED and isinstance(seconds, int):
-            longest = seconds
-        if isinstance(rented, int | float):
-            since, price, until = moment, float(rented), math.inf if rejected else moment + longest
+        rejected = isinstance(event, Rejected) or (rejected and not ends)
+        if isinstance(event, ASKED) and event.seconds is not None:
+            longest = event.seconds
+        if rented is not None:
+            since, price, until = moment, rented, math.inf if rejected else moment + longest
     return total + ((min(now, until) - since) / 3600 * price if since is not None else 0.0)
 
 
-def _by_our_clock(
-    events: Sequence[Mapping[str, object]], now: float
-) -> Iterator[tuple[float, Mapping[str, object]]]:
+def _by_our_clock(events: Sequence[Event], now: float) -> Iterator[tuple[float, Event]]:
     """Yield each event with its time by this machine's clock.
 
     A pod's clock may differ. Its supervisor started after the pod was requested, and the events that it wrote
@@ -335,18 +343,17 @@ def _by_our_clock(
     limits, until = [], now
     for event in reversed(events):
         limits.append(until)
-        if event.get("event") == "submitting":
-            until = seconds_of(str(event.get("time", ""))) or until
+        if isinstance(event, Submitting):
+            until = seconds_of(event.time) or until
     requested, late = -math.inf, 0.0
     for event, until in zip(events, reversed(limits), strict=True):
-        moment = seconds_of(str(event.get("since") or event.get("time", "")))
+        moment = seconds_of((event.since if isinstance(event, Rental) else None) or event.time)
         if moment is None:
             continue
-        what = event.get("event")
-        if what == "submitting":
+        if isinstance(event, Submitting):
             requested, late = moment, 0.0
-        elif what == "started" and late == 0:
+        elif isinstance(event, SupervisorStarted) and late == 0:
             late = max(requested - moment, 0.0)
-        elif what == "finished" and event.get("by") is None:
+        elif isinstance(event, Finished) and event.by is None:
             moment = min(moment + late, until)
         yield moment, event

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.rundir.layout import RunDir
 from launcher.spec import variables
-from launcher.spec.events import latest
+from launcher.spec.events import Stopping, latest
 from launcher.spec.verdict import EXIT_STOPPED
 
 
@@ -47,8 +47,8 @@ def main() -> None:
 
 def _why_stopped(run: RunDir) -> str | None:
     """Return the reason that the supervisor recorded before it asked the ranks to stop."""
-    stopping = latest(run.read_events(), "stopping")
-    return None if stopping is None else stopping.get("reason")
+    stopping = latest(run.read_events(), Stopping)
+    return None if stopping is None else stopping.reason
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TypeVar
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import SchedulerError, UnclearError
 from launcher.schedulers.login import NOT_FOUND, Login, LoginError, ask
-from launcher.spec.events import SlurmJob, latest
+from launcher.spec.events import Requeued, SlurmJob, Submitted, Submitting, latest
 
 PATIENCE_SECONDS = 20.0
 "How long to retry while the controller is down or busy. Restarting one takes less."
@@ -80,7 +80,7 @@ def sbatch_command(script: PurePath | str, submission: int = 1) -> tuple[str, ..
 
 def submission_of(run: RunDir) -> int:
     """Return the number of the current submission."""
-    return sum(event.get("event") == "submitting" for event in run.read_events())
+    return sum(isinstance(event, Submitting) for event in run.read_events())
 
 
 def _sbatch_text(command: tuple[str, ...], first: str, then: str) -> str:
@@ -239,13 +239,12 @@ def begun(run: RunDir) -> bool:
     """Return whether the run's records show a batch script or supervisor that obeys the file `cancel`."""
     if run.read_state().state in ("running", "stopping"):
         return True
-    kinds = ("submitting", "submitted", "resubmitted", "requeued", "job")
-    return isinstance(latest(run.read_events(), *kinds), SlurmJob)
+    return isinstance(latest(run.read_events(), Submitting, Submitted, Requeued, SlurmJob), SlurmJob)
 
 
 def jobs_of(run: RunDir) -> set[str]:
     """Return every job that the run's records name; for an array task, the id of its array."""
-    handles = (str(event.get("handle", "")) for event in run.read_events())
+    handles = (event.handle or "" for event in run.read_events())
     return {handle.rpartition(":")[2].partition("_")[0] for handle in handles} - {""}
 
 

@@ -15,7 +15,7 @@ from launcher.schedulers.slurm.pending import why_pending
 from launcher.schedulers.slurm.records import JobRecord, Records
 from launcher.schedulers.slurm.site import Site
 from launcher.schedulers.slurm.states import WITHOUT_SUPERVISOR, Meaning, meaning
-from launcher.spec.events import AttemptStarted, SlurmJob, latest
+from launcher.spec.events import AttemptStarted, SlurmJob, Submitting, SupervisorStarted, latest
 from launcher.spec.records import StateRecord
 from launcher.supervise.host import shows_life
 
@@ -82,7 +82,7 @@ def status_from_slurm(
 
 def _attempted(run: RunDir) -> bool:
     """Return whether an attempt has started in the run's latest job, according to its records."""
-    return isinstance(latest(run.read_events(), "submitting", "job", "attempt"), AttemptStarted)
+    return isinstance(latest(run.read_events(), Submitting, SlurmJob, AttemptStarted), AttemptStarted)
 
 
 def _unknown(run: RunDir, state: StateRecord, job: str | None, trouble: str) -> StateRecord:
@@ -104,7 +104,7 @@ def _reason_from_slurm(run: RunDir, record: JobRecord, slurm: Meaning) -> str:
     """Return what a job that has its nodes is doing, or "" if the supervisor's records say it."""
     if record.state in WITHOUT_SUPERVISOR:
         return f"job {record.id} {slurm.words}"
-    if not isinstance(latest(run.read_events(), "submitting", "job", "started"), SlurmJob):
+    if not isinstance(latest(run.read_events(), Submitting, SlurmJob, SupervisorStarted), SlurmJob):
         return ""
     if shows_life(run):
         return f"job {record.id} waits until the supervisor of an earlier start, which still runs, has ended"

@@ -9,7 +9,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
 from launcher.schedulers.over_ssh.rsh import quote
 from launcher.schedulers.rundir import end_told
-from launcher.spec.events import latest
+from launcher.spec.events import Submitting, latest
 from launcher.spec.records import StateRecord
 
 UNSTARTED_SECONDS = 180.0
@@ -62,5 +62,5 @@ def corrected_state(run: RunDir, lock: str, trouble: str, where: str) -> StateRe
 
 def _seconds_since_submission(run: RunDir) -> float:
     """Return the seconds since the latest submission."""
-    event = latest(run.read_events(), "submitting")
+    event = latest(run.read_events(), Submitting)
     return time.time() - (seconds_of(event.time) or 0.0) if event is not None else 0.0

@@ -35,5 +35,7 @@ class Notes:
 
 def with_masked_words(event: Event) -> Event:
     """Return the event without secrets."""
-    words = {name: masked(event[name]) for name in _WORDS if isinstance(event.get(name), str)}
-    return event.of({**event, **words})
+    fields = event.as_json()
+    return event.of(
+        {**fields, **{name: masked(fields[name]) for name in _WORDS if isinstance(fields.get(name), str)}}
+    )

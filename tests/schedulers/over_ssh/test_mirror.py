@@ -84,7 +84,7 @@ def both(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 
 def _kinds(run: RunDir) -> list[str]:
-    return [event["event"] for event in run.read_events()]
+    return [event.kind for event in run.read_events()]
 
 
 def test_a_new_run_is_there_whole_before_the_script_runs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.rundir.time import stamp
-from launcher.schedulers.runpod.evidence import Evidence, Rejected, Submission, from_events
+from launcher.schedulers.runpod.evidence import Evidence, RejectedPod, Submission, from_events
 from launcher.schedulers.runpod.handle import Handle
 from launcher.schedulers.runpod.lifecycle import (
     Action,
@@ -30,11 +30,12 @@ from launcher.schedulers.runpod.lifecycle import (
     why_leaked,
 )
 from launcher.spec.records import ClusterRecord, RunRecord, StateRecord
+from tests.lab import as_events
 
 NOW = 1_800_000_000.0
 POD, OTHER, UNKNOWN = Handle("box", "p1"), Handle("box", "p2"), Handle("box", None, "r")
 ASKED = Submission(1, stamp(NOW - 30), {"A5000": 0.3, "A6000": 0.5})
-REJECTED = Rejected(POD, "it was billed at 1.000 USD/h, the limit is 0.300; pods/p1 could not be ended")
+REJECTED = RejectedPod(POD, "it was billed at 1.000 USD/h, the limit is 0.300; pods/p1 could not be ended")
 
 
 def at(handle: Handle = POD, *answered: Any, **known: Any) -> Evidence:
@@ -351,25 +352,27 @@ def test_events_tell_of_the_latest_pod() -> None:
         event(0, "submitting", submission=1, limits={"A5000": 0.3}, seconds=600),
         event(5, "submitted", handle="runpod:box:p1", gpu="A5000", usd_per_hour=0.27, seconds=300),
     ]
-    first = from_events("r", events, ABOUT, now=NOW)
+    first = from_events("r", as_events(events), ABOUT, now=NOW)
     assert (first.handle, first.priced, first.rented) == (POD, True, "A5000, 0.270 USD/h")
     assert (first.deadline, first.seconds, first.asked) == (NOW + 305, 300, NOW + 5)
     assert first.interruptible and not first.waiting and first.gpu == "A5000"
     events.append(event(10, "submitting", submission=2, limits={}))
-    again = from_events("r", events, ABOUT, now=NOW)
+    again = from_events("r", as_events(events), ABOUT, now=NOW)
     assert (again.handle, again.priced, again.submission.number) == (UNKNOWN, False, 2)
-    assert from_events("r", events, ABOUT, found=OTHER, now=NOW).handle == OTHER
+    assert from_events("r", as_events(events), ABOUT, found=OTHER, now=NOW).handle == OTHER
     events.append(event(11, "rejected", handle="runpod:box:p2", reason="too dear"))
-    assert from_events("r", events, ABOUT, now=NOW).rejected == Rejected(OTHER, "too dear")
+    assert from_events("r", as_events(events), ABOUT, now=NOW).rejected == RejectedPod(OTHER, "too dear")
     late = [*events[:-1], event(11, "finished", state="cancelled"), events[-1]]
-    assert from_events("r", late, ABOUT, now=NOW).rejected == Rejected(OTHER, "too dear", late=True)
+    assert from_events("r", as_events(late), ABOUT, now=NOW).rejected == RejectedPod(
+        OTHER, "too dear", late=True
+    )
     events.append(event(12, "rejected-ended", handle="runpod:box:p2"))
     events.append(event(13, "waiting", reason="no room"))
-    ended = from_events("r", events, ABOUT, now=NOW)
+    ended = from_events("r", as_events(events), ABOUT, now=NOW)
     assert ended.rejected is None and ended.waiting
     events += [event(14, "submitting", submission=3, limits={}), event(15, "refused", reason="interrupted")]
-    assert from_events("r", events, ABOUT, now=NOW).waiting
-    assert not from_events("r", events[:-1], ABOUT, now=NOW).waiting
+    assert from_events("r", as_events(events), ABOUT, now=NOW).waiting
+    assert not from_events("r", as_events(events[:-1]), ABOUT, now=NOW).waiting
 
 
 def test_a_pod_that_was_found_is_held_against_the_limit_after_a_kill_too() -> None:
@@ -378,6 +381,8 @@ def test_a_pod_that_was_found_is_held_against_the_limit_after_a_kill_too() -> No
         {"time": stamp(NOW), "event": "submitting", "limits": {"A5000": 0.3}, "seconds": 600},
         {"time": stamp(NOW), "event": "found", "handle": str(POD), "gpu": "A5000", "usd_per_hour": 0.9},
     ]
-    found = from_events("r", events, ABOUT, now=NOW, state=StateRecord(state="submitted"), pod="RUNNING")
+    found = from_events(
+        "r", as_events(events), ABOUT, now=NOW, state=StateRecord(state="submitted"), pod="RUNNING"
+    )
     action = decide(replace(found, answered=frozenset({"records", "pod"})))
     assert action == Reject("it was billed at 0.900 USD/h, the limit is 0.300", 0.9, 0.3)

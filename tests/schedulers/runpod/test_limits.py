@@ -25,6 +25,7 @@ from launcher.schedulers.runpod.lifecycle import is_past, past_deadline
 from launcher.schedulers.runpod.offers import spent_of
 from launcher.schedulers.runpod.poller import evidence_of
 from launcher.schedulers.runpod.renting import NotRentedError
+from launcher.spec.events import DuplicateEnded, Finished, Found, Rejected, Submitting
 from tests.lab import wait_for
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
 
@@ -41,9 +42,9 @@ def test_a_pod_above_the_limit_that_cannot_be_ended_is_kept_in_view_until_it_is(
     assert not isinstance(caught.value, NotRentedError)
     run = find_run(ready.request.run_id)
     (pod,) = lab.pods(run)
-    (event,) = [event for event in run.read_events() if event["event"] == "rejected"]
-    assert event["handle"] == f"runpod:box:{pod['id']}" == lab.handle(run)
-    assert event["usd_per_hour"] > 0.1
+    (event,) = [event for event in run.read_events() if isinstance(event, Rejected)]
+    assert event.handle == f"runpod:box:{pod['id']}" == lab.handle(run)
+    assert event.usd_per_hour > 0.1
     wait_for(lambda: b'"cancelled"' in (lab.there(run) / "state.json").read_bytes(), "its pod stops")
     assert "keeps costing money" in lab.look(run).reason
     for end in (False, True):
@@ -63,18 +64,18 @@ def test_a_rejected_pod_counts_towards_the_budget_until_it_is_ended(lab: Lab) ->
     with pytest.raises(UnendedError):
         lab.submit(ready)
     run = find_run(ready.request.run_id)
-    (rejected,) = [event for event in run.read_events() if event["event"] == "rejected"]
-    assert rejected["limit"] == pytest.approx(0.061, abs=0.001) and rejected["usd_per_hour"] > 0.1
+    (rejected,) = [event for event in run.read_events() if isinstance(event, Rejected)]
+    assert rejected.limit == pytest.approx(0.061, abs=0.001) and rejected.usd_per_hour > 0.1
 
     def finished() -> bool:
         lab.look(run)
-        return any(event["event"] == "finished" for event in run.read_events())
+        return any(isinstance(event, Finished) for event in run.read_events())
 
     wait_for(finished, "its own word that it has ended")
     first = spent_of(run.read_events(), time.time())
     time.sleep(0.5)
     later = spent_of(run.read_events(), time.time())
-    assert later - first == pytest.approx(0.5 / 3600 * rejected["usd_per_hour"], rel=0.5)
+    assert later - first == pytest.approx(0.5 / 3600 * rejected.usd_per_hour, rel=0.5)
     lab.sandbox.faults()
     lab.until(run, "failed")
     ended = spent_of(run.read_events(), time.time())
@@ -102,7 +103,7 @@ def test_a_pod_that_is_found_late_is_held_against_the_limit(
     )
     lab.no_pods(run)
     events = run.read_events()
-    assert any(event["event"] == "found" and event["usd_per_hour"] > 0.1 for event in events)
+    assert any(isinstance(event, Found) and event.usd_per_hour > 0.1 for event in events)
     assert spent_of(events, time.time()) > 0
 
 
@@ -118,7 +119,7 @@ def test_a_pod_that_is_found_late_and_costs_what_was_shown_goes_on(
     run = find_run(ready.request.run_id)
     lab.until(run, "running")
     wait_for(lambda: len(lab.pods(run)) == 1 and lab.look(run).state == "running", "one pod")
-    assert [e["usd_per_hour"] for e in run.read_events() if e["event"] == "found"] == [0.06]
+    assert [e.usd_per_hour for e in run.read_events() if isinstance(e, Found)] == [0.06]
     lab.go(run)
     lab.until(run, "succeeded")
 
@@ -147,8 +148,8 @@ def test_a_pod_of_a_cancelled_run_that_appears_later_and_never_starts_is_ended_b
     assert status.state == "cancelled"
     assert re.fullmatch(r"cancelled before it began, but pod \w+ appeared later", status.reason)
     assert not lab.pods(run), "they cost money, and their image may never come"
-    (duplicate,) = [event for event in run.read_events() if event["event"] == "duplicate-ended"]
-    assert duplicate["usd"] > 0 and not any(event["event"] == "found" for event in run.read_events())
+    (duplicate,) = [event for event in run.read_events() if isinstance(event, DuplicateEnded)]
+    assert duplicate.usd > 0 and not any(isinstance(event, Found) for event in run.read_events())
     assert 0 < spent_of(run.read_events(), time.time()) == spent_of(run.read_events(), time.time() + 60)
 
 
@@ -176,7 +177,7 @@ def test_a_cluster_of_a_cancelled_run_that_appears_and_never_starts_is_ended_aft
     wait_for(clusters, "the first is listed")
     wait_for(lambda: lab.look(run) and not lab.sandbox.state()["live"], "looks end both")
     assert lab.look(run).state == "cancelled" and lab.bill(run) == 4, "two pods each"
-    assert [event["event"] for event in run.read_events()].count("rejected") == 1
+    assert [event.kind for event in run.read_events()].count("rejected") == 1
 
 
 def test_a_cancelled_run_whose_pod_appears_later_runs_nothing(lab: Lab) -> None:
@@ -230,8 +231,8 @@ def test_a_submission_leads_with_the_price_of_the_first_offer_and_the_worst_of_a
 def test_a_run_says_itself_that_its_time_is_over_before_runpod_ends_its_pod(lab: Lab) -> None:
     run = lab.submit(lab.prepare(max_hours=1))
     (pod,) = lab.pods(run)
-    (asked,) = [event for event in run.read_events() if event["event"] == "submitting"]
-    left = float(pod["env"]["LAUNCHER_DEADLINE"]) - (seconds_of(asked["time"]) or 0)
+    (asked,) = [event for event in run.read_events() if isinstance(event, Submitting)]
+    left = float(pod["env"]["LAUNCHER_DEADLINE"]) - (seconds_of(asked.time) or 0)
     assert 3600 - 180 - 2 < left <= 3600 - 180 + 10
     lab.go(run)
     lab.until(run, "succeeded")

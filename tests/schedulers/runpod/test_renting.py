@@ -22,6 +22,7 @@ from launcher.schedulers.runpod.renting import NotRentedError, Order, rent
 from launcher.schedulers.runpod.request import offer_lines
 from launcher.schedulers.runpod.settings import pace
 from launcher.schedulers.runpod.volume import VolumeError
+from tests.lab import as_events
 from tests.schedulers.runpod.http_server import Asked, Reply, Served
 
 NEVER = 10**6
@@ -338,11 +339,11 @@ def test_a_budget_limits_the_hours_by_what_earlier_pods_have_cost() -> None:
         {"time": "2026-11-21T12:00:00.000000Z", "event": "requeued", "usd_per_hour": 4.0},
     ]
     noon = datetime(2026, 11, 21, 12, 15, tzinfo=timezone.utc).timestamp()
-    assert spent_of(events, noon) == pytest.approx(1.5 * 2 + 0.25 * 4)
+    assert spent_of(as_events(events), noon) == pytest.approx(1.5 * 2 + 0.25 * 4)
     events[0]["seconds"] = events[2]["seconds"] = 600  # its end was seen only when somebody looked
-    assert spent_of(events, noon) == pytest.approx((2 + 4) / 6)
+    assert spent_of(as_events(events), noon) == pytest.approx((2 + 4) / 6)
     events.append({"time": "2026-11-21T12:01:00.000000Z", "event": "duplicate-ended", "usd": 0.5})
-    assert spent_of(events, noon) == pytest.approx((2 + 4) / 6 + 0.5)
+    assert spent_of(as_events(events), noon) == pytest.approx((2 + 4) / 6 + 0.5)
 
 
 @pytest.mark.parametrize(("ahead", "usd"), [(0, 2.0), (-7200, 1.8), (7200, 4.0)])
@@ -360,8 +361,10 @@ def test_a_pod_whose_clock_is_another_costs_money_while_it_may_have_lived(ahead:
         at(-3600 + ahead, "finished"),
     ]
     second = [at(0, "submitting"), at(0, "resubmitted", usd_per_hour=2.0)]
-    assert spent_of(first, ten) == pytest.approx(usd)
-    assert spent_of([*first, *second], ten + 1800) == pytest.approx(usd + 1.0), "the second goes on"
+    assert spent_of(as_events(first), ten) == pytest.approx(usd)
+    assert spent_of(as_events([*first, *second]), ten + 1800) == pytest.approx(usd + 1.0), (
+        "the second goes on"
+    )
 
 
 def test_a_rejected_pod_costs_until_it_is_ended_whatever_its_run_says() -> None:
@@ -378,11 +381,11 @@ def test_a_rejected_pod_costs_until_it_is_ended_whatever_its_run_says() -> None:
         at(5, "finished"),
     ]
     half_past = datetime(2026, 11, 21, 8, 30, tzinfo=timezone.utc).timestamp()
-    assert spent_of(events, half_past) == pytest.approx(3.0)
+    assert spent_of(as_events(events), half_past) == pytest.approx(3.0)
     ended = [*events, at(20, "rejected-ended"), at(21, "finished")]
-    assert spent_of(ended, half_past) == pytest.approx(2.0)
+    assert spent_of(as_events(ended), half_past) == pytest.approx(2.0)
     again = [*events, at(10, "submitting"), at(11, "resubmitted", usd_per_hour=3.0), at(21, "finished")]
-    assert spent_of(again, half_past) == pytest.approx(1.0 + 0.5)
+    assert spent_of(as_events(again), half_past) == pytest.approx(1.0 + 0.5)
 
 
 def test_a_data_centre_without_s3_is_refused_with_those_that_have_it() -> None:

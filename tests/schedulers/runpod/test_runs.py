@@ -34,6 +34,7 @@ from launcher.schedulers.lookup import statuses as statuses_of
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.lifecycle import why_leaked
 from launcher.schedulers.runpod.poller import evidence_of
+from launcher.spec.events import Requeued, SecondEnded, Submitted, Submitting
 from tests.lab import wait_for
 from tests.schedulers.runpod.http_server import Reply, Served
 from tests.schedulers.runpod.runs import A5000, A6000, Lab
@@ -61,8 +62,8 @@ def test_a_run_is_priced_submitted_followed_and_removed(lab: Lab, monkeypatch: p
     assert lab.until(run, "succeeded").exit_code == 0
     lab.no_pods(run)
     assert b"secret 20" in lab.scheduler.logs(run, 0), "the pod had the secret's value"
-    submitted = next(event for event in run.read_events() if event["event"] == "submitted")
-    assert submitted["usd_per_hour"] == 0.06
+    submitted = next(event for event in run.read_events() if isinstance(event, Submitted))
+    assert submitted.usd_per_hour == 0.06
     assert [one.state for one in statuses_of([run])] == ["succeeded"]
     for folder in (run.path, lab.there(run), lab.folder / "state"):
         for file in folder.rglob("*"):
@@ -360,7 +361,7 @@ def test_a_pod_that_somebody_ended_is_a_lost_run_that_can_be_resumed(lab: Lab) -
     lab.go(run)
     lab.until(run, "succeeded")
     lab.no_pods(run)
-    assert [e["submission"] for e in run.read_events() if e["event"] == "submitting"] == [1, 2]
+    assert [e.submission for e in run.read_events() if isinstance(e, Submitting)] == [1, 2]
 
 
 def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: Lab) -> None:
@@ -370,8 +371,8 @@ def test_an_interruptible_pod_that_is_taken_away_is_replaced_by_who_looks(lab: L
     lab.sandbox.interrupt(handle.rpartition(":")[2])
     wait_for(lambda: lab.look(run).handle != handle, "another pod")
     events = run.read_events()
-    (requeued,) = [event for event in events if event["event"] == "requeued"]
-    assert (requeued["reason"], requeued["gpu"]) == ("preempted", A5000)
+    (requeued,) = [event for event in events if isinstance(event, Requeued)]
+    assert (requeued.reason, requeued.gpu) == ("preempted", A5000)
     assert f"[launcher] another pod: {A5000} in EU-RO-1, 0.200 USD/h" in Story(run).news()
     lab.until(run, "running")
     lab.go(run)
@@ -416,8 +417,8 @@ def test_a_second_pod_of_the_same_submission_ends_itself(lab: Lab) -> None:
     twin = lab.sandbox.ask("POST", "/pods", json={**keep, "cpu": {"id": "cpu3c", "vcpuCount": 2}}).json()
     wait_for(lambda: [one["id"] for one in lab.pods(run)] == [pod["id"]], "the twin ends")
     lab.look(run)
-    event = next(event for event in run.read_events() if event["event"] == "twin")
-    assert (event["pod"], event["handle"]) == (twin["id"], handle)
+    event = next(event for event in run.read_events() if isinstance(event, SecondEnded))
+    assert (event.as_json()["pod"], event.handle) == (twin["id"], handle)
     assert lab.look(run).state == "running"
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("boto3")
 
 from launcher.schedulers import registry
 from launcher.schedulers.base import SchedulerError
+from launcher.spec.events import Refused
 from tests.sandbox.server import ROOT
 from tests.schedulers.runpod.http_server import Asked, Reply, Served
 from tests.schedulers.runpod.runs import Lab
@@ -76,7 +77,7 @@ def test_a_request_that_runpod_quotes_is_told_without_its_secrets(lab: Lab, quot
     with pytest.raises(SchedulerError) as caught:
         lab.scheduler.resume(run)
     quoted(caught.value)
-    assert any(event["event"] == "refused" and "***" in event["reason"] for event in run.read_events())
+    assert any(isinstance(event, Refused) and "***" in event.reason for event in run.read_events())
     for file in run.path.rglob("*"):
         if file.is_file():
             assert b"canary" not in file.read_bytes() and b"lines_9137" not in file.read_bytes(), file

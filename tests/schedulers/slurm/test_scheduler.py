@@ -182,7 +182,7 @@ def test_what_slurm_says_of_the_end_is_kept_for_when_it_has_forgotten(tmp_path: 
         run, None, Records(), "the controller is down"
     )
     assert (first.state, first.reason) == (run.read_state().state, run.read_state().reason)
-    assert [event["event"] for event in run.read_events()].count("finished") == 1
+    assert [event.kind for event in run.read_events()].count("finished") == 1
 
 
 def test_a_controller_that_does_not_answer_loses_no_run(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_connection_that_breaks_while_a_run_is_started_leaves_it_to_status_to_
     sshd.start()
     run = laptop.newest()
     assert laptop.wait(run)["state"] == "succeeded"
-    assert [event["event"] for event in run.read_events()][:2] == ["submitting", "submitted"]
+    assert [event.kind for event in run.read_events()][:2] == ["submitting", "submitted"]
 
 
 def test_a_start_without_an_answer_is_unclear_and_no_refusal(
