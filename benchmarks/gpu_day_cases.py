@@ -23,9 +23,9 @@ from gpu_day_case import FILE, Case, Fields, read, write
 
 from launcher.memory.estimate import Estimate
 from launcher.planning import speed as planned
-from launcher.planning.evaluate import Evaluator
 from launcher.planning.hardware import GIGA, gpu_type_of, memory_of
 from launcher.planning.plan import Layout
+from launcher.planning.recipe_costs import Evaluator
 from launcher.planning.speed import StepTime
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster, Gpu

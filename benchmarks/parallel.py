@@ -21,7 +21,7 @@ from launcher.api.given_job import as_given_job  # noqa: E402
 from launcher.api.model_sources import traces_dir  # noqa: E402
 from launcher.api.plan_comparisons import Comparer  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
-from launcher.planning.choice import Candidate  # noqa: E402
+from launcher.planning.fastest_recipe import Candidate  # noqa: E402
 from launcher.report.content import seconds  # noqa: E402
 from launcher.report.terminal import recipe_line  # noqa: E402
 from launcher.spec.base import GIB  # noqa: E402

@@ -19,8 +19,8 @@ from launcher.planning.declared import DeclaredParams
 from launcher.planning.model_source import NoTraceError
 from launcher.planning.plan import PlanRefusedError
 from launcher.spec.errors import LauncherError, Problem, UsageError
-from launcher.spec.long_work import working
 from launcher.spec.mesh import WHOLE, Part
+from launcher.spec.progress import working
 
 if TYPE_CHECKING:
     from launcher.memory.shapes import ModelShapes

@@ -11,8 +11,7 @@ from launcher.api.model_sources import UserCode, source_of
 from launcher.api.prepare import runs_root
 from launcher.memory.ledger import default_folder
 from launcher.memory.peaks import Like
-from launcher.planning.choice import Choice
-from launcher.planning.decide import Decider, Decision
+from launcher.planning.fastest_recipe import Choice
 from launcher.planning.hardware import GPU_TYPES, gpu_type_of, gpu_types_of, memory_of
 from launcher.planning.model_source import Source
 from launcher.planning.plan import PlanRefusedError
@@ -25,6 +24,7 @@ from launcher.planning.questions import (
     largest_micro_batch,
     least_gpus,
 )
+from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.errors import UsageError
 from launcher.spec.job import Job

@@ -19,7 +19,7 @@ from launcher.spec.recipe import Recipe
 
 if TYPE_CHECKING:
     from launcher.memory.estimate import Estimate
-    from launcher.planning.decide import Decision
+    from launcher.planning.recipe_and_ladder import Decision
 
 
 @dataclass(frozen=True)

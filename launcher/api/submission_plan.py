@@ -10,7 +10,7 @@ from launcher.planning.earlier_runs import earlier_runs, started_where_it_fitted
 from launcher.planning.plan import NotEstimatedError, Plan, PlanRefusedError, make_plan
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 
 class NotPlannedError(Exception):
@@ -33,7 +33,7 @@ def planned(job: Job, job_file: Path, cluster: Cluster, runs_root: Path) -> Plan
     if not (job.task is not None or declared):
         return plan
     from launcher.api.model_sources import source_of, traces_dir
-    from launcher.planning.decide import Decider
+    from launcher.planning.recipe_and_ladder import Decider
 
     workdir = (job_file.parent / job.workdir).resolve()
     source = source_of(job, workdir, traces_dir(), "cuda" if on_gpu else "cpu", _no_traces)

@@ -36,7 +36,7 @@ def compare(
     """Show runs side by side: what differs in job, recipe and environment, then the results."""
     from launcher.api.compare import chosen, compared
     from launcher.cli.output import console, fail, page_file, print_json
-    from launcher.spec.long_work import working
+    from launcher.spec.progress import working
 
     if csv and json:
         fail("give --csv or --json, not both")

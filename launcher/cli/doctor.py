@@ -114,7 +114,7 @@ def _wait_for_results(run: RunDir) -> Results:
 
     from launcher.api.doctor import wait_for_results, wait_for_start
     from launcher.schedulers.lookup import scheduler_of
-    from launcher.spec.long_work import working
+    from launcher.spec.progress import working
 
     try:
         with working("waiting for the run to start"):

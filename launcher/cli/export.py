@@ -43,7 +43,7 @@ def export(
     from launcher.rundir.find import find_run
     from launcher.schedulers.lookup import scheduler_of
     from launcher.spec.base import format_bytes
-    from launcher.spec.long_work import working
+    from launcher.spec.progress import working
 
     if dtype not in (None, "fp32", "bf16"):
         fail(f"--dtype {dtype}: it must be fp32 or bf16")

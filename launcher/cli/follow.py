@@ -19,7 +19,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import last_metrics, progress_text
 from launcher.schedulers.base import Scheduler, Status
 from launcher.schedulers.wanted_files import Wanted
-from launcher.spec.long_work import be_silent
+from launcher.spec.progress import be_silent
 
 
 def follow_run(scheduler: Scheduler, run: RunDir, since: str | None = None) -> int:

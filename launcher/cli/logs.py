@@ -43,7 +43,7 @@ def logs(
     from launcher.schedulers.base import Streaming
     from launcher.schedulers.lookup import fetch_to_read, scheduler_of
     from launcher.schedulers.wanted_files import Wanted
-    from launcher.spec.long_work import be_silent
+    from launcher.spec.progress import be_silent
 
     run_dir = find_run(run, by_job=True)
     scheduler = scheduler_of(run_dir)

@@ -47,7 +47,7 @@ from launcher.cli.output import (
     message_of,
 )
 from launcher.cli.spinner import LongWork
-from launcher.spec.long_work import listen
+from launcher.spec.progress import listen
 
 app = typer.Typer(
     name="launcher",

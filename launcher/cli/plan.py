@@ -62,7 +62,7 @@ def plan(
     """Show which recipe fits, how much memory it needs, and how fast it is. Start nothing."""
     from launcher.api.plans import Questions, answer
     from launcher.cli.output import fail, page_file, print_json
-    from launcher.spec.long_work import working
+    from launcher.spec.progress import working
 
     if tokens is not None and not isfinite(tokens):
         fail(f"--tokens: {tokens} is not a number of tokens")

@@ -32,7 +32,7 @@ def report(
     from launcher.api.pages import watch_report, write_report
     from launcher.cli.output import page_file, say
     from launcher.rundir.find import find_run
-    from launcher.spec.long_work import be_silent, working
+    from launcher.spec.progress import be_silent, working
 
     run_dir = find_run(run, by_job=True)
     page = page_file("--output", output) if output is not None else run_dir.report

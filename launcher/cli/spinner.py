@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.output import harmless_text
 from launcher.spec.base import format_bytes
-from launcher.spec.long_work import Advance
+from launcher.spec.progress import Advance
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -35,7 +35,7 @@ class _Work:
 
 
 class LongWork:
-    """A listener of `launcher.spec.long_work`."""
+    """A listener of `launcher.spec.progress`."""
 
     def __init__(self, *, plain: bool = True) -> None:
         """`plain`: also print a line if stderr is not a terminal."""

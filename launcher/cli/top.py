@@ -31,7 +31,7 @@ def top(
         fail("`launcher top` needs a terminal; `launcher list` prints the same once")
     from launcher.api.listing import Filter
     from launcher.schedulers.over_ssh.ssh import SshLogin
-    from launcher.spec.long_work import be_silent, working
+    from launcher.spec.progress import be_silent, working
     from launcher.top.board import Board
 
     board = Board(Filter(name=name, cluster=cluster, tag=tag), limit)

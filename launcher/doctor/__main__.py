@@ -27,10 +27,10 @@ from launcher.doctor.leftovers import Leftovers
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.listener import Listener
 from launcher.doctor.measure.network import identity
+from launcher.doctor.node_rank import Place
 from launcher.doctor.on_node import OnNode, measure_node
 from launcher.doctor.orders import Orders
 from launcher.doctor.page import page
-from launcher.doctor.place import Place
 from launcher.doctor.values import Measured
 from launcher.spec import variables
 from launcher.spec.one_line import plain

@@ -28,8 +28,8 @@ from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.measure.network import measure_ways, partners, send_answer
 from launcher.doctor.measure.shared_files import SEEN_SECONDS, Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
+from launcher.doctor.node_rank import Place
 from launcher.doctor.orders import Orders
-from launcher.doctor.place import Place
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.values import Measured
 

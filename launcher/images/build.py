@@ -21,7 +21,7 @@ from launcher.images.catalogue import Image
 from launcher.render.render import RenderedFile
 from launcher.rundir.files import replace_text
 from launcher.rundir.versions import DISTRIBUTION
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 WHEELS = f"{DISTRIBUTION.replace('-', '_')}-*.whl"
 "The file name of launcher's wheel."

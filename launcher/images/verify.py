@@ -10,7 +10,7 @@ from launcher.images import ImageError
 from launcher.images.builders import Builder
 from launcher.images.catalogue import Image
 from launcher.rundir.versions import DISTRIBUTION
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 _MODULES = {
     "launcher": "launcher.train.loop",

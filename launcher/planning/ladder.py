@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from launcher.memory.allocator_blocks import LARGE_SEGMENT
-from launcher.planning.choice import Candidate, Capacity, Evaluate
+from launcher.planning.fastest_recipe import Candidate, Capacity, Evaluate
 from launcher.planning.micro_batches import accumulating_instead, smaller_micro_batch
 from launcher.planning.oom_fallback import state_shards_of, words_of
 from launcher.planning.space import Space

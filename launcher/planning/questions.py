@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from launcher.planning.choice import Candidate, Capacity, Choice, Evaluate
+from launcher.planning.fastest_recipe import Candidate, Capacity, Choice, Evaluate
 from launcher.spec.recipe import Recipe
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from launcher.memory.peaks import gathered_for_the_pass
 from launcher.memory.states import Ranks, states_of
-from launcher.planning.choice import Candidate
-from launcher.planning.decide import Decider
+from launcher.planning.fastest_recipe import Candidate
+from launcher.planning.recipe_and_ladder import Decider
 from launcher.spec.base import Value
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
 from launcher.spec.recipe_rules import broken_rules

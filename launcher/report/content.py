@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from launcher.planning.choice import Candidate
-from launcher.planning.decide import Decision
+from launcher.planning.fastest_recipe import Candidate
 from launcher.planning.hardware import gpu_types_of
 from launcher.planning.questions import Comparison
+from launcher.planning.recipe_and_ladder import Decision
 from launcher.planning.speed import StepTime
 from launcher.planning.zero_stages import Stages
 from launcher.report.terminal import cost_lines, fit, ladder_line, plan_rows, recipe_line

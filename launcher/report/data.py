@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.planning.choice import Candidate
 from launcher.planning.cost import cost_of
+from launcher.planning.fastest_recipe import Candidate
 from launcher.planning.questions import Answer, Comparison
 from launcher.planning.zero_stages import Stages
 from launcher.report.content import Page

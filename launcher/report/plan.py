@@ -17,7 +17,7 @@ from launcher.spec.base import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from launcher.planning.decide import Decision
+    from launcher.planning.recipe_and_ladder import Decision
 
 MODULE = 17
 "Characters shown of a module's name. Its end is more specific than its beginning."

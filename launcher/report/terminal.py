@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # values are only printed here
     from rich.console import Console
 
     from launcher.memory.estimate import Estimate
-    from launcher.planning.choice import Capacity
     from launcher.planning.cost import Offered
+    from launcher.planning.fastest_recipe import Capacity
     from launcher.planning.plan import Plan
     from launcher.schedulers.base import Prepared
     from launcher.spec.cluster import Cluster
@@ -156,7 +156,7 @@ def fit(estimate: Estimate, recipe: Recipe, capacity: Capacity) -> str:
 
 def _fit_and_time(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     """Return whether the plan fits and how long the whole job takes, if its memory was estimated."""
-    from launcher.planning.choice import Capacity
+    from launcher.planning.fastest_recipe import Capacity
     from launcher.spec.base import format_duration
 
     if plan.estimate is None:

@@ -21,7 +21,7 @@ from launcher.schedulers.rundir import end_told, in_force, may_be_sent, status_o
 from launcher.schedulers.store import Store
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here
 from launcher.spec.events import Resubmitted, Starting, Submitted
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 from launcher.spec.records import StateRecord
 from launcher.spec.variables import RESERVED_PREFIX
 from launcher.supervise.host import disk_full, signal_supervisor, supervisor_alive, supervisor_gone

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from launcher.schedulers.base import MaybeDoneError, SchedulerError
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 NOT_FOUND = 127
 "A shell's exit code for a command that does not exist."

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 from tests.lab import Lab
 
 WORKS = """
@@ -18,7 +18,7 @@ import sys, threading
 import typer
 from launcher.cli import main, spinner
 from launcher.cli.options import AsJson
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 spinner.PATIENCE = float(sys.argv.pop(1))
 app = main.app = typer.Typer()

@@ -11,9 +11,9 @@ from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore
 from launcher.memory.trace import Trace
 from launcher.planning.cached import CachedSource
-from launcher.planning.decide import Decider, Decision
 from launcher.planning.model_source import Args
 from launcher.planning.plan import PlanRefusedError
+from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.render.shipped import clusters_dir
 from launcher.spec.base import GIB
 from launcher.spec.load import load_cluster, load_job

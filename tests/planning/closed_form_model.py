@@ -10,7 +10,7 @@ from typing import Any
 from launcher.memory.estimate import Estimate
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, ranks_on_node, states_of
-from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
+from launcher.planning.fastest_recipe import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.hardware import Hardware, gpu_type_of, memory_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time

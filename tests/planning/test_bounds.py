@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.choice import Bounds, Candidate, Choice, choose
-from launcher.planning.decide import Decider, Decision
+from launcher.planning.fastest_recipe import Bounds, Candidate, Choice, choose
 from launcher.planning.plan import PlanRefusedError
+from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.planning.traces import args_key
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster

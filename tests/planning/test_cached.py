@@ -11,8 +11,8 @@ from launcher.memory.states import Ranks
 from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
 from launcher.planning.cached import CachedSource
-from launcher.planning.decide import Decider, Decision
 from launcher.planning.model_source import NotCompiledError, NoTraceError
+from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe

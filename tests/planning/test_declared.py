@@ -6,10 +6,10 @@ import pytest
 
 from launcher.memory.formulas import formula_trace
 from launcher.memory.states import Ranks, states_of
-from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.model_source import About, NoTraceError
 from launcher.planning.plan import NotEstimatedError, PlanRefusedError
+from launcher.planning.recipe_and_ladder import Decider
 from launcher.planning.traces import Traces
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

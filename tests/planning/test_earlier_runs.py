@@ -10,11 +10,11 @@ import pytest
 from launcher.memory.ledger import Entry, capacity_of, family_of, record
 from launcher.memory.store import TraceStore
 from launcher.planning.cached import CachedSource
-from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.earlier_runs import earlier_runs, started_where_it_fitted
 from launcher.planning.micro_batches import with_micro_batch
 from launcher.planning.plan import Plan, make_plan
+from launcher.planning.recipe_and_ladder import Decider
 from launcher.render.shipped import clusters_dir
 from launcher.rundir.versions import version_of
 from launcher.spec.cluster import Cluster

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.decide import Decider
 from launcher.planning.plan import PlanRefusedError
+from launcher.planning.recipe_and_ladder import Decider
 from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job

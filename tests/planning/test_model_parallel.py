@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.decide import Decider, Decision
 from launcher.planning.declared import DeclaredParams
 from launcher.planning.plan import NotEstimatedError
+from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.train.tracing.task_source import TaskSource

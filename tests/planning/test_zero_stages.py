@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.decide import Decider
 from launcher.planning.declared import DeclaredParams
+from launcher.planning.recipe_and_ladder import Decider
 from launcher.planning.zero_stages import Stages, stages_of
 from launcher.report.content import Page, sections
 from launcher.report.data import as_data

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from launcher.memory.recipe_trace import kept_of
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks
-from launcher.planning.decide import Decider
+from launcher.planning.recipe_and_ladder import Decider
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe

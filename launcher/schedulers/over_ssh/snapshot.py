@@ -19,7 +19,7 @@ from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.spec.base import format_bytes
 from launcher.spec.listed_names import listed
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 LIMIT = 256 * 2**20
 "Maximum bytes of a working directory. Code is far smaller; data belongs on the cluster's own disks."

@@ -14,7 +14,7 @@ from typing import ClassVar
 from launcher.rundir.files import locked
 from launcher.rundir.shared_memory_folders import private_folder
 from launcher.schedulers.login import CutError, LoginError, all_or_nothing
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 
 STAYS_OPEN = "1h"
 "An unused connection stays open this long (ControlPersist), unless the user's ssh config says otherwise."

@@ -25,7 +25,7 @@ from launcher.schedulers.runpod.errors import (
     fate_of,
 )
 from launcher.schedulers.runpod.settings import api_key, pause_seconds
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 from launcher.spec.variables import RUNPOD_API, RUNPOD_GRAPHQL
 
 BASE = "https://api.runpod.io/v2"

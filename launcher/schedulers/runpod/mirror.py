@@ -16,7 +16,7 @@ from launcher.schedulers.over_ssh.exchange import LARGEST_LOG, LARGEST_RECORD
 from launcher.schedulers.runpod.errors import clean
 from launcher.schedulers.runpod.volume import GoneError, Object, Volume, VolumeError
 from launcher.schedulers.wanted_files import Wanted
-from launcher.spec.long_work import Advance, working
+from launcher.spec.progress import Advance, working
 from launcher.spec.records import StateRecord
 
 INDEX = ".volume.json"

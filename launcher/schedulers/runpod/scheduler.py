@@ -32,7 +32,7 @@ from launcher.schedulers.sweep_process import sweep_process_afterwards
 from launcher.schedulers.sweeps_without_queue import OneByOne, remove_here, submit_in_order
 from launcher.schedulers.wanted_files import Wanted
 from launcher.spec.events import Finished
-from launcher.spec.long_work import working
+from launcher.spec.progress import working
 from launcher.spec.records import ClusterRecord
 from launcher.supervise.sweep_turn import sweep_folder
 

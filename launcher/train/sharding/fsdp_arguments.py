@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 
-from launcher.train.activations.places import entries_of
+from launcher.train.activations.mutable_containers import entries_of
 from launcher.train.undo.objects import MOST_ITEMS, attributes_of, sort_of
 
 

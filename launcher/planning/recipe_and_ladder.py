@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from launcher.planning.choice import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.earlier_runs import earlier_runs, started_where_it_fitted, starting_rung
-from launcher.planning.evaluate import Evaluator
+from launcher.planning.fastest_recipe import Bounds, Candidate, Capacity, Choice, choose
 from launcher.planning.ladder import Rung, confirmed, ladder_of
 from launcher.planning.model_source import Source
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
+from launcher.planning.recipe_costs import Evaluator
 from launcher.planning.space import Space
 from launcher.spec.base import Value, counted, format_bytes
 from launcher.spec.cluster import Cluster
@@ -111,7 +111,7 @@ class Decider:
         )
 
     def choose(self, space: Space, *, nearest: bool = True, than: Candidate | None = None) -> Choice:
-        """Choose a recipe that also fits by an exact trace. `nearest`, `than`: see launcher.planning.choice.
+        """Choose a recipe that also fits by an exact trace. `nearest`, `than`: see `fastest_recipe.choose`.
 
         The affine model may accept recipes that the exact trace then rejects. Each round traces another one.
         """

@@ -17,7 +17,7 @@ from launcher.memory.recipe_trace import Profile
 from launcher.memory.states import states_of
 from launcher.memory.trace import Affine, Moment, Work
 from launcher.planning.cached import from_store
-from launcher.planning.choice import Candidate
+from launcher.planning.fastest_recipe import Candidate
 from launcher.planning.hardware import hardware_of
 from launcher.planning.micro_batches import with_micro_batch
 from launcher.planning.model_source import Args, Source

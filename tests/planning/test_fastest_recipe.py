@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.memory.estimate import Estimate, Peak
-from launcher.planning.choice import ANOTHER_OPTIMIZER, Candidate, Capacity, largest_that_fits
+from launcher.planning.fastest_recipe import ANOTHER_OPTIMIZER, Candidate, Capacity, largest_that_fits
 from launcher.planning.ladder import ladder_of
 from launcher.planning.space import AXES, Space
 from launcher.spec.base import GIB, format_bytes
