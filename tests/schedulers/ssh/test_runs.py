@@ -227,7 +227,12 @@ def test_a_supervisor_that_is_gone_without_a_word_is_lost_and_the_run_goes_on(la
     there = lab.on_disk(run)
     os.kill(supervisor_pid(there), 9)
     status = lab.status(run)
-    assert (status["state"], status["failure"]) == ("lost", "node-failed")
+    assert (status["state"], status["failure"], status["resumable"]) == ("lost", "node-failed", True)
+    away = there.path.rename(there.path.with_name("away"))
+    gone = lab.status(run)
+    assert (gone["state"], gone["resumable"]) == ("lost", False) and "no longer exists" in gone["reason"]
+    assert "launcher resume" not in lab.said("why", run.id)
+    away.rename(there.path)
     assert "not running: lost" in lab.said("cancel", run.id, code=4)
     (there.path / "go").touch()
     followed = lab.said("resume", run.id, "--set", "env.MOOD=better", "--follow")
