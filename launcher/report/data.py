@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.memory.accuracy import known_errors
 from launcher.planning.cost import cost_of
 from launcher.planning.fastest_recipe import Candidate
 from launcher.planning.questions import Answer, Comparison
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def as_data(page: Page) -> dict[str, Any]:
     """Return the output of `launcher plan --json`."""
     decision = page.decision
-    data: dict[str, Any] = {"job": page.job.name, "cluster": page.cluster.name, "measured_on_gpu": False}
+    measured = any(entry.measured_by == "launcher" for entry in known_errors())
+    data: dict[str, Any] = {"job": page.job.name, "cluster": page.cluster.name, "measured_on_gpu": measured}
     if decision is None:
         data["refused"] = page.refusal
     else:

@@ -124,7 +124,7 @@ def test_json_has_every_peak_in_bytes_and_what_the_model_prints_goes_to_stderr(l
     assert done.returncode == 0 and "hello from the model" in done.stderr
     said = json.loads(done.stdout)
     chosen, estimate = said["chosen"], said["chosen"]["estimate"]
-    assert said["parameters"] == PARAMETERS and said["measured_on_gpu"] is False
+    assert said["parameters"] == PARAMETERS and said["measured_on_gpu"] is True
     assert all(sum(peak["parts"].values()) == peak["allocated"] for peak in estimate["peaks"])
     whens = {peak["when"] for peak in estimate["peaks"]}
     assert whens == {"first step", "steady state", "resume", "evaluation", "checkpoint"}
