@@ -224,8 +224,7 @@ class Trainer:
             self._report_unsaved()
             self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
-                if done == 0:
-                    self.guard.check_trained()
+                self.guard.check_trained(resumed=done > 0)
                 self.grace_period.stop_watching()
                 self._save(step, leaving=True)
                 return True
