@@ -40,7 +40,8 @@ class Originals:
         gone: dict[int, tuple[str, Any]] = {}
         present = {id(p) for p in model.parameters()}
         for name, module, attribute, original, had_hooks in self._places:
-            now, before = module._parameters.get(attribute), original()
+            # A TorchScript module keeps its parameters in an object without `get`.
+            now, before = dict(module._parameters.items()).get(attribute), original()
             if had_hooks and now is not None and now is not before:
                 hooked.append(name)
             if before is not None and id(before) not in present:

@@ -111,6 +111,19 @@ def test_an_operator_of_torch_is_named_as_such(tmp_path: Path) -> None:
         source.trace(recipe(sharding="none"), ONE)
 
 
+class Scripted(Unnumbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(torch.jit.script(super().model()))
+
+
+def test_torchscript_is_named_as_such(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:Scripted"), tmp_path)
+    with pytest.raises(
+        NoTraceError, match=r"^0: .*TorchScript.* the module before torch\.jit\.script"
+    ):
+        source.trace(recipe(sharding="none"), ONE)
+
+
 class Experts(Blocks):
     def parallel_plan(self, model: nn.Module) -> Any:
         raise SetupError("experts cannot be divided")

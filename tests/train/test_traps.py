@@ -286,6 +286,13 @@ def test_an_embedding_that_changes_its_rows_in_the_forward_pass_is_refused_under
     check_shardable(nn.Sequential(kind(8, 4)))
 
 
+def test_torchscript_in_a_model_keeps_its_parameters_but_is_refused_under_fsdp() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4))))
+    Originals(model).check(model)
+    with pytest.raises(SetupError, match=r"1 is TorchScript.* sharding: ddp"):
+        check_shardable(model)
+
+
 def sharded(model: nn.Linear) -> None:
     """Do to the parameters what FSDP does to them: put others in their place."""
     originals = Originals(model)

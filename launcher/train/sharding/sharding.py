@@ -242,8 +242,14 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
 def check_shardable(model: nn.Module) -> None:
     """Raise SetupError for a parameter that FSDP cannot shard along its first dimension: one without
     dimensions or elements, one with another order in memory, or one that tensor parallelism leaves empty on
-    a rank. Also for an embedding with `max_norm`, whose forward changes gathered rows that FSDP discards."""
+    a rank. Also for TorchScript, whose parameters cannot be replaced by shards, and for an embedding with
+    `max_norm`, whose forward changes gathered rows that FSDP discards."""
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise SetupError(
+                f"{name or 'the model'} is TorchScript, whose parameters FSDP cannot replace by shards: use "
+                "sharding: ddp or zero1, or the module before torch.jit.script"
+            )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise SetupError(
                 f"{name} has max_norm, which rescales rows of its weight in the forward pass: under FSDP the "

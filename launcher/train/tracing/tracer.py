@@ -66,6 +66,7 @@ _Values = Literal["none", "integers", "computed"]
 _READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 "Exceptions of operators that need values which a trace does not know."
 
+SCRIPTED = "TorchScript runs outside of Python: let model() return the module before torch.jit.script"
 PASSES = (("forward", "backward"), ("forward again", "backward again"))
 
 
@@ -271,6 +272,8 @@ class Tracer:
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
             model, names, runs, blocks = self._built(rank, most)
+            if scripted := [name for m, name in names.items() if isinstance(m, torch.jit.ScriptModule)]:
+                raise UntraceableError(scripted[0], TypeError(SCRIPTED))
             make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)
             stack.enter_context(no_packed_mask())
