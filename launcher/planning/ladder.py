@@ -48,24 +48,33 @@ def ladder_of(
 ) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
     """Return the rungs below `chosen`, and a line for each value of `knobs` that is not a rung.
 
-    Each rung changes one field: the one that loses the least speed per byte saved. Each rung needs less GPU
-    memory than the one above, and fits the host. `knobs`: task arguments with their values in falling order,
+    Each rung changes one field: the one that loses the least speed per byte saved. If that is offload, FSDP
+    first gathers single layers, unless that is slower. Each rung needs less GPU memory than the one above,
+    and fits the host. `knobs`: task arguments with their values in falling order,
     the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change what is learnt, so they come
     last. So does a smaller micro-batch if the model has BatchNorm or the loss couples samples.
     """
     rungs: list[Rung] = []
     left_out: dict[str, str] = {}
     current, args = chosen, dict[str, JsonValue]()
+
+    def cheapest(recipes: Sequence[Recipe]) -> Rung | None:
+        candidates = (
+            _rung(evaluate(recipe, args or None), args, current, args, space, capacity) for recipe in recipes
+        )
+        return _cheapest([*candidates], capacity)
+
     while True:
         rung = None
         for recipes in _changes_in_order(current.recipe, space):
-            candidates = [
-                _rung(evaluate(recipe, args or None), args, current, args, space, capacity)
-                for recipe in recipes
-            ]
-            rung = _cheapest(candidates, capacity)
+            rung = cheapest(recipes)
             if rung is not None:
                 break
+        if rung is None or rung.recipe.offloads > current.recipe.offloads:
+            # Single layers cost another trace, so they are tried last; offload is mostly slower.
+            layers = cheapest(space.layers_of(current.recipe))
+            if layers is not None and (rung is None or layers.slower <= rung.slower):
+                rung = layers
         if rung is None:
             rung = _cheapest(
                 _knob_rungs(current, args, evaluate, space, capacity, knobs or {}, left_out), capacity

@@ -43,7 +43,12 @@ def test_layers_are_gathered_one_at_a_time_where_nothing_else_fits() -> None:
 
 @pytest.mark.slow
 def test_blocks_are_gathered_as_a_whole_where_they_fit() -> None:
-    assert decider(14).decide().plan.recipe.sharding in ("fsdp", "fsdp-keep")
+    found = decider(14).decide()
+    assert found.plan.recipe.sharding == "fsdp"
+    layers = next(rung for rung in found.rungs if rung.recipe.sharding == "fsdp-layers")
+    assert layers.saved > GIB and all(not rung.recipe.offloads for rung in found.rungs), (
+        "a rung before offload"
+    )
 
 
 @pytest.mark.slow

@@ -118,9 +118,7 @@ class Scripted(Unnumbered):
 
 def test_torchscript_is_named_as_such(tmp_path: Path) -> None:
     source = TaskSource(job(task="tests.train.test_declared:Scripted"), tmp_path)
-    with pytest.raises(
-        NoTraceError, match=r"^0: .*TorchScript.* the module before torch\.jit\.script"
-    ):
+    with pytest.raises(NoTraceError, match=r"^0: .*TorchScript.* the module before torch\.jit\.script"):
         source.trace(recipe(sharding="none"), ONE)
 
 
