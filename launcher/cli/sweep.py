@@ -62,9 +62,13 @@ def _interrupted_message(sweep: PreparedSweep) -> str:
         match = find(sweep.id)
     except RunNotFoundError:
         return f"interrupted: no run of {sweep.id} was submitted"
-    count = len(match.runs) if isinstance(match, SweepRuns) else 1
+    if sweep.script is not None:  # one request for all runs, whose answer is not known
+        what = f"{sweep.id} may have been submitted"
+    else:
+        count = len(match.runs) if isinstance(match, SweepRuns) else 1
+        what = f"{count} of {len(sweep.runs)} runs of {sweep.id} were submitted"
     return (
-        f"interrupted: {count} of {len(sweep.runs)} runs of {sweep.id} were submitted: "
+        f"interrupted: {what}: "
         f"`launcher sweep status {sweep.id}` shows them, `launcher sweep cancel {sweep.id}` ends them, "
         f"`launcher sweep resume {sweep.id}` resumes those that ended without success"
     )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from launcher.rundir.find import latest_checkpoint
+from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_CODES
 from tests.lab import HELD, HELD_JOB, wait_for
 from tests.slurm.cluster import Cluster
@@ -139,6 +143,80 @@ def test_a_controller_that_is_silent_is_asked_again_and_gets_the_job_once(lab: S
     assert process.returncode == 0, out + err
     assert jobs_of(lab) == [job_id(lab.newest())]
     assert lab.wait(lab.newest())["state"] == "succeeded"
+
+
+@dataclass(frozen=True)
+class SlowSbatch:
+    """An sbatch that waits for the file `through` in the lab's folder before it asks Slurm."""
+
+    lab: SlurmLab
+
+    def submit(self, *arguments: str) -> subprocess.Popen[str]:
+        """A `launcher submit` whose sbatch waits."""
+        process = submit_in_background(self.lab, *arguments)
+        wait_for((self.lab.folder / "waits").exists, "sbatch")
+        return process
+
+    def go_on(self) -> str:
+        """Let the oldest sbatch ask Slurm; return its job when that has ended."""
+        (self.lab.folder / "through").touch()
+        job = wait_for((self.lab.folder / "late").read_text, "job of the late sbatch").strip()
+        self.lab.accounted(job)
+        return job
+
+
+@pytest.fixture
+def slow_sbatch(lab: SlurmLab) -> SlowSbatch:
+    script, folder, real = lab.folder / "bin" / "sbatch", lab.folder, shutil.which("sbatch")
+    script.parent.mkdir()
+    script.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--test-only*) exec {real} "$@";; esac\n'
+        f'mkdir {folder}/waits 2>/dev/null || exec {real} "$@"\n'
+        f"until [ -e {folder}/through ]; do sleep 0.05; done\n"
+        f'job=$({real} "$@") && echo "$job" >{folder}/new && mv {folder}/new {folder}/late && echo "$job"\n'
+    )
+    script.chmod(0o755)
+    lab.environ["PATH"] = f"{script.parent}:{lab.environ['PATH']}"
+    return SlowSbatch(lab)
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_gets_after_its_run_was_resumed_does_not_run_it_again(
+    lab: SlurmLab, slow_sbatch: SlowSbatch
+) -> None:
+    process = slow_sbatch.submit(job(lab))
+    process.kill()
+    process.communicate()
+    run = lab.newest()
+    assert lab.cli("resume", run.id).returncode == 0
+    resumed = job_id(run)
+    assert lab.wait(run)["state"] == "succeeded"
+    late = slow_sbatch.go_on()
+    assert (
+        f"job {resumed} has the run: nothing is left to do here"
+        in (run.path / f"slurm-{late}.out").read_text()
+    )
+    assert len(run.attempts()) == 1 and job_id(run) == resumed
+    assert lab.status(run)["state"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_a_sweep_is_cancelled_also_while_a_killed_submission_still_asks_for_its_jobs(
+    lab: SlurmLab, slow_sbatch: SlowSbatch
+) -> None:
+    process = slow_sbatch.submit(job(lab), "--sweep", "env.WHO=a,b")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    sweep = lab.newest().read_about().sweep
+    assert sweep is not None
+    assert f"interrupted: {sweep.id} may have been submitted: " in err
+    cancelled = lab.cli("cancel", sweep.id)
+    assert cancelled.returncode == 0 and "2 taken out of the queue" in cancelled.stdout, cancelled.stderr
+    slow_sbatch.go_on()
+    runs = [RunDir(path) for path in (lab.folder / "runs").glob(f"{sweep.id}-*")]
+    assert [len(run.attempts()) for run in runs] == [0, 0]
+    assert lab.json("status", sweep.id, code=EXIT_CODES["cancelled"])["states"] == {"cancelled": 2}
 
 
 @pytest.mark.slow

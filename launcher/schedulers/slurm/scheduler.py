@@ -238,7 +238,7 @@ class SlurmScheduler(Scheduler):
             return Cancelled()
         again = {run for run in jobs if run.cancel.exists()}  # a second request ends the ranks at once
         foreign = {run: why for run, job in jobs.items() if (why := self._why_foreign(run, job))}
-        own = {run: job for run, job in jobs.items() if run not in foreign}
+        own = {run: job for run, job in jobs.items() if job and run not in foreign}
 
         def cancel(login: Login, again: Collection[RunDir]) -> str:
             refused = cancel_jobs(login, own, [run for run in own if run in again])
@@ -281,6 +281,9 @@ class SlurmScheduler(Scheduler):
     def _jobs_to_stop(self, runs: Sequence[RunDir]) -> dict[RunDir, str]:
         """Return the latest job of each run that has not ended. Raises SchedulerError if a job is not known.
 
+        The job of a run that was sent is "" if Slurm has none yet: sbatch may still be running, also after
+        the process that started it was killed, and the job must find the request to stop.
+
         If the runs are on another host and their local records name every job, Slurm is not queried: the
         answer to the request shows which runs had ended.
         """
@@ -292,7 +295,11 @@ class SlurmScheduler(Scheduler):
         for run, status in statuses:
             if not status.ended and not job_in(status.handle):
                 raise SchedulerError(f"{run.id} was not asked to stop: {status.reason}")
-        return {run: job_in(status.handle) for run, status in statuses if not status.ended}
+        return {
+            run: job_in(status.handle)
+            for run, status in statuses
+            if not status.ended or (status.state == "lost" and may_start(run) and not job_in(status.handle))
+        }
 
     def _why_foreign(self, run: RunDir, job: str) -> str:
         """Return why this job id is not the run's, according to the last answer, or "" if it is or may be."""
@@ -325,7 +332,7 @@ def _doing(status: Status) -> str:
 
 
 def _named_job(run: RunDir, named: Mapping[str, str]) -> str | None:
+    """Return the run's job by the jobs' names. A job of the run alone is later than its sweep's array."""
     sweep = run.read_about().sweep
-    if sweep is not None and (array := named.get(sweep.id)) is not None:
-        return f"{array}_{sweep.task}"
-    return named.get(run.id)
+    array = named.get(sweep.id) if sweep is not None else None
+    return named.get(run.id) or (f"{array}_{sweep.task}" if sweep is not None and array else None)

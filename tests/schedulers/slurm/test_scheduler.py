@@ -404,6 +404,20 @@ def test_after_a_lost_answer_the_job_is_looked_for_before_another_is_submitted(
     assert handle_of(run, job_of(run)) == f"slurm:c:{9 if begins else 7}"
 
 
+def test_a_run_of_a_sweep_that_was_resumed_has_the_job_of_its_own_not_a_task_of_the_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(tmp_path)
+    queue.lines.write_text("8|many|\n9|run|\n")
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    run = a_run(tmp_path, state="submitted")
+    replace_json(run.submitted, {**run.read_about().as_json(), "sweep": {"id": "many", "task": 1}})
+    run.event("submitting")
+    assert SlurmScheduler().statuses([run])[0].handle == "slurm:c:9"
+    queue.lines.write_text("8|many|\n")
+    assert SlurmScheduler().statuses([run])[0].handle == "slurm:c:8_1"
+
+
 def test_of_two_runs_without_an_answer_each_has_a_handle_of_its_own(tmp_path: Path) -> None:
     runs = []
     for name in ("first", "second"):

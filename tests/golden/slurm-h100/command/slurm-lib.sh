@@ -567,16 +567,27 @@ setup_failed() {
 }
 # -- The job from start to end
 
+# later_job SUBMISSION: print the job of a later submission of the run, if there is one.
+later_job() {
+  [[ $1 =~ ^[0-9]+$ ]] || return 0 # linked to a job that had the run
+  awk -v number="$1" -v prefix="\"handle\": \"$_handle_prefix" '/"event": "submitting"/ { n++; next }
+    n > number && /"event": "(resubmitted|job)"/ && (at = index($0, prefix)) {
+      job = substr($0, at + length(prefix)); sub(/".*/, "", job)
+    }
+    END { print job }' "$_run_dir/events.jsonl"
+}
 # begin [SUBMISSION]: claim the run, record the nodes, and stop if the run was cancelled or has ended.
 begin() {
   local _owner
   say "job $_id, start $_restart, nodes ${SLURM_JOB_NODELIST:-unknown}"
-  # If sbatch's answer was lost, one submission may have become two jobs. The first one that starts gets the run.
+  # If sbatch's answer was lost, one submission may have become two jobs, and the first one that starts gets the run; or
+  # the run was resumed before Slurm had this job, and the job of the later submission has the run.
   if (($#)); then
     (set -o noclobber && printf '%s\n' "$_id" >"$_run_dir/slurm-submission-$1") 2>/dev/null
     _owner=$(<"$_run_dir/slurm-submission-$1")
+    if [[ -z $_owner || $_owner == "$_id" ]]; then _owner=$(later_job "$1"); fi
     if [[ -n $_owner && $_owner != "$_id" ]]; then
-      say "job $_owner is this submission of the run: nothing is left to do here"
+      say "job $_owner has the run: nothing is left to do here"
       event twin '"job": '"$(json "$_id")" "$_handle_prefix$_owner"
       exit 0
     fi
