@@ -24,10 +24,13 @@ def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | 
     Return the weight files. Raises ExportError, TaskError, UserCodeError, UsageError, OSError.
     """
     about, to = run.read_about(), to.absolute()
-    if read_marker(checkpoint).get("adapter") is None:
+    if not (marker := read_marker(checkpoint)):
+        raise ExportError.reading(checkpoint)
+    if marker.get("adapter") is None:
         raise ExportError(f"{run.id} was trained without an adapter: there is nothing to merge")
     workdir = Path(about.workdir or "")
-    recipe = Recipe.model_validate(run.read_recipe(run.attempts()[-1]))
+    attempts = run.attempts() or [run.attempt(0)]  # the checkpoints may have been copied into a new directory
+    recipe = Recipe.model_validate(run.read_recipe(attempts[-1]))
     if not workdir.is_dir():
         raise UsageError(f"workdir: {workdir} is not a directory here; the task is imported from it")
     job = about.job.validated()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_saver import save
 from typer.testing import CliRunner
 
+from launcher.api.merged_adapter import export_merged
 from launcher.cli.main import app
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import AdapterWarning
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.adapters.nf4 import NF4Linear, PackedPart, Packing
+from launcher.train.checkpoints.content import Stored, Weight
 from launcher.train.checkpoints.export import ExportError, export
-from launcher.train.checkpoints.folder import MARKER
+from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
 from tests.train.adapted import Encoder
 from tests.train.runs import job, prepare, recipe, start
 
@@ -294,3 +297,36 @@ def test_a_part_of_packed_weights_has_the_values_of_the_whole() -> None:
     assert PackedPart.of(Packing((64, 96), torch.float32), slice(0, 64), slice(0, 48)) is None
     assert PackedPart.of(Packing((65, 33), torch.float32), slice(33, 65), slice(0, 33)) is None
     assert PackedPart.of(Packing((1, 64), torch.float32), slice(1, 1), slice(0, 64)) is None
+
+
+def test_a_checkpoint_that_the_training_removes_during_an_export_is_said_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path, "lora")
+    checkpoint = complete_checkpoints(run.checkpoints)[3]
+    read, kept = Stored.read, tmp_path / "kept"
+
+    def removed_first(stored: Stored, weights: list[Weight]) -> dict[str, torch.Tensor]:
+        checkpoint.rename(kept)
+        return read(stored, weights)
+
+    removed = "step-00000003 was removed by the training, which goes on: export a newer checkpoint"
+    with monkeypatch.context() as patch:
+        patch.setattr(Stored, "read", removed_first)
+        with pytest.raises(ExportError, match=removed):
+            export(checkpoint, tmp_path / "out")
+    for write in (lambda: export(checkpoint, tmp_path / "out"), lambda: merge(run, checkpoint, tmp_path)):
+        with pytest.raises(ExportError, match=removed):
+            write()
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
+def merge(run: RunDir, checkpoint: Path, folder: Path) -> object:
+    return export_merged(run, checkpoint, folder / "out", None)
+
+
+def test_checkpoints_that_were_copied_into_the_directory_of_a_new_run_are_merged(tmp_path: Path) -> None:
+    run = trained(tmp_path, "lora")
+    replace_json(run.plan, {"recipe": run.read_recipe(run.attempt(0))})
+    shutil.rmtree(run.path / "attempts")
+    exported(run, tmp_path / "merged", "--merge")

@@ -34,6 +34,13 @@ OF_AN_ADAPTER = (CONFIG,)
 class ExportError(Exception):
     """Nothing was written. The message says what to do."""
 
+    @classmethod
+    def reading(cls, checkpoint: Path, error: CheckpointError | None = None) -> ExportError:
+        """The error of a checkpoint that could not be read, or that its training has removed since."""
+        if error is not None and checkpoint.exists():
+            return cls(str(error))
+        return cls(f"{checkpoint.name} was removed by the training, which goes on: export a newer checkpoint")
+
 
 def export(
     checkpoint: Path,
@@ -56,7 +63,7 @@ def export(
         with working("reading the checkpoint"):
             content = content_of(checkpoint, dtype, frozen)
     except CheckpointError as error:
-        raise ExportError(str(error)) from None
+        raise ExportError.reading(checkpoint, error) from None
     untied = content.untied if isinstance(content, Merged) else []
     if untied and not (checkpoint.parent / BESIDE_WEIGHTS / "config.json").is_file():
         raise ExportError(
@@ -84,6 +91,9 @@ def export(
         if untied:
             say_untied(partial / "config.json")
         partial.replace(to)
+    except CheckpointError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ExportError.reading(checkpoint, error) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -118,8 +128,6 @@ def _write(content: Content, into: Path, stem: str, file_bytes: int) -> list[str
         for name, group in zip(names, files, strict=True):
             try:
                 save_file(content.read(group), into / name, metadata={"format": "pt"})
-            except CheckpointError as error:
-                raise ExportError(str(error)) from error
             except SafetensorError as error:
                 raise ExportError(f"{name} could not be written: {error}") from error
             # safetensors restricts the file to its owner; give it the permissions of the directory.
