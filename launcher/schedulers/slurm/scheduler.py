@@ -251,7 +251,8 @@ class SlurmScheduler(Scheduler):
             lambda: cancel(self.store.login, own),
         )
         self._last_query = None
-        living = [run for run in jobs if lives(run.read_state())]
+        ends = {run: run.read_state() for run in jobs}  # some may have stopped already
+        living = [run for run, state in ends.items() if lives(state) or state.state == "cancelled"]
         latest = {run: job_of(run) or jobs[run] for run in living}
         if moved := {run: job for run, job in latest.items() if job != jobs[run]}:  # to a linked job
             refused = refused or cancel_jobs(self.store, moved, again & moved.keys())

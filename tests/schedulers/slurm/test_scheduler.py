@@ -24,7 +24,7 @@ from launcher.report.why import why
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.time import now
-from launcher.schedulers.base import PreparedSweep, SchedulerError
+from launcher.schedulers.base import Cancelled, PreparedSweep, SchedulerError
 from launcher.schedulers.lookup import states_of
 from launcher.schedulers.registry import opened
 from launcher.schedulers.slurm.handle import handle_of, job_of
@@ -269,6 +269,20 @@ def test_cancel_says_what_it_did(
     assert said in capsys.readouterr().out
     assert "scancel --state=PENDING 7" in queue.sent.read_text()
     assert run.read_state().state == kept
+
+
+def test_a_run_that_has_stopped_before_cancel_looks_again_was_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path, state="submitted")
+    run.event("job", handle="slurm:c:7")
+    queue = Queue(tmp_path)
+    queue.has(_7="RUNNING")
+    end = json.dumps({"state": "cancelled", "failure": "cancelled"})
+    (queue.bin / "scancel").write_text(f"#!/bin/sh\necho '{end}' >{run.state}\n")
+    (queue.bin / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{queue.bin}:{os.environ['PATH']}")
+    assert SlurmScheduler().cancel_all([run], run.id) == Cancelled(asked=1)
 
 
 @pytest.mark.parametrize("refused", [False, True])
