@@ -580,8 +580,8 @@ later_job() {
 begin() {
   local _owner
   say "job $_id, start $_restart, nodes ${SLURM_JOB_NODELIST:-unknown}"
-  # If sbatch's answer was lost, one submission may have become two jobs, and the first one that starts gets the run; or
-  # the run was resumed before Slurm had this job, and the job of the later submission has the run.
+  # If sbatch's answer was lost, one submission may have become two jobs: the first one that starts gets the run. If the
+  # run was resumed before Slurm had this job, the job of the later submission has the run.
   if (($#)); then
     (set -o noclobber && printf '%s\n' "$_id" >"$_run_dir/slurm-submission-$1") 2>/dev/null
     _owner=$(<"$_run_dir/slurm-submission-$1")
