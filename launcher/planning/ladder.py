@@ -48,11 +48,11 @@ def ladder_of(
 ) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
     """Return the rungs below `chosen`, and a line for each value of `knobs` that is not a rung.
 
-    Each rung changes one field: the one that loses the least speed per byte saved. If that is offload, FSDP
-    first gathers single layers, unless that is slower. Each rung needs less GPU memory than the one above,
-    and fits the host. `knobs`: task arguments with their values in falling order,
-    the job's own first, such as `{"max_frames": [100, 75, 50]}`. They change what is learnt, so they come
-    last. So does a smaller micro-batch if the model has BatchNorm or the loss couples samples.
+    Each rung changes one field: the one that loses the least speed per byte saved. Before the first one that
+    offloads, FSDP gathers single layers, unless that is slower. Each rung needs less GPU memory than the one
+    above, and fits the host. `knobs`: task arguments with their values in falling order, the job's own first,
+    such as `{"max_frames": [100, 75, 50]}`. They change what is learnt, so they come last. So does a smaller
+    micro-batch if the model has BatchNorm or the loss couples samples.
     """
     rungs: list[Rung] = []
     left_out: dict[str, str] = {}
@@ -70,8 +70,8 @@ def ladder_of(
             rung = cheapest(recipes)
             if rung is not None:
                 break
-        if rung is None or rung.recipe.offloads > current.recipe.offloads:
-            # Single layers cost another trace, so they are tried last; offload is mostly slower.
+        if not current.recipe.offloads and (rung is None or rung.recipe.offloads):
+            # This costs another trace, so it is tried only before offload, which is mostly slower.
             layers = cheapest(space.layers_of(current.recipe))
             if layers is not None and (rung is None or layers.slower <= rung.slower):
                 rung = layers
