@@ -151,7 +151,8 @@ class Trainer:
         self.scaler = LossScaler(rank.recipe.grad_scaler)
         self.guard = Guard(self.scaler)
         samples = self.data.order.samples
-        self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank, samples, self.task)
+        with budget.host_side():  # it keeps the first values of some buffers there
+            self.checkpoints = Checkpoints(self.model, self.optimizer, self.scaler, rank, samples, self.task)
         self.progress = Progress(rank.device, budget)
         self.handover = Handover(self.checkpoints, self.progress)
         if restart is not None:

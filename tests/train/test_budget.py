@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from launcher.rundir.layout import RunDir
 from launcher.train.budget import MIB, MemoryBudget, Unlimited, open_budget
+from launcher.train.loop import Trainer
 from launcher.train.rank import SetupError
+from tests.train.runs import job, one_rank, recipe
 
 FLOAT = 4  # bytes
 
@@ -138,6 +142,19 @@ def test_the_result_of_a_collective_counts_once() -> None:
         assert type(summed) is AsyncCollectiveTensor
         assert budget.live == 2 * x.nbytes
         wait_tensor(summed)  # torch keeps the result until somebody waits for it
+
+
+@pytest.mark.usefixtures("one_rank_group")
+def test_a_trainer_holds_each_buffer_once(tmp_path: Path) -> None:
+    """The first values of a buffer that is in no checkpoint are kept in host memory."""
+    made = job(task="normed:Normed")
+    with MemoryBudget(2**30) as budget:
+        rank = one_rank(RunDir(tmp_path), job=made, recipe=recipe("none", micro=8))
+        trainer = Trainer(rank, budget.where, budget)
+        assert dict(trainer.model.named_buffers()).keys() - trainer.model.state_dict().keys()
+        gc.collect()
+        held = {t.untyped_storage() for t in (*trainer.model.parameters(), *trainer.model.buffers())}
+        assert budget.live == sum(storage.nbytes() for storage in held)
 
 
 def test_without_the_variable_nothing_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
