@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,11 @@ class Rank(Place):
     def first(self) -> bool:
         return self.number == 0
 
-    @property
+    @cached_property
     def mesh(self) -> Mesh:
         return mesh_of(self.recipe, self.world)
 
-    @property
+    @cached_property
     def coordinates(self) -> Mesh:
         """This rank's place in the mesh."""
         return self.mesh.coordinates(self.number)
