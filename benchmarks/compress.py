@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from memory_tables import markdown  # noqa: E402
 
 from launcher.rundir.layout import RunDir  # noqa: E402
-from launcher.train.budget import MemoryBudget, Unlimited  # noqa: E402
+from launcher.train.cpu_memory_budget import MemoryBudget, Unlimited  # noqa: E402
 from launcher.train.data.data import to_device  # noqa: E402
 from launcher.train.forward import loss_of  # noqa: E402
 from launcher.train.loop import Trainer  # noqa: E402

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.forward import loss_of
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model

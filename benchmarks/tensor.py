@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from launcher.rundir.layout import RunDir  # noqa: E402
 from launcher.tasks.brain import BrainAutoencoder, Shape  # noqa: E402
-from launcher.train.budget import Unlimited  # noqa: E402
+from launcher.train.cpu_memory_budget import Unlimited  # noqa: E402
 from launcher.train.error_report import leave  # noqa: E402
 from launcher.train.loop import Trainer  # noqa: E402
 from launcher.train.phase import Where  # noqa: E402

@@ -15,7 +15,7 @@ from launcher.memory.peaks import Like
 from launcher.memory.store import TraceStore
 from launcher.memory.trace import NotAffineError
 from launcher.planning.cached import CachedSource
-from launcher.planning.declared import DeclaredParams
+from launcher.planning.declared_params import DeclaredParams
 from launcher.planning.model_source import NoTraceError
 from launcher.planning.plan import PlanRefusedError
 from launcher.spec.errors import LauncherError, Problem, UsageError
@@ -85,7 +85,7 @@ class UserCode:
                     f"{error}; building the model needs launcher's extra `train`: "
                     "pip install '.[train]' in its checkout"
                 ) from None
-            from launcher.train.tracing.declared import DeclaredSource
+            from launcher.train.tracing.declared_model import DeclaredSource
             from launcher.train.tracing.task_source import TaskSource
 
             # These modules hold half a million objects, which the garbage collector need not visit again.

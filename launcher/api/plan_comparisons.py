@@ -27,9 +27,9 @@ from launcher.planning.questions import (
 from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.errors import UsageError
+from launcher.spec.field_types import Override
 from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks
-from launcher.spec.typed import Override
 
 MAX_MICRO_BATCH = 2**16
 "The largest micro-batch to try. No training uses more samples per GPU."

@@ -15,10 +15,10 @@ from launcher.schedulers.base import Prepared, Request, Scheduler, SchedulerErro
 from launcher.schedulers.prepare import new_run_id
 from launcher.schedulers.registry import of_cluster, scheduler_class
 from launcher.spec.cluster import SECTIONS, Cluster
+from launcher.spec.field_types import Override, given_as
 from launcher.spec.find_cluster import cluster_folders, find_cluster
 from launcher.spec.job import Job
 from launcher.spec.load import load_cluster
-from launcher.spec.typed import Override, given_as
 
 
 def named_cluster(name: str, sets: Sequence[str] = ()) -> Cluster:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from launcher.spec.errors import UsageError
-from launcher.spec.typed import Override
+from launcher.spec.field_types import Override
 
 _CALL = re.compile(r"\s*([A-Za-z][\w -]*?)\s*\((.*)\)\s*", re.DOTALL)
 _QUOTED = re.compile(r"""(?s)\A(["'])((?:(?!\1).)*)\1\Z""")

@@ -15,7 +15,7 @@ from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks, model_parallel
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe
 from launcher.spec.recipe_rules import Setting, broken_rules, changes_line, nearest_valid
-from launcher.spec.supported import unsupported
+from launcher.spec.unsupported_recipes import unsupported
 
 PRETENDED = frozenset({BUDGET, DRILLS})
 "Variables in the job's `env:` that limit memory on a CPU as if it were a GPU."

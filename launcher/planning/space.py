@@ -14,7 +14,7 @@ from launcher.spec.mesh import data_ranks, grad_sync_applies
 from launcher.spec.optimizer_table import SEARCHED
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting, nearest_valid, obeys_rules
-from launcher.spec.supported import unsupported
+from launcher.spec.unsupported_recipes import unsupported
 
 # Field -> values to try, the one that gives up least first. Except for the optimizer, later values usually
 # need less memory. A product varies the last field fastest. Not listed: the micro-batch, which is searched

@@ -129,7 +129,7 @@ def format_duration(seconds: int | float) -> str:
 
 
 def number_as_text(value: Any) -> Any:
-    """Turn a Python number into text. Numbers from files are text already (see launcher.spec.typed)."""
+    """Turn a Python number into text. Numbers from files are text already (see launcher.spec.field_types)."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -14,11 +14,11 @@ from pydantic_core import ErrorDetails
 
 from launcher.spec.cluster import Cluster, ContradictionsError
 from launcher.spec.errors import Problem, SpecError
+from launcher.spec.field_types import Raw, Typed, given_as
 from launcher.spec.job import Job, cross_problems
 from launcher.spec.program import not_a_job
 from launcher.spec.scheduler_section import fields_in
 from launcher.spec.similar import did_you_mean
-from launcher.spec.typed import Raw, Typed, given_as
 from launcher.spec.yaml import Document, KeyPath, parse, parse_value, read_bytes, short
 
 Model = TypeVar("Model", bound=BaseModel)

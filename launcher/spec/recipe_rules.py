@@ -366,7 +366,7 @@ RULES = (
         lambda r, s: r.compile and s.counts_allocations,
         f"allocations of compiled code are not counted, which a drill ({DRILLS}) needs, and on the CPU a "
         f"memory budget ({BUDGET})",
-        "launcher.train.budget",
+        "launcher.train.cpu_memory_budget",
         _not_compiled,
     ),
     Rule(

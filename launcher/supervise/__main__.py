@@ -23,9 +23,9 @@ from launcher.spec import variables
 from launcher.spec.events import Finished
 from launcher.spec.verdict import EXIT_CODES, EXIT_TAKEN, Verdict
 from launcher.supervise.attempt import NodePlace
+from launcher.supervise.final_report import write_last_page
 from launcher.supervise.host import AlreadySupervisedError, supervisor_lock
 from launcher.supervise.journal import Journal
-from launcher.supervise.last_page import write_last_page
 from launcher.supervise.nodes import NodesError
 from launcher.supervise.secrets import SecretError, read_secrets
 from launcher.supervise.supervisor import RunUnreadableError, Supervisor

@@ -15,9 +15,9 @@ from launcher.diagnosis.cause import Candidate, Cause, cause_of, clue_of_excepti
 from launcher.diagnosis.clue import CLASS_OF as CLASS_OF_KIND
 from launcher.diagnosis.clue import KIND_OF, MEMORY_OF, Clue, clue_of, order_of
 from launcher.diagnosis.collector import NAMED, shortened
+from launcher.diagnosis.fsdp_collective_order import problem_of
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory, sizes
 from launcher.diagnosis.patterns import PORT_TAKEN
-from launcher.diagnosis.unit_order import problem_of
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.record_forms import ERROR, EXIT

@@ -44,7 +44,7 @@ from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting
 from launcher.spec.verdict import EXIT_CODES, Verdict
 from launcher.supervise.attempt import Ended, NodePlace, RunningAttempt, start, tail, torchrun_clues
-from launcher.supervise.check import CHECK_SECONDS, why_unfit
+from launcher.supervise.doctor_check import CHECK_SECONDS, why_unfit
 from launcher.supervise.gpus import GpusError
 from launcher.supervise.host import disk_full, oom_kills, supervisor_gone
 from launcher.supervise.ignored_micro_batch import judged_since_start

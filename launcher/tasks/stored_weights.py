@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from launcher.spec.listed_names import listed
-from launcher.train.shards import local, slices_of
+from launcher.train.local_shards import local, slices_of
 from launcher.train.task import TaskError
 
 STORED = ("F64", "F32", "F16", "BF16")

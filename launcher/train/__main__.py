@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from launcher.spec.verdict import EXIT_STOPPED, EXIT_TRAINED
-from launcher.train.budget import open_budget
+from launcher.train.cpu_memory_budget import open_budget
 from launcher.train.data.feed import open_feed
 from launcher.train.drill import read_drills
 from launcher.train.error_report import CLOSING_SECONDS, UPLOAD_SECONDS, fail, leave, within

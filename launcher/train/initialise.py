@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from launcher.train.local_shards import local, offset_of
 from launcher.train.seeds import derive_seed
-from launcher.train.shards import local, offset_of
 
 GROUP = 2**18
 "Approximate number of elements that one generator draws, in whole rows."

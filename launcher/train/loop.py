@@ -33,14 +33,14 @@ from launcher.spec.listed_names import listed
 from launcher.spec.mesh import in_buckets
 from launcher.spec.pipeline_schedule import in_groups, table_of
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, Recipe
-from launcher.spec.supported import unsupported
+from launcher.spec.unsupported_recipes import unsupported
 from launcher.spec.verdict import Phase
 from launcher.train.adapters.adapter import write_config
 from launcher.train.adapters.adapter_use import warnings_about
-from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.checkpoints.checkpoints import Checkpoints, Saved
 from launcher.train.checkpoints.folder import BESIDE_WEIGHTS
 from launcher.train.coupled_samples import to_compare
+from launcher.train.cpu_memory_budget import Budget, MemoryBudget
 from launcher.train.data.data import to_device
 from launcher.train.data.feed import Feed, check_lengths, open_feed
 from launcher.train.data.same_samples import (
@@ -90,12 +90,12 @@ from launcher.train.sharding.sharding import (
     is_gathered,
     used_parameters,
 )
+from launcher.train.skipped_steps import Guard
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import TaskError
 from launcher.train.task_metrics import NOTHING, Sums, added, open_logged
 from launcher.train.tensor.replicated_gradients import Copies
 from launcher.train.undo.containers import Containers
-from launcher.train.update_guard import Guard
 
 
 class Trainer:

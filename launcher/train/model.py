@@ -14,8 +14,8 @@ from launcher.spec.listed_names import listed
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations.activations import apply_activations
 from launcher.train.adapters.adapter import initialise_adapter, initialise_with_adapter, with_adapter
-from launcher.train.budget import Budget
 from launcher.train.compiling.compiling import Forward, apply_compile
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes
 from launcher.train.on_meta import model_on_meta

@@ -7,6 +7,7 @@ import torch
 from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.adapters.nf4 import NF4Linear
+from launcher.train.local_shards import local
 from launcher.train.mesh import meshes
 from launcher.train.model import keep_own_part, new_model
 from launcher.train.optimizers.build import embeddings
@@ -14,7 +15,6 @@ from launcher.train.optimizers.sharded_states import can_split
 from launcher.train.outer_units import check_outer_units
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
-from launcher.train.shards import local
 from launcher.train.task import Task, outermost
 
 

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.train.activations.local_parts import memory_of
+from launcher.train.local_shards import local
 from launcher.train.optimizers.gradient_norm import norm_of, share_of_square
 from launcher.train.optimizers.state import make_states, step_alone
-from launcher.train.shards import local
 from launcher.train.task import TaskError
 from launcher.train.tensor.replicated_gradients import Copies
 

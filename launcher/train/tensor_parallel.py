@@ -28,8 +28,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from launcher.spec.listed_names import listed
 from launcher.train.activations.in_place import changeable
+from launcher.train.local_shards import local, offset_of
 from launcher.train.rank import SetupError
-from launcher.train.shards import local, offset_of
 from launcher.train.task import Task
 from launcher.train.tensor.cut_adapter import adapted, linear_of
 from launcher.train.tensor.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel

@@ -16,8 +16,9 @@ from launcher.memory.states import Ranks, states_of
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.tasks import gpt
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.offload import HostOptimizer, gradient_of
 from launcher.train.optimizers.sharded_states import ShardedStates
@@ -25,7 +26,6 @@ from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.sharding import price_of_last
-from launcher.train.shards import local
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> int:

@@ -31,17 +31,17 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Phase
-from launcher.train.budget import Budget, MemoryBudget, Unlimited
 from launcher.train.checkpoints import checkpoints
 from launcher.train.checkpoints.checkpoints import load as read
+from launcher.train.cpu_memory_budget import Budget, MemoryBudget, Unlimited
 from launcher.train.data import feed
 from launcher.train.data.data import TrainingData
 from launcher.train.error_report import leave
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.recovery import collectives
-from launcher.train.shards import local
 
 EVALUATED = 2
 "Batches of the held-out data: the second one meets what the first one left."

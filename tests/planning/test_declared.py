@@ -6,7 +6,7 @@ import pytest
 
 from launcher.memory.formulas import formula_trace
 from launcher.memory.states import Ranks, states_of
-from launcher.planning.declared import DeclaredParams
+from launcher.planning.declared_params import DeclaredParams
 from launcher.planning.model_source import About, NoTraceError
 from launcher.planning.plan import NotEstimatedError, PlanRefusedError
 from launcher.planning.recipe_and_ladder import Decider

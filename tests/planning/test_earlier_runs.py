@@ -10,7 +10,7 @@ import pytest
 from launcher.memory.ledger import Entry, capacity_of, family_of, record
 from launcher.memory.store import TraceStore
 from launcher.planning.cached import CachedSource
-from launcher.planning.declared import DeclaredParams
+from launcher.planning.declared_params import DeclaredParams
 from launcher.planning.earlier_runs import earlier_runs, started_where_it_fitted
 from launcher.planning.micro_batches import with_micro_batch
 from launcher.planning.plan import Plan, make_plan

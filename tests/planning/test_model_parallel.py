@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.declared import DeclaredParams
+from launcher.planning.declared_params import DeclaredParams
 from launcher.planning.plan import NotEstimatedError
 from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.spec.cluster import Cluster

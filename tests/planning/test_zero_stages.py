@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.declared import DeclaredParams
+from launcher.planning.declared_params import DeclaredParams
 from launcher.planning.recipe_and_ladder import Decider
 from launcher.planning.zero_stages import Stages, stages_of
 from launcher.report.content import Page, sections

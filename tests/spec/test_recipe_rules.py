@@ -18,7 +18,7 @@ from launcher.spec.recipe import (
     Sharding,
 )
 from launcher.spec.recipe_rules import RULES, Setting, broken_rules, nearest_valid
-from launcher.spec.supported import WHY_NOT, unsupported
+from launcher.spec.unsupported_recipes import WHY_NOT, unsupported
 
 GPUS = Setting(ranks=8, nodes=1, gpus_per_node=8)
 TASK = Setting(ranks=8, nodes=1, gpus_per_node=8, entrypoint=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.rundir.layout import RunDir
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.shards import local
 from runs import job, recipe
 
 STEPS, BATCH = 5, 8

@@ -37,7 +37,7 @@ from launcher.rundir.files import read_json, read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import CouplesSamples, Downgrade
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradients import Capture, distance
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

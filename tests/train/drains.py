@@ -21,9 +21,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from countdown import Countdown
 from launcher.rundir.files import replace_json
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.error_report import leave
 from launcher.train.forward import loss_of
+from launcher.train.local_shards import local
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model
@@ -32,7 +33,6 @@ from launcher.train.recovery import selftest
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding.cleanup import clean, free_failed_pass, partial_sums
 from launcher.train.sharding.sharding import accumulate
-from launcher.train.shards import local
 from launcher.train.task import TaskError
 from ragged import VOCABULARY, Ragged
 from runs import HERE, recipe

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.shared_memory_folders import handover_folder
-from launcher.train.budget import Budget, MemoryBudget, Unlimited
+from launcher.train.cpu_memory_budget import Budget, MemoryBudget, Unlimited
 from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from launcher.rundir.layout import RunDir
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.offload import gradient_of
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.shards import local
 from optimizers import BATCH, digest
 from ragged import Ragged
 from runs import job, recipe

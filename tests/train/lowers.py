@@ -16,7 +16,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.events import Climb, Downgrade, Probed
 from launcher.spec.fire_drill import BUDGET
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import MemoryBudget, open_budget
+from launcher.train.cpu_memory_budget import MemoryBudget, open_budget
 from launcher.train.drill import Drills, parse_drills
 from launcher.train.error_report import leave
 from launcher.train.loop import Trainer

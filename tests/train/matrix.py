@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where

@@ -13,7 +13,7 @@ from torch import nn
 
 from launcher.rundir.layout import RunDir
 from launcher.tasks import gpt
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.initialise import draw_normal
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where

@@ -16,15 +16,15 @@ from torch.distributed.tensor import DTensor
 
 from launcher.rundir.layout import RunDir
 from launcher.tasks import gpt
-from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.folder import CheckpointError
+from launcher.train.cpu_memory_budget import Unlimited
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.optimizers.eight_bit import EightBit
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
 from launcher.train.scaler import LossScaler
-from launcher.train.shards import local
 from runs import HERE, job, recipe
 
 STEPS = 20

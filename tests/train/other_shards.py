@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.rundir.files import replace_json
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
 from launcher.train.mesh import meshes
 from launcher.train.rank import join_ranks, this_place, this_rank

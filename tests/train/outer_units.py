@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gradients import Capture
 from launcher.tasks.gpt import GPT, PydocGPT
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.train.adapters.nf4 import NF4Linear
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where

@@ -12,7 +12,7 @@ import torch
 
 import launcher.train.model as model
 from gradients import Capture, distance
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.float8 import to_float8
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from launcher.spec.job import Job
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.tasks import gpt
-from launcher.train.budget import Budget, MemoryBudget, Unlimited
+from launcher.train.cpu_memory_budget import Budget, MemoryBudget, Unlimited
 from launcher.train.error_report import leave
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.shards import local
 from runs import HERE, job, recipe
 
 PLENTY = 2**40

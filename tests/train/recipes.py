@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting, broken_rules
-from launcher.spec.supported import unsupported
+from launcher.spec.unsupported_recipes import unsupported
 
 AXES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "bf16-mixed", "fp16-mixed"),

@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
-from launcher.train.budget import Unlimited
 from launcher.train.checkpoints import checkpoints, writer
 from launcher.train.checkpoints.folder import NotSavedError, complete_checkpoints
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.shards import local
 from runs import HERE, job, recipe
 
 Bits = dict[str, torch.Tensor]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.error_report import leave
 from launcher.train.loop import Trainer
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank

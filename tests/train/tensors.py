@@ -32,16 +32,16 @@ from launcher.train import model
 from launcher.train.activations.activations import apply_activations
 from launcher.train.adapters.adapter import with_adapter
 from launcher.train.adapters.nf4 import NF4Linear
-from launcher.train.budget import Unlimited
 from launcher.train.checkpoints.folder import CheckpointError
 from launcher.train.compiling.compiling import apply_compile
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
 from launcher.train.float8 import to_float8
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, SetupError, join_ranks, this_place, this_rank
 from launcher.train.scaler import START
-from launcher.train.shards import local
 from launcher.train.task import Task, TaskError
 from launcher.train.tensor.replicated_gradients import COMPARED
 from launcher.train.tensor_parallel import ReplicatedInCutRegion, parallelize, styles_of

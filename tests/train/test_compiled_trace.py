@@ -22,8 +22,8 @@ from launcher.spec.recipe import Recipe
 from launcher.tasks.llama import LanguageModel
 from launcher.train import Task
 from launcher.train.activations.activations import apply_activations
-from launcher.train.budget import Unlimited
 from launcher.train.compiling.compiling import apply_compile, missing_compiler
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.task_source import TaskSource
 from launcher.train.tracing.tracer import Tracer

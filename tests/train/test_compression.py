@@ -16,7 +16,7 @@ from launcher.spec.events import Downgrade
 from launcher.spec.recipe import APPROXIMATE
 from launcher.train.activations.activations import around
 from launcher.train.activations.compression import GROUP, LARGEST, Codes, Compressor, Packed, layout_of
-from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget
 from tests.train.runs import ALL_CASES, job, losses, measure, prepare, recipe, start
 
 # Relative distance of the whole gradient. Measured 0.001 to 0.003; a scale that is wrong by one code of 126

@@ -19,7 +19,7 @@ from launcher.tasks.brain import BrainAutoencoder
 from launcher.tasks.gpt import PydocGPT
 from launcher.tasks.llama import LanguageModel
 from launcher.tasks.video import VideoLanguageModel
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.optimizers.build import build_optimizer
 from launcher.train.pipeline.cut import Batch, cut
 from launcher.train.pipeline_parts import Pipeline, chunks_of, in_turn

@@ -15,7 +15,7 @@ from launcher.planning.model_source import NoTraceError
 from launcher.spec.job import Job
 from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError
-from launcher.train.tracing.declared import DeclaredSource
+from launcher.train.tracing.declared_model import DeclaredSource
 from launcher.train.tracing.task_source import TaskSource
 from tests.train.test_tracing import Blocks, recipe
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launcher.rundir.layout import RunDir
-from launcher.train.budget import MIB, MemoryBudget, open_budget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget, open_budget
 from launcher.train.drill import Drill, Drills, parse_drills, read_drills
 from launcher.train.phase import Where
 from launcher.train.rank import SetupError

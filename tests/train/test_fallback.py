@@ -10,7 +10,7 @@ import pytest
 from launcher.planning.plan import Layout, Plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.recovery.agreement import Agreement
 from launcher.train.recovery.fallback import CLIMB_AFTER, Fallback
 from tests.train.runs import job, one_rank, prepare, recipe

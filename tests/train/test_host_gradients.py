@@ -14,7 +14,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec import variables
 from launcher.spec.events import Downgrade, Resumed
 from launcher.spec.verdict import EXIT_OOM
-from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget
 from launcher.train.optimizers.host_gradients import HostGradients
 from tests.train.runs import job, losses, measure, prepare, recipe, start
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.memory.states import Ranks
 from launcher.train import Task
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.tracing.tracer import Tracer
 from tests.train.test_tracing import JOB, recipe
 

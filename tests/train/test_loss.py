@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.spec.recipe import WHOLE_LOSS
-from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget
 from launcher.train.forward import check_loss
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.scaler import LossScaler
+from launcher.train.skipped_steps import Guard
 from launcher.train.task import TaskError
-from launcher.train.update_guard import Guard
 from tests.train.runs import error, job, prepare, recipe, start
 
 TOKENS, DIM, VOCABULARY = 70, 8, 50

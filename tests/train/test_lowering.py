@@ -15,7 +15,7 @@ from launcher.rundir.files import read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of
 from launcher.spec.events import Downgrade
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.phase import Where
 from launcher.train.recovery.recovery import Recovery
 from tests.train.runs import job, measure, one_rank, prepare, recipe, start

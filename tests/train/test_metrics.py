@@ -15,7 +15,7 @@ from launcher.rundir.files import read_json, read_json_lines
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import AllocationRetries, MemoryAlert, MemoryInFragments, MemorySnapshot
 from launcher.spec.verdict import EXIT_STOPPED
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.metrics.alerts import Alerts
 from launcher.train.metrics.memory import Reading
 from launcher.train.metrics.notes import Notes

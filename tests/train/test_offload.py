@@ -20,13 +20,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.spec.recipe import Optimizer
-from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget
+from launcher.train.local_shards import local, sharded_like
 from launcher.train.optimizers.build import builder
 from launcher.train.optimizers.offload import HostOptimizer, ScratchFiles, in_host_memory
 from launcher.train.optimizers.quantization_blocks import scales_sharded_like
 from launcher.train.optimizers.state import zeros_sharded_like
 from launcher.train.rank import SetupError
-from launcher.train.shards import local, sharded_like
 from tests.train.runs import job, measure, prepare, recipe, start
 
 # Blocks of 256 elements end elsewhere in another shard: measured 5e-6 for 8-bit states, 4e-7 for the others.

@@ -16,7 +16,7 @@ from launcher.memory.states import Ranks, states_of
 from launcher.rundir.layout import RunDir
 from launcher.spec.optimizer_table import OPTIMIZERS, Optimizer
 from launcher.train.adapters.nf4 import NF4Linear
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.optimizers.adam_mini import AdamMini
 from launcher.train.optimizers.adamw_bf16 import AdamWBf16, round_stochastically
 from launcher.train.optimizers.build import build_optimizer, builder

@@ -25,8 +25,8 @@ from launcher.train.activations.activations import (
     evenly,
     recomputed,
 )
-from launcher.train.budget import MIB, MemoryBudget, Unlimited
 from launcher.train.compiling.compiling import apply_compile, missing_compiler
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget, Unlimited
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import meshes
 from launcher.train.rank import Rank, SetupError

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher.train.activations.activations import recomputed
 from launcher.train.activations.recomputation import ForwardPass
-from launcher.train.budget import Unlimited
 from launcher.train.compiling.compiling import apply_compile
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.rng import NumpyGenerator
 from launcher.train.task import TaskError
 from launcher.train.undo.objects import SMALL

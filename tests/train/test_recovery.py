@@ -246,7 +246,7 @@ def test_a_full_memory_is_told_with_the_users_own_lines_and_why_no_step_was_repe
         assert EXIT_OOM in ended.codes.values(), ended.output
         first = next(rank for rank, code in ended.codes.items() if code == EXIT_OOM)
         assert "ragged.py" in ended.output and "current_recipe.py" not in ended.output, ended.output
-        assert "launcher/train/budget.py" not in ended.output, ended.output
+        assert "launcher/train/cpu_memory_budget.py" not in ended.output, ended.output
         why_not = {
             "ddp": "sharding: ddp cannot be retried after a failure in backward",
             "one": "nothing is left to give up without a restart",

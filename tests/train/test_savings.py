@@ -1,6 +1,6 @@
 """The order of savings is true: each recipe trains in memory in which the one before it runs out.
 
-Real steps of a small Llama under a budget that is exact to the byte (launcher.train.budget).
+Real steps of a small Llama under a budget that is exact to the byte (launcher.train.cpu_memory_budget).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations
 
 from launcher.spec.adapter import Adapter
-from launcher.train.budget import MIB, MemoryBudget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget
 from launcher.train.data.same_samples import number_of
 from launcher.train.loop import _modules_of
 from launcher.train.rng import random_state

@@ -19,14 +19,14 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.fire_drill import parse_drills
 from launcher.train import Task
-from launcher.train.budget import MemoryBudget
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.drill import Drills
 from launcher.train.error_report import leave
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import join_ranks, this_place, this_rank
 from launcher.train.recovery import fallback
-from launcher.train.shards import local
 from runs import HERE, job, recipe
 from saves import everywhere
 

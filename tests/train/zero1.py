@@ -14,12 +14,12 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.tasks import gpt
 from launcher.train import Task
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
+from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
 from launcher.train.rank import Rank, join_ranks, this_place, this_rank
-from launcher.train.shards import local
 from optimizers import OPTIMIZERS, trainer
 from runs import HERE, job, recipe
 from saves import different, everywhere

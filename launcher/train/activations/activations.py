@@ -21,7 +21,7 @@ from launcher.train.activations.compression import Compressor, storage_of
 from launcher.train.activations.copied_once import CopiedOnce
 from launcher.train.activations.local_parts import check_no_transform, local_part, saved_parts
 from launcher.train.activations.recomputation import BlockState, Contexts
-from launcher.train.budget import Budget
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.rank import SetupError
 from launcher.train.task import outermost
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from launcher.spec.listed_names import listed
+from launcher.train.local_shards import local
 from launcher.train.rank import Rank
-from launcher.train.shards import local
 
 _by_weight: WeakSet[nn.Module] = WeakSet()
 "Layers whose adapter got a gradient through the attribute `weight`."

@@ -12,11 +12,11 @@ from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.adapters.adapter import hidden, linear_layers
 from launcher.train.adapters.nf4 import Packing
+from launcher.train.local_shards import column_cuts, local, slices_of
 from launcher.train.precision import cast, compute_type
 from launcher.train.rank import Rank
 from launcher.train.rng import seed_all
 from launcher.train.seeds import derive_seed
-from launcher.train.shards import column_cuts, local, slices_of
 from launcher.train.task import Task, load_task
 
 MARK = "frozen_weights"

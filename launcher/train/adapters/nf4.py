@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+from launcher.train.local_shards import from_part, local, slices_of
 from launcher.train.optimizers.eight_bit import bitsandbytes
-from launcher.train.shards import from_part, local, slices_of
 
 BLOCK = 64
 "Weights that share a scale: bitsandbytes' default."

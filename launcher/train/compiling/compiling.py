@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map_only
 from launcher.spec.recipe import Recipe
 from launcher.train.activations.activations import RECOMPUTED, around
 from launcher.train.activations.recomputation import BlockState, without_changes
-from launcher.train.budget import Budget, MemoryBudget
 from launcher.train.compiling.graph_pass import graph_options
+from launcher.train.cpu_memory_budget import Budget, MemoryBudget
 from launcher.train.rank import SetupError
 from launcher.train.task import outermost
 from launcher.train.tensor.tensor_parallel_rng import OwnNumbers

@@ -25,11 +25,11 @@ from launcher.train.checkpoints.rank_state import not_persistent
 from launcher.train.handover.progress import Progress
 from launcher.train.handover.reshard import Parts, parts_of, place_of
 from launcher.train.handover.tensor_file import Packed, packed_bytes, read_packed, write_packed
+from launcher.train.local_shards import local
 from launcher.train.mesh import TENSOR
 from launcher.train.optimizers.state import make_states
 from launcher.train.rank import Rank
 from launcher.train.rng import packed
-from launcher.train.shards import local
 
 Layout = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.budget import Budget
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.undo.undo import Undo
 
 

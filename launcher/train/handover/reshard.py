@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.shards import local, offset_of
+from launcher.train.local_shards import local, offset_of
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]
 "Shape of the whole tensor, and the offset of a part in it."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.train.budget import Budget
 from launcher.train.checkpoints.checkpoints import Checkpoints
 from launcher.train.checkpoints.folder import NotSavedError
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.data.feed import load
 from launcher.train.handover.handover import Handover
 from launcher.train.handover.progress import Progress

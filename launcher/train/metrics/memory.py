@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from launcher.train.budget import Budget, MemoryBudget
+from launcher.train.cpu_memory_budget import Budget, MemoryBudget
 
 
 @dataclass(frozen=True)

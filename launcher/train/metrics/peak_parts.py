@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from launcher.spec.recipe import SHARDED, Recipe
-from launcher.train.budget import plain_tensors
+from launcher.train.cpu_memory_budget import plain_tensors
 from launcher.train.metrics.memory import Meter, Reading
-from launcher.train.optimizers.proxies import ProxyOptimizer
+from launcher.train.optimizers.proxy_optimizer import ProxyOptimizer
 
 GRADIENTS, REST = "gradients", "activations and other"
 WITH_GRADIENTS = f"{GRADIENTS}, {REST}"

@@ -16,7 +16,7 @@ from launcher.rundir.progress import progress_text
 from launcher.rundir.time import now
 from launcher.spec.events import Event
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import Budget
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.metrics.flops import open_mfu
 from launcher.train.metrics.memory import Reading, open_meter
 from launcher.train.metrics.memory_log import MemoryLog

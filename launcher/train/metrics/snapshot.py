@@ -17,7 +17,7 @@ import torch
 from launcher.rundir.files import read_record, replace_json
 from launcher.rundir.time import now
 from launcher.spec.events import MemorySnapshot
-from launcher.train.budget import Budget, Held, MemoryBudget
+from launcher.train.cpu_memory_budget import Budget, Held, MemoryBudget
 from launcher.train.largest_tensors import Moment, Piece, cuda_pieces, largest
 from launcher.train.metrics.notes import Notes
 from launcher.train.phase import Where

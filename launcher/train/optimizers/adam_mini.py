@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from launcher.train.local_shards import column_cuts, local
 from launcher.train.optimizers.state import OwnOptimizer, rows_sharded_like, zeros_sharded_like
-from launcher.train.shards import column_cuts, local
 
 
 class AdamMini(OwnOptimizer):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from launcher.train.local_shards import local
 from launcher.train.optimizers.state import OwnOptimizer, zeros_sharded_like
-from launcher.train.shards import local
 
 
 class AdamWBf16(OwnOptimizer):

@@ -14,14 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.spec.optimizer_table import OPTIMIZERS
-from launcher.train.budget import Budget
+from launcher.train.cpu_memory_budget import Budget
+from launcher.train.local_shards import local
 from launcher.train.optimizers.host_gradients import HostGradients
 from launcher.train.optimizers.offload import HostOptimizer, Keep, ScratchFiles, in_host_memory
-from launcher.train.optimizers.proxies import Groups, Make
+from launcher.train.optimizers.proxy_optimizer import Groups, Make
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import step_mesh_by_mesh
 from launcher.train.rank import Rank, SetupError
-from launcher.train.shards import local
 
 NONE_TRAINED = "has no trainable parameter: all of them have requires_grad=False"
 

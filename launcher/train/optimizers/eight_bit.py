@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 
 from launcher.spec.optimizer_table import LEAST_EIGHT_BIT, LEAST_PAGED
+from launcher.train.local_shards import local, sharded_like
 from launcher.train.optimizers.quantization_blocks import scales_in_use, scales_sharded_like
 from launcher.train.optimizers.state import OwnOptimizer, zeros_sharded_like
 from launcher.train.rank import SetupError
-from launcher.train.shards import local, sharded_like
 
 Kernel = Literal["adam", "lion"]
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from launcher.train.shards import local, parts
+from launcher.train.local_shards import local, parts
 
 
 def divide_and_clip(

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from launcher.memory.host import STAGED
-from launcher.train.shards import local, sharded_like
+from launcher.train.local_shards import local, sharded_like
 
 
 class HostGradients:

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from launcher.spec.base import format_bytes
-from launcher.train.budget import Budget, Unlimited
+from launcher.train.cpu_memory_budget import Budget, Unlimited
+from launcher.train.local_shards import local, sharded_like
 from launcher.train.optimizers.host_gradients import HostGradients
-from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
+from launcher.train.optimizers.proxy_optimizer import Groups, Make, ProxyOptimizer
 from launcher.train.optimizers.state import step_alone
 from launcher.train.rank import SetupError
-from launcher.train.shards import local, sharded_like
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
 "A plain tensor of states -> the same values in the memory where they will stay."

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from launcher.spec.listed_names import listed
 from launcher.spec.optimizer_table import BLOCK
+from launcher.train.local_shards import local, sharded_like
 from launcher.train.optimizers.state import IN_CHECKPOINT
-from launcher.train.shards import local, sharded_like
 
 
 def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:

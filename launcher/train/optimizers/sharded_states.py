@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from launcher.train.optimizers.proxies import Groups, Make, ProxyOptimizer
-from launcher.train.shards import local, sharded_like
+from launcher.train.local_shards import local, sharded_like
+from launcher.train.optimizers.proxy_optimizer import Groups, Make, ProxyOptimizer
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

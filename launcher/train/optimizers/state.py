@@ -9,8 +9,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from launcher.train.optimizers.proxies import ProxyOptimizer
-from launcher.train.shards import column_cuts, local, sharded_like
+from launcher.train.local_shards import column_cuts, local, sharded_like
+from launcher.train.optimizers.proxy_optimizer import ProxyOptimizer
 
 IN_CHECKPOINT = "optimizer.state."
 "Beginning of the names of states in a checkpoint; the parameter's name follows."

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from launcher.train.local_shards import from_part, local, sharded_like
 from launcher.train.rank import Rank
-from launcher.train.shards import from_part, local, sharded_like
 
 MOST_DIMENSIONS = 8
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -22,8 +22,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
+from launcher.train.local_shards import parameter_groups
 from launcher.train.pipeline.cut import Chunk
-from launcher.train.shards import parameter_groups
 from launcher.train.task import TaskError
 
 

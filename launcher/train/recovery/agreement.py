@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from launcher.train.budget import Budget
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.rank import Rank
 
 

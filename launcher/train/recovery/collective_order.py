@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from launcher.diagnosis.unit_order import DIFFERENT, REMEDY, problem_of
+from launcher.diagnosis.fsdp_collective_order import DIFFERENT, REMEDY, problem_of
+from launcher.train.local_shards import parameter_groups
 from launcher.train.recovery.agreement import Agreement
-from launcher.train.shards import parameter_groups
 
 # torch 2.13 and newer have the new names; their old names warn.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.spec.recipe import Recipe
 from launcher.train.activations.selective import written
+from launcher.train.local_shards import local, sharded_like
 from launcher.train.optimizers.eight_bit import EightBit
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.optimizers.state import step_alone
-from launcher.train.shards import local, sharded_like
 
 
 class OptimizerDryRun:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.train.local_shards import parameter_groups
 from launcher.train.recovery.agreement import Agreement
-from launcher.train.shards import parameter_groups
 
 WHOLE = 2**20
 "Maximum bytes of a parameter whose real shards are used. For a larger one, this rank's shard is repeated."

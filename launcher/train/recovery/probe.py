@@ -18,12 +18,13 @@ from launcher.spec.recipe import Recipe
 from launcher.train.activations.local_parts import memory_of
 from launcher.train.activations.selective import written
 from launcher.train.batch_norm_modules import batch_norms_in_evaluation
-from launcher.train.budget import MemoryBudget
 from launcher.train.coupled_samples import Split, split
+from launcher.train.cpu_memory_budget import MemoryBudget
 from launcher.train.data.data import to_device
 from launcher.train.ddp import DDP, without_ddp
 from launcher.train.error_report import classify, in_a_line
 from launcher.train.forward import loss_of
+from launcher.train.local_shards import local
 from launcher.train.optimizers.sharded_states import ShardedStates
 from launcher.train.rank import SetupError
 from launcher.train.recovery.collectives import kind_of
@@ -35,7 +36,6 @@ from launcher.train.rng import seed_all
 from launcher.train.scaler import LossScaler
 from launcher.train.sharding.cleanup import clean, free_failed_pass
 from launcher.train.sharding.sharding import accumulate, reduces_gradients
-from launcher.train.shards import local
 from launcher.train.step_in_backward import StepInBackward
 from launcher.train.task import Task
 from launcher.train.task_metrics import NOTHING, added

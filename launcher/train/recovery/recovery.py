@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.diagnosis.memory import out_of_memory
 from launcher.spec.verdict import FailureClass, Phase
-from launcher.train.budget import Budget
+from launcher.train.cpu_memory_budget import Budget
 from launcher.train.error_report import causes, classify, in_a_line, shortened
 from launcher.train.phase import Where
 from launcher.train.rank import Rank

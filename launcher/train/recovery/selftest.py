@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from launcher.train.local_shards import local
 from launcher.train.loss import chunked_cross_entropy
 from launcher.train.rank import Rank
 from launcher.train.recovery.collectives import Collectives
 from launcher.train.sharding.cleanup import clean, partial_sums
 from launcher.train.sharding.sharding import fully_sharded
-from launcher.train.shards import local
 
 
 def self_test(rank: Rank, mesh: DeviceMesh) -> str | None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from launcher.train.budget import Budget
-from launcher.train.shards import groups_of, parameter_groups
+from launcher.train.cpu_memory_budget import Budget
+from launcher.train.local_shards import groups_of, parameter_groups
 
 # Attributes with a leading underscore are private in FSDP2. `self_test` checks that they work as expected.
 # torch 2.13 and newer have a public reset, which does not remove gradients.

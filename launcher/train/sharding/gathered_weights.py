@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.fsdp import FSDPModule
 
 from launcher.train.activations.recomputation import WATCHED
-from launcher.train.shards import groups_of
+from launcher.train.local_shards import groups_of
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import fingerprint
 from launcher.train.undo.objects import MOST_DATA, content

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from launcher.train.shards import local
+from launcher.train.local_shards import local
 
 
 class Replicas:

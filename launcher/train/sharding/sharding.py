@@ -19,6 +19,7 @@ from launcher.spec.base import format_bytes
 from launcher.spec.mesh import in_buckets
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.ddp import DDP
+from launcher.train.local_shards import groups_of, local
 from launcher.train.mesh import Meshes
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.precision import cast_inputs_of_layers, mixed_precision, parametrize_in_fp32
@@ -26,7 +27,6 @@ from launcher.train.rank import Rank, SetupError
 from launcher.train.sharding.fsdp_arguments import share_arguments
 from launcher.train.sharding.gathered_weights import refuse_changes
 from launcher.train.sharding.layer_units import layer_units
-from launcher.train.shards import groups_of, local
 from launcher.train.task import outermost
 
 Fill = Callable[[nn.Module], None]

@@ -25,8 +25,8 @@ from torch.nn import functional
 
 from launcher.train.adapters.adapter import NAME
 from launcher.train.adapters.nf4 import BLOCK, NF4Linear
+from launcher.train.local_shards import slices_of
 from launcher.train.rank import SetupError
-from launcher.train.shards import slices_of
 from launcher.train.tensor.styles import ReplicatedInCutRegion
 
 _HOOKS = (

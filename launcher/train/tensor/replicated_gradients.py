@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.spec.recipe import SHARDED
+from launcher.train.local_shards import local
 from launcher.train.mesh import SHARD, TENSOR, Meshes
 from launcher.train.optimizers.gradient_norm import norm_of
 from launcher.train.precision import compute_type
 from launcher.train.rank import Rank
-from launcher.train.shards import local
 from launcher.train.task import Task, TaskError
 
 COMPARED = 3

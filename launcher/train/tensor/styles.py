@@ -14,8 +14,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from launcher.train.local_shards import from_part
 from launcher.train.rank import SetupError
-from launcher.train.shards import from_part
 
 
 class HeadsParallel(ColwiseParallel):

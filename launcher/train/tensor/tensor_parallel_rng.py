@@ -16,9 +16,9 @@ from torch.distributed.tensor import _random as of_dtensors
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
+from launcher.train.local_shards import local
 from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
-from launcher.train.shards import local
 from launcher.train.tensor.cut_adapter import OF_ANY_MODULE, dropouts_of, drops_parts
 
 LAST = (Shard(-1),)

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
+from launcher.train.local_shards import from_part
 from launcher.train.rank import SetupError
-from launcher.train.shards import from_part
 from launcher.train.tensor.cut_adapter import linear_of
 
 Layouts = Iterable[Placement | None]

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from launcher.train.shards import offset_of
+from launcher.train.local_shards import offset_of
 
 
 def cross_entropy(logits: DTensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:

@@ -37,8 +37,8 @@ from launcher.memory.trace import (
 )
 from launcher.memory.unroll import NotUniformError, Recorded, Run, Segment
 from launcher.train.activations.activations import ON_HOST
+from launcher.train.local_shards import local
 from launcher.train.sharding.sharding import fsdp_roots
-from launcher.train.shards import local
 from launcher.train.tracing.kernels import KERNELS
 
 LOSS = "loss"

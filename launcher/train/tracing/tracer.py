@@ -29,7 +29,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Job
 from launcher.spec.mesh import model_parallel
 from launcher.spec.recipe import Recipe
-from launcher.train.budget import Unlimited
+from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.forward import computing, loss_of
 from launcher.train.mesh import meshes
 from launcher.train.model import arranged, new_model

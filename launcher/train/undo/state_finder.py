@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from launcher.train.shards import parameter_groups
+from launcher.train.local_shards import parameter_groups
 from launcher.train.task import Task
 from launcher.train.undo.containers import Containers, Without
 from launcher.train.undo.objects import (

@@ -11,7 +11,7 @@ from launcher.rundir.files import replace_json
 from launcher.rundir.layout import RunDir
 from launcher.spec.events import Finished, Requeued
 from launcher.spec.recipe import Recipe
-from launcher.supervise import check
+from launcher.supervise import doctor_check
 from launcher.supervise.attempt import NodePlace
 from launcher.supervise.nodes import Nodes
 from launcher.supervise.policy import Decision, after_check, spent_budgets
@@ -25,7 +25,7 @@ def why_unfit(folder: Path, script: str) -> str:
     run = RunDir(folder)
     (run.scripts).mkdir()
     (run.scripts / "start.sh").write_text(f"[[ $LAUNCHER_ONLY_CHECK == 1 ]] || exit 5\n{script}\n")
-    return check.why_unfit(run, run.attempt(0), NodePlace(), {}, lambda: False)
+    return doctor_check.why_unfit(run, run.attempt(0), NodePlace(), {}, lambda: False)
 
 
 def test_a_sick_node_is_unfit_and_says_why(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_check_that_fails_itself_says_nothing_about_the_node(tmp_path: Path, s
 
 
 def test_a_check_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr(doctor_check, "CHECK_SECONDS", 0.5)
     assert why_unfit(tmp_path, "sleep 1000") == ""
 
 

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from launcher.rundir.layout import RunDir
-from launcher.train.budget import MIB, MemoryBudget, Unlimited, open_budget
+from launcher.train.cpu_memory_budget import MIB, MemoryBudget, Unlimited, open_budget
 from launcher.train.loop import Trainer
 from launcher.train.rank import SetupError
 from tests.train.runs import job, one_rank, recipe

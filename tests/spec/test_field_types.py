@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import SpecError
+from launcher.spec.field_types import _members
 from launcher.spec.job import Job
 from launcher.spec.load import from_record, load_cluster, load_job, read, validate, with_overrides
 from launcher.spec.scheduler_section import annotation_of
-from launcher.spec.typed import _members
 from launcher.spec.yaml import Document, parse
 
 JOB: dict[str, Any] = {"name": "j", "command": ["x"], "batch": {"global": 8}}

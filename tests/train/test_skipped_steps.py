@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.train.scaler import LossScaler
+from launcher.train.skipped_steps import MOST_IN_A_ROW, Guard
 from launcher.train.task import TaskError
-from launcher.train.update_guard import MOST_IN_A_ROW, Guard
 
 
 def guard_after(skipped: int, *, accepted: bool) -> Guard:
