@@ -108,6 +108,7 @@ class Decider:
             blocks=self.about.blocks,
             closed=self.job.task is None,
             stages=self.about.stages,
+            works=self._works_by_layers,
         )
 
     def choose(self, space: Space, *, nearest: bool = True, than: Candidate | None = None) -> Choice:
@@ -195,8 +196,9 @@ class Decider:
         """Return the best choice in which FSDP gathers single layers, if nothing fits otherwise, or only with
         offload, which is slower."""
         without = choice.chosen
-        space = self.space().by_layers()
-        if space is None or (without is not None and not without.recipe.offloads):
+        fits = without is not None and not without.recipe.offloads
+        space = self.space().by_layers() if not fits else None
+        if space is None:
             return choice
         tried = self.choose(space, nearest=False, than=without)
         if tried.chosen is None or tried.chosen == without:
@@ -204,6 +206,13 @@ class Decider:
         why = "nothing fits without" if without is None else "the others that fit offload, and are slower"
         reason = f"{tried.reason}; {tried.chosen.recipe.sharding} because {why}"
         return tried.model_copy(update={"reason": reason, "lines": choice.lines})
+
+    def _works_by_layers(self, recipe: Recipe) -> bool:
+        """Return whether the step works if single layers are gathered. A note says why not."""
+        if (refusal := self.evaluate.refusal(recipe)) is not None:
+            note = f"fsdp-layers is left out: {refusal}"
+            self.notes += [note] if note not in self.notes else []
+        return refusal is None
 
     def _with_tensor(self, choice: Choice) -> Choice:
         """Return the best choice with tensor parallelism if nothing fits without it, or if it is much faster.

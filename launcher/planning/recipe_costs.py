@@ -107,6 +107,10 @@ class Evaluator:
         kept = stage.kept_under(keeping(recipe), args)
         return (kept.in_blocks or kept.everywhere).at(recipe.micro_batch_size)
 
+    def refusal(self, recipe: Recipe) -> str | None:
+        """Return why a step of this recipe cannot be traced. None if it can, or if none can."""
+        return next(filter(None, (stage.refusal(recipe) for stage in self.stages)), None)
+
     def is_certain(self, recipe: Recipe, args: Args | None = None) -> bool:
         return (recipe, args_key(args)) in self._confirmed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class Space:
     "Only the micro-batch is free: the planner does not know which fields of a recipe a user's command reads."
     stages: int = 0
     "Largest number of stages into which a pipeline can cut the model."
+    works: Callable[[Recipe], bool] = lambda _: True
+    "Whether the model trains with this recipe of `by_layers`. It may cost a trace."
 
     @functools.cached_property
     def axes(self) -> Mapping[str, tuple[Any, ...]]:
@@ -94,21 +96,25 @@ class Space:
         return tuple(recipes)
 
     def by_layers(self) -> Space | None:
-        """Return the space with `fsdp-layers`; None if the sharding is fixed, or FSDP has nothing to gather.
+        """Return the space with `fsdp-layers`; None if the sharding is fixed, if FSDP has nothing to gather,
+        or if the model does not train so.
 
         It is not in AXES: each of its recipes costs another trace, and where `fsdp` fits without offload it
         was never faster (7B and 13B Llama on A100 and H100 nodes).
         """
-        if "sharding" not in self.axes or data_ranks(self.base, self.setting.ranks) == 1:
+        pointless = not self.blocks or data_ranks(self.base, self.setting.ranks) == 1
+        if "sharding" not in self.axes or pointless:
             return None
         base = self.base.model_copy(update={"sharding": "fsdp-layers"})
+        if not self.works(base):
+            return None
         return dataclasses.replace(self, base=base, fixed=self.fixed | {"sharding"})
 
     def layers_of(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipe with `fsdp-layers` instead of `fsdp`; nothing if that is not possible."""
-        by_layers = recipe.model_copy(update={"sharding": "fsdp-layers"})
-        space = self.by_layers() if recipe.sharding == "fsdp" else None
-        return [by_layers] if space is not None and space.has(by_layers) else []
+        here = dataclasses.replace(self, base=recipe)
+        space = here.by_layers() if recipe.sharding == "fsdp" else None
+        return [space.base] if space is not None and space.has(space.base) else []
 
     def sizes(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipe with each valid micro-batch at the same global batch, the smallest first."""

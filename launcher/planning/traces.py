@@ -124,6 +124,19 @@ class Traces:
         """Return whether the recipe has been traced."""
         return self._traced(recipe, args) in self._traces
 
+    def refusal(self, recipe: Recipe) -> str | None:
+        """Return why the source cannot trace the recipe. None if it can, or if formulas do."""
+        key = self._traced(recipe, None)
+        if self.untraced is None and key not in self._traces:
+            try:
+                with suppress(NotAffineError):
+                    self._traces[key] = self._traced_by_source(
+                        key.recipe, None, exact=key in self._not_affine
+                    )
+            except NoTraceError as error:
+                return str(error)
+        return None
+
     def complete(self, recipe: Recipe, args: Args | None = None) -> Profile:
         """Return the profile of a complete trace with the recipe's own micro-batch."""
         return self._adapted(self._from_source(completely_traced_as(recipe), args, exact=True), recipe, args)
@@ -211,14 +224,8 @@ class Traces:
     def _from_source(self, recipe: Recipe, args: Args | None, *, exact: bool) -> tuple[Trace, ...]:
         """Return the source's traces, or the formulas' trace if there is none."""
         if self.untraced is None:
-            if self.uncompiled is not None:
-                recipe = recipe.model_copy(update={"compile": False})
             try:
-                alone = stages_alone(recipe, self.ranks)
-                return tuple(self.source.trace(stage, ranks, args, exact=exact) for stage, ranks in alone)
-            except NotCompiledError as error:
-                self.uncompiled = str(error)
-                return self._from_source(recipe, args, exact=exact)
+                return self._traced_by_source(recipe, args, exact=exact)
             except NoTraceError as error:
                 self.untraced = str(error)
         about = self.source.about(args)
@@ -232,6 +239,16 @@ class Traces:
                 self.model(recipe, args), recipe, self.ranks, about.tokens_per_sample, complete=exact
             ),
         )
+
+    def _traced_by_source(self, recipe: Recipe, args: Args | None, *, exact: bool) -> tuple[Trace, ...]:
+        if self.uncompiled is not None:
+            recipe = recipe.model_copy(update={"compile": False})
+        try:
+            alone = stages_alone(recipe, self.ranks)
+            return tuple(self.source.trace(stage, ranks, args, exact=exact) for stage, ranks in alone)
+        except NotCompiledError as error:
+            self.uncompiled = str(error)
+            return self._traced_by_source(recipe, args, exact=exact)
 
     def _traced(self, recipe: Recipe, args: Args | None) -> _Key:
         affine = _Key(traced_as(recipe), args_key(args))

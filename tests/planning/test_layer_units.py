@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from launcher.train.tracing.task_source import TaskSource
 MODEL = {"layers": 2, "dim": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 1000}
 
 
-def decider(memory: float, **recipe: Any) -> Decider:
+def decider(memory: float, fields: Mapping[str, Any] | None = None, **recipe: Any) -> Decider:
     """8 GPUs whose node has no memory to offload to."""
     gpu = {"type": "NVIDIA A100-SXM4-80GB", "count": 8, "memory": int(memory * GIB)}
     node = {"gpu": gpu, "cpus": 64, "memory": "30GiB"}
@@ -30,7 +31,7 @@ def decider(memory: float, **recipe: Any) -> Decider:
         "recipe": {"precision": "bf16", "optimizer": "adamw", "tensor": 1, **recipe},
     }
     cluster = Cluster.model_validate({"name": "eight", "scheduler": "local", "node": node})
-    asked = Job.model_validate(job)
+    asked = Job.model_validate({**job, **(fields or {})})
     return Decider(asked, cluster, TaskSource(asked, Path.cwd()))
 
 
@@ -49,6 +50,14 @@ def test_blocks_are_gathered_as_a_whole_where_they_fit() -> None:
     assert layers.saved > GIB and all(not rung.recipe.offloads for rung in found.rungs), (
         "a rung before offload"
     )
+
+
+def test_a_model_that_uses_weights_of_layers_without_a_call_keeps_its_plan_without_that_rung() -> None:
+    task = "tests.planning.unusual_models:UncalledLayers"
+    found = decider(80, {"task": task, "args": {}}).decide()
+    assert [rung.recipe.sharding for rung in found.rungs] == ["fsdp", "fsdp"]
+    [note] = [note for note in found.notes if note.startswith("fsdp-layers is left out")]
+    assert "uses a weight outside of its module's forward" in note
 
 
 @pytest.mark.slow

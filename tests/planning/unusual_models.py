@@ -51,6 +51,24 @@ class NamedBlocks(nn.Module):
         return result
 
 
+class Uncalled(Block):
+    """Uses the weights of its layers without a call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.relu(functional.linear(x, self.inner.weight))
+        return functional.linear(hidden, self.outer.weight)
+
+
+class UncalledLayers(Odd):
+    """FSDP can gather its blocks, but not their layers."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*(Uncalled(WIDTH, 32 * WIDTH) for _ in range(4)))
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(model.children())
+
+
 class HeavyUnused(Odd):
     """Most of its parameters are in a block that the loss does not use."""
 
