@@ -106,7 +106,7 @@ class Space:
         if "sharding" not in self.axes or pointless:
             return None
         base = self.base.model_copy(update={"sharding": "fsdp-layers"})
-        if not self.works(base):
+        if obeys_rules(base, self.setting) and not self.works(base):
             return None
         return dataclasses.replace(self, base=base, fixed=self.fixed | {"sharding"})
 
