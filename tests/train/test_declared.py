@@ -122,6 +122,19 @@ def test_torchscript_is_named_as_such(tmp_path: Path) -> None:
         source.trace(recipe(sharding="none"), ONE)
 
 
+class ScriptedActivation(Unnumbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model(), torch.jit.script(nn.GELU()))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+        return model(batch).square().sum(), len(batch)
+
+
+def test_torchscript_without_parameters_is_traced(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:ScriptedActivation"), tmp_path)
+    assert source.trace(recipe(sharding="none"), ONE, exact=True)
+
+
 class Experts(Blocks):
     def parallel_plan(self, model: nn.Module) -> Any:
         raise SetupError("experts cannot be divided")

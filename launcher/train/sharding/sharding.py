@@ -239,13 +239,18 @@ def used_parameters(model: nn.Module, used: Callable[[nn.Parameter], bool]) -> i
     return hash(tuple(map(used, model.parameters()))) % 2**40
 
 
+def has_scripted_parameters(module: nn.Module) -> bool:
+    """Return whether this is a TorchScript module with parameters, which cannot be replaced."""
+    return isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters())
+
+
 def check_shardable(model: nn.Module) -> None:
     """Raise SetupError for a parameter that FSDP cannot shard along its first dimension: one without
     dimensions or elements, one with another order in memory, or one that tensor parallelism leaves empty on
     a rank. Also for TorchScript, whose parameters cannot be replaced by shards, and for an embedding with
     `max_norm`, whose forward changes gathered rows that FSDP discards."""
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+        if has_scripted_parameters(module):
             raise SetupError(
                 f"{name or 'the model'} is TorchScript, whose parameters FSDP cannot replace by shards: use "
                 "sharding: ddp or zero1, or the module before torch.jit.script"

@@ -38,7 +38,12 @@ from launcher.train.pipeline.cut import Batch, _Forward, blocks_of_stages
 from launcher.train.pipeline.deferred_weight_gradients import LaterWeights
 from launcher.train.pipeline_parts import chunks_of
 from launcher.train.rank import Rank
-from launcher.train.sharding.sharding import accumulate, reduces_gradients, reshard_units
+from launcher.train.sharding.sharding import (
+    accumulate,
+    has_scripted_parameters,
+    reduces_gradients,
+    reshard_units,
+)
 from launcher.train.task import Task, outermost
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cpu import as_cpu
@@ -272,7 +277,7 @@ class Tracer:
             # A mesh holds real values, so it is created before the fake mode is on.
             mesh = meshes(rank)
             model, names, runs, blocks = self._built(rank, most)
-            if scripted := [name for m, name in names.items() if isinstance(m, torch.jit.ScriptModule)]:
+            if scripted := [name for m, name in names.items() if has_scripted_parameters(m)]:
                 raise UntraceableError(scripted[0], TypeError(SCRIPTED))
             make_fake(model, fake)  # before the mode is on, in which tensors with values cannot be used
             stack.enter_context(fake)
