@@ -15,8 +15,11 @@ import pytest
 
 from launcher.render.quote import RenderError
 from launcher.render.values import Target
+from launcher.rundir.layout import RunDir
 from launcher.rundir.stop import StopRequest, read_stop_request
+from launcher.schedulers.rundir import latest_handle
 from launcher.spec.cluster import Cluster, Node
+from launcher.spec.events import Requeued, Resubmitted, Submitting
 from launcher.spec.job import Job
 from launcher.spec.verdict import EXIT_CODES, FailureClass
 from launcher.supervise.interface import own_address
@@ -792,6 +795,19 @@ def test_of_two_jobs_of_one_submission_the_first_has_the_run(tmp_path: Path) -> 
     assert [event["handle"] for event in events(tmp_path) if event["event"] == "job"] == [
         f"slurm:s:{number}" for number in (7, 7, 9, 10)
     ]
+
+
+def test_a_late_job_names_the_linked_job_in_which_its_resumed_run_goes_on(tmp_path: Path) -> None:
+    stub = stubs.make(tmp_path / "stubs")
+    script = write(tmp_path, stub)
+    run = RunDir(script.parents[1])
+    run.append(Submitting())
+    run.append(Submitting())
+    run.append(Resubmitted(handle="slurm:s:9"))
+    run.append(Requeued(handle="slurm:s:11", reason="time-limit"))
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", "STUB_EXIT": "3"}
+    subprocess.run(["bash", script, "1"], env=stub.env(**slurm), check=True)
+    assert latest_handle(run.read_events(), "slurm:") == "slurm:s:11"
 
 
 def ended_early(

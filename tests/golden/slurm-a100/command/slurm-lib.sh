@@ -571,7 +571,7 @@ setup_failed() {
 later_job() {
   [[ $1 =~ ^[0-9]+$ ]] || return 0 # linked to a job that had the run
   awk -v number="$1" -v prefix="\"handle\": \"$_handle_prefix" '/"event": "submitting"/ { n++; next }
-    n > number && /"event": "(resubmitted|job)"/ && (at = index($0, prefix)) {
+    n > number && /"event": "(resubmitted|requeued|job)"/ && (at = index($0, prefix)) {
       job = substr($0, at + length(prefix)); sub(/".*/, "", job)
     }
     END { print job }' "$_run_dir/events.jsonl"
