@@ -225,7 +225,8 @@ class Trainer:
             self._report_unsaved()
             self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
-                self.guard.check_trained(resumed=done > 0)
+                if done == 0:
+                    self.guard.check_trained()
                 self.grace_period.stop_watching()
                 self._save(step, leaving=True)
                 return True

@@ -19,7 +19,6 @@ class Guard:
         self.scaler = scaler
         self._in_a_row = 0
         self._accepted = False
-        self._skipped = 0
         self._refused = ""
         "Why the latest skipped step was skipped."
 
@@ -32,20 +31,16 @@ class Guard:
         if reason is None:
             self._accepted = True
         else:
-            self._skipped += 1
             self._refused = reason
         return reason
 
-    def check_trained(self, *, resumed: bool) -> None:
-        """Raise an error if every step of the attempt was skipped, because the model would be saved as it
-        began.
+    def check_trained(self) -> None:
+        """Raise an error if every step was skipped, because the model would be saved as it began.
 
-        One bad batch may be all that was left for a resumed attempt, so there must be more of them. It is a
-        TaskError if the last step had no gradient, else a FloatingPointError.
+        It is a TaskError if the last one had no gradient, else a FloatingPointError.
         """
-        if not self._accepted and self._skipped >= (MOST_IN_A_ROW if resumed else 1):
-            steps = f" of the {self._skipped} since the run was resumed" if resumed else ""
-            why = f"no step{steps} changed the model. The last one was left out: {self._refused}"
+        if self._refused and not self._accepted:
+            why = f"no step changed the model. The last one was left out: {self._refused}"
             raise TaskError(why) if self._refused == NO_WEIGHT else FloatingPointError(why)
 
     def _refuses(self, loss: float, weight: float, grad_norm: float) -> str | None:
