@@ -13,7 +13,8 @@ from launcher.planning.micro_batches import (
     with_micro_batch,
 )
 from launcher.spec.mesh import data_ranks, shards, state_shards
-from launcher.spec.recipe import Recipe
+from launcher.spec.optimizer_table import OPTIMIZERS
+from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.recipe_rules import Rule, Setting, as_yaml, broken_rules, changes_line
 from launcher.spec.verdict import Verdict
 
@@ -250,6 +251,18 @@ def _needs_restart(verdict: Verdict) -> bool:
 
 def _full_host_of_gpus(verdict: Verdict, setting: Setting) -> bool:
     return verdict.failure == "host-oom" and setting.gpus_per_node > 0
+
+
+def less_than(recipe: Recipe) -> str:
+    """Return what a user can do after an OOM of this recipe: what it does not save yet."""
+    ways = {
+        "activations: checkpoint": recipe.activations in ("keep", "selective", "every-second"),
+        "an 8-bit optimizer": not OPTIMIZERS[recipe.optimizer].eight_bit,
+        "fsdp over more GPUs": recipe.sharding not in SHARDED,
+        "more GPUs": recipe.sharding in SHARDED,
+        "offload": not recipe.offloads,
+    }
+    return f"use {', '.join(way for way, saves in ways.items() if saves)}, or a smaller model"
 
 
 def less_for_states(verdict: Verdict) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from launcher.diagnosis.cause import label_of, other_sentence
 from launcher.doctor.options import Options
 from launcher.rundir.files import read_record
@@ -13,6 +15,7 @@ from launcher.schedulers.base import LIVING, Status
 from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointFailed, CheckpointSaved, Downgrade, StepLeftOut
 from launcher.spec.failures import OF_THE_CLUSTER
+from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import REMEDY, LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice
 from launcher.supervise.unsaved_state import outcome_of
@@ -58,6 +61,14 @@ def why(run: RunDir, status: Status) -> list[str]:
             f"do        launcher resume {run.id}",
         ]
     return _failed(run, state, failures)
+
+
+def _recipe_of(run: RunDir, attempt: int) -> Recipe | None:
+    """Return the recipe of an attempt, or None if its record is damaged."""
+    try:
+        return Recipe.model_validate(run.read_recipe(run.attempt(attempt)))
+    except ValidationError:
+        return None
 
 
 def _unjudged(run: RunDir, status: Status, reason: str = "") -> list[str]:
@@ -122,7 +133,8 @@ def _failed(run: RunDir, state: str, failures: Sequence[tuple[int, Verdict, str]
     if kept:
         lines.append(kept)
     command = run.read_about().job.command is not None
-    lines.append(f"do        {advice(verdict, command=command).replace('RUN', run.id)}")
+    to_do = advice(verdict, command=command, recipe=_recipe_of(run, number))
+    lines.append(f"do        {to_do.replace('RUN', run.id)}")
     examine = _examine(run, verdict)
     return [*lines[: MAX_LINES - len(examine)], *examine]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.diagnosis.remedies import remedy_of
-from launcher.planning.oom_fallback import STATES_ALONE, less_for_states, lower
+from launcher.planning.oom_fallback import STATES_ALONE, less_for_states, less_than, lower
 from launcher.spec.events import (
     AttemptEnded,
     CheckpointFailed,
@@ -52,14 +52,17 @@ THEN = ", then `launcher"
 "Start of the part of an advice that says what to do after the remedy."
 
 
-def advice(verdict: Verdict, *, command: bool) -> str:
-    """Return what the user can do. RUN stands for the run. `command`: the job has a `command:`."""
+def advice(verdict: Verdict, *, command: bool, recipe: Recipe | None = None) -> str:
+    """Return what the user can do. RUN stands for the run. `command`: the job has a `command:`. `recipe`: the
+    attempt's, if it is known."""
     if verdict.memory is not None and verdict.memory.kind == "shared":
         return SHARED_MEMORY
     if verdict.failure == "gpu-oom" and command:
         return COMMAND_OOM_ADVICE
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
+    if verdict.failure == "gpu-oom" and recipe is not None:
+        return less_than(recipe)
     texts = [verdict.exception or "", *(seen.text for seen in verdict.seen[:1])]
     if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, texts)):
         return PORT_ADVICE

@@ -141,6 +141,22 @@ def test_a_command_is_not_told_to_change_what_launcher_cannot_change_in_it():
     assert "the command itself" in told and "LAUNCHER_MICRO_BATCH_SIZE" in told and "8-bit" not in told
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "activations: checkpoint, an 8-bit optimizer, fsdp over more GPUs, offload"),
+        ({"sharding": "fsdp", "activations": "checkpoint"}, "an 8-bit optimizer, more GPUs, offload"),
+        (
+            {"sharding": "fsdp", "optimizer": "adamw-8bit", "offload": "cpu", "activations": "offload"},
+            "more GPUs",
+        ),
+    ],
+)
+def test_advice_leaves_out_what_the_recipe_does_already(fields: dict[str, Any], told: str) -> None:
+    said = advice(out_of_memory(), command=False, recipe=RECIPE.model_copy(update=fields))
+    assert said == f"use {told}, or a smaller model"
+
+
 def test_a_job_that_must_not_be_requeued_stops():
     assert (
         decide(Verdict(failure="preempted", reason=""), job(requeue=False), RECIPE, SETTING, {}).action
