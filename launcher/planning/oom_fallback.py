@@ -253,7 +253,7 @@ def _full_host_of_gpus(verdict: Verdict, setting: Setting) -> bool:
     return verdict.failure == "host-oom" and setting.gpus_per_node > 0
 
 
-def less_than(recipe: Recipe) -> str:
+def ways_to_save(recipe: Recipe) -> str:
     """Return what a user can do after an OOM of this recipe: what it does not save yet."""
     ways = {
         "activations: checkpoint": recipe.activations in ("keep", "selective", "every-second"),

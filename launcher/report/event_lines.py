@@ -65,7 +65,7 @@ def _sentence(event: Event) -> str | None:
             place = " from shared memory" if event.from_ == "shared-memory" else ""
             return f"continuing after step {event.step}{place}"
         case Requeued() if event.usd_per_hour is not None:
-            return f"another pod: {event.gpu} in {event.data_center}, {event.usd_per_hour:.3f} USD/h"
+            return f"another pod: {event.gpu or 'CPU'} in {event.data_center}, {event.usd_per_hour:.3f} USD/h"
         case Waiting():
             return f"waits for another pod: {event.reason.splitlines()[0]}"
         case CheckpointSaved() if event.from_ == "shared-memory":

@@ -64,7 +64,7 @@ class Record(ABC):
         raise AttributeError(f"{type(self).__name__} is a value: {name} cannot be set")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, Record) and self._data == other._data
+        return isinstance(other, Record) and type(other) is type(self) and self._data == other._data
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self._data)})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.diagnosis.remedies import remedy_of
-from launcher.planning.oom_fallback import STATES_ALONE, less_for_states, less_than, lower
+from launcher.planning.oom_fallback import STATES_ALONE, less_for_states, lower, ways_to_save
 from launcher.spec.events import (
     AttemptEnded,
     CheckpointFailed,
@@ -62,7 +62,7 @@ def advice(verdict: Verdict, *, command: bool, recipe: Recipe | None = None) -> 
     if verdict.failure == "gpu-oom" and verdict.phase in STATES_ALONE:
         return less_for_states(verdict)
     if verdict.failure == "gpu-oom" and recipe is not None:
-        return less_than(recipe)
+        return ways_to_save(recipe)
     texts = [verdict.exception or "", *(seen.text for seen in verdict.seen[:1])]
     if verdict.failure == "rendezvous-failed" and any(map(PORT_TAKEN.search, texts)):
         return PORT_ADVICE

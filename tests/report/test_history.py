@@ -157,10 +157,12 @@ def test_somebody_who_follows_hears_of_it_as_it_happens(log: Log) -> None:
     )
     log.event("handover-skipped", reason="too large")
     log.event("climb", attempt=0, step=9, **to(16, 8))
+    log.event("requeued", reason="preempted", gpu=None, data_center="EU-RO-1", usd_per_hour=0.06)
     assert Story(log.run).news() == [
         "[launcher] the probe chose micro-batch 8 instead of 16",
         "[launcher] out of memory in forward of step 3 on rank 1; "
         "continuing with micro-batch 16 -> 8 (0.3 s)",
         "[launcher] no handover: too large",
         "[launcher] back up: micro-batch 8 -> 16",
+        "[launcher] another pod: CPU in EU-RO-1, 0.060 USD/h",
     ]

@@ -310,7 +310,7 @@ def test_a_checkpoint_that_the_training_removes_during_an_export_is_said_to_be_r
         checkpoint.rename(kept)
         return read(stored, weights)
 
-    removed = "step-00000003 was removed by the training, which goes on: export a newer checkpoint"
+    removed = "step-00000003 was removed during the export, as a training does with old checkpoints"
     with monkeypatch.context() as patch:
         patch.setattr(Stored, "read", removed_first)
         with pytest.raises(ExportError, match=removed):

@@ -36,10 +36,11 @@ class ExportError(Exception):
 
     @classmethod
     def reading(cls, checkpoint: Path, error: CheckpointError | None = None) -> ExportError:
-        """The error of a checkpoint that could not be read, or that its training has removed since."""
+        """The error of a checkpoint that could not be read, or that was removed meanwhile."""
         if error is not None and checkpoint.exists():
             return cls(str(error))
-        return cls(f"{checkpoint.name} was removed by the training, which goes on: export a newer checkpoint")
+        removed = "was removed during the export, as a training does with old checkpoints"
+        return cls(f"{checkpoint.name} {removed}: export a newer one")
 
 
 def export(
