@@ -47,6 +47,8 @@ class About(NamedTuple):
     "The model has an LSTM, GRU or RNN, whose kernels on a GPU are cuDNN's."
     unshardable: str | None = None
     "Why FSDP cannot shard the model; None if it can."
+    recomputable: bool = True
+    "The forward pass of each block can run again."
 
 
 class Source(Protocol):
@@ -69,4 +71,5 @@ class Source(Protocol):
             NotAffineError: The step is not affine in the micro-batch.
             NotCompiledError: `recipe.compile`, and a block cannot be captured as one graph.
             NoTraceError: The step cannot be traced.
+            TaskError: loss() does not return (sum, weight), so that no recipe trains.
         """

@@ -72,6 +72,10 @@ class Decider:
         self._unshardable = about.unshardable if job.recipe.sharding is None else None
         if self._unshardable is not None:
             self.notes.append(f"FSDP is left out: {self._unshardable}")
+        if not about.recomputable and job.recipe.activations is None:
+            self.notes.append(
+                "recomputation is left out: a block contains TorchScript, which cannot run again"
+            )
         job = job.with_model(batch_norm=about.batch_norm, couples_samples=about.couples_samples)
         self.job, self.cluster, self.about = job, cluster, about
         plan = make_plan(job, cluster, shardable=self._unshardable is None)
@@ -106,6 +110,7 @@ class Decider:
             ),
             chunks=self.about.loss_chunks,
             blocks=self.about.blocks,
+            recomputable=self.about.recomputable,
             closed=self.job.task is None,
             stages=self.about.stages,
             works=self._works_by_layers,

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.planning.micro_batches import divisors, with_micro_batch
 from launcher.spec.mesh import data_ranks, grad_sync_applies
 from launcher.spec.optimizer_table import SEARCHED
-from launcher.spec.recipe import Recipe
+from launcher.spec.recipe import RECOMPUTED, Recipe
 from launcher.spec.recipe_rules import Setting, nearest_valid, obeys_rules
 from launcher.spec.unsupported_recipes import unsupported
 
@@ -45,6 +45,8 @@ class Space:
     "The task can compute its loss in parts."
     blocks: bool = True
     "The task names blocks, which are the units of recomputation and of activation offload."
+    recomputable: bool = True
+    "The forward pass of each block can run again."
     closed: bool = False
     "Only the micro-batch is free: the planner does not know which fields of a recipe a user's command reads."
     stages: int = 0
@@ -75,6 +77,8 @@ class Space:
         pointless: dict[str, set[str]] = {}
         if self.setting.gpus_per_node == 0:  # there is no GPU to offload from
             pointless = {"offload": {*AXES["offload"]} - {"none"}, "activations": {"offload"}}
+        if not self.recomputable:
+            pointless.setdefault("activations", set()).update(RECOMPUTED)
         if self.setting.clips:  # the norm of the whole gradient is known only after the backward pass
             pointless["optimizer_step"] = {"backward"}
         if data_ranks(self.base, self.setting.ranks) == 1:  # only FSDP can offload parameters

@@ -19,7 +19,7 @@ from launcher.spec.errors import Problem, SpecError
 from launcher.spec.mesh import data_ranks, in_buckets
 from launcher.spec.optimizer_table import OPTIMIZERS
 from launcher.spec.pipeline_schedule import bubble
-from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.recipe import RECOMPUTED, REPLICATED, SHARDED, Recipe
 
 # Share of the data sheet's FLOP/s that training reaches, by GPU or architecture. "Fitted" means to the tables
 # in benchmarks/results.
@@ -230,7 +230,7 @@ def _gathers_in_backward(recipe: Recipe) -> float:
     """
     if recipe.sharding == "fsdp-keep":
         return 0.0
-    recomputes = recipe.activations in ("selective", "every-second", "checkpoint")
+    recomputes = recipe.activations in RECOMPUTED
     return 1.0 + recipe.checkpoint_ratio if recipe.sharding == "fsdp-layers" and recomputes else 1.0
 
 

@@ -50,6 +50,8 @@ SHARDED: frozenset[Sharding] = frozenset({"fsdp", "fsdp-keep", "fsdp-layers", "h
 "FSDP2: each rank has a shard of the parameters, gradients and states."
 REPLICATED: frozenset[Sharding] = frozenset({"ddp", "zero1"})
 "DDP: each rank has all parameters and gradients."
+RECOMPUTED: frozenset[Activations] = frozenset({"selective", "every-second", "checkpoint"})
+"Policies that run the forward pass of a block again."
 
 
 class Recipe(Value):

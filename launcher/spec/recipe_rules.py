@@ -10,7 +10,7 @@ from typing import Any
 from launcher.spec.fire_drill import BUDGET, DRILLS
 from launcher.spec.mesh import UNCUT, UNSTAGED, data_ranks, in_buckets, model_parallel
 from launcher.spec.optimizer_table import OPTIMIZERS, without_eight_bit
-from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
+from launcher.spec.recipe import RECOMPUTED, REPLICATED, SHARDED, Recipe
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,7 @@ RULES = (
     ),
     Rule(
         "compiled-batch-norm-is-not-recomputed",
-        lambda r, s: (
-            s.batch_norm and r.compile and r.activations in ("selective", "every-second", "checkpoint")
-        ),
+        lambda r, s: s.batch_norm and r.compile and r.activations in RECOMPUTED,
         "where torch.compile cannot capture a block as one graph, its recomputation would update BatchNorm's "
         "statistics a second time",
         "torch 2.13, measured with momentum=None",

@@ -16,7 +16,7 @@ from launcher.train.mesh import SHARD
 from launcher.train.precision import compute_in
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import in_forward, reshard_units
-from launcher.train.task import Task, TaskError
+from launcher.train.task import LossError, Task, TaskError
 
 
 def loss_of(
@@ -56,16 +56,17 @@ def computing(name: str, rank: Rank) -> Iterator[None]:
 
 
 def check_loss(name: str, result: Any) -> None:
-    """Raise TaskError if the task's function `name` did not return (sum, weight)."""
+    """Raise LossError if the task's function `name` did not return (sum, weight), and TaskError if the recipe
+    cannot use what it returned."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.Tensor)):
-        raise TaskError(f"{name} must return (sum, weight), where sum is a tensor")
+        raise LossError(f"{name} must return (sum, weight), where sum is a tensor")
     if result[0].ndim:
-        raise TaskError(
+        raise LossError(
             f"{name} returned a sum of shape {tuple(result[0].shape)}; it must be a scalar: call .sum()"
         )
     weight = result[1]
     if not (isinstance(weight, Real) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)):
-        raise TaskError(
+        raise LossError(
             f"{name} returned the weight {weight!r:.80}; it must be a number or a tensor of one element: the "
             "sum over its batch"
         )

@@ -34,6 +34,10 @@ class TaskError(LauncherError):
     """The job's task cannot be used. The message is for the author of the task."""
 
 
+class LossError(TaskError):
+    """loss() does not return (sum, weight), whatever the recipe is."""
+
+
 class Task(ABC):
     """A model, its data and its loss. Subclass it and name it as `task: package.module:Class`.
 

@@ -12,6 +12,8 @@ from torch import nn
 
 from launcher.memory.states import Ranks
 from launcher.planning.model_source import NoTraceError
+from launcher.planning.recipe_and_ladder import Decider
+from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.train.rank import SetupError
 from launcher.train.task import Task, TaskError
@@ -133,6 +135,53 @@ class ScriptedActivation(Unnumbered):
 def test_torchscript_without_parameters_is_traced(tmp_path: Path) -> None:
     source = TaskSource(job(task="tests.train.test_declared:ScriptedActivation"), tmp_path)
     assert source.trace(recipe(sharding="none"), ONE, exact=True)
+
+
+class ScriptedBlock(ScriptedActivation):
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return [model]
+
+
+def test_blocks_with_torchscript_are_not_recomputed(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:ScriptedBlock"), tmp_path)
+    assert source.about().blocks and not source.about().recomputable
+    with pytest.raises(SetupError, match=r"TorchScript.* keep or offload"):
+        source.trace(recipe(sharding="none", activations="checkpoint"), ONE)
+    node = {"gpu": {"type": "NVIDIA RTX A6000", "count": 1, "memory": "48GiB"}, "memory": "500GiB"}
+    cluster = Cluster.model_validate({"name": "one", "scheduler": "local", "node": node})
+    decider = Decider(source.job, cluster, source)
+    assert decider.decide().plan.recipe.activations in ("keep", "offload")
+    assert set(decider.space().axes["activations"]) == {"keep", "offload"}
+    assert any("TorchScript" in note for note in decider.notes)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-layers", "fsdp-keep"])
+def test_the_whole_model_may_be_the_only_block(tmp_path: Path, sharding: str) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:ScriptedBlock"), tmp_path)
+    assert source.trace(recipe(sharding=sharding), Ranks(2, 2, on_gpu=True))
+
+
+class WithoutWeight(Unnumbered):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch).square().sum()
+
+
+def test_a_loss_of_another_form_is_refused_before_the_run(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:WithoutWeight"), tmp_path)
+    for exact in (False, True):
+        with pytest.raises(TaskError, match=r"^loss\(\) of WithoutWeight must return \(sum, weight\)"):
+            source.trace(recipe(sharding="none"), ONE, exact=exact)
+
+
+class NeedsAllBlocks(Blocks):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        result = super().loss(model, batch)
+        return result if len(model.layers) == 8 else None
+
+
+def test_a_loss_is_judged_with_all_blocks_of_the_model(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:NeedsAllBlocks"), tmp_path)
+    assert source.trace(recipe(sharding="none"), ONE)
 
 
 class Experts(Blocks):

@@ -30,8 +30,6 @@ ON_HOST = "launcher::activations to the host"
 "Name of the copies to the host in the profiler, with `activations: offload`."
 EVERY = {"selective": 1, "every-second": 2}
 "Policy -> n: it keeps one of every n matrix products."
-RECOMPUTED = (*EVERY, "checkpoint")
-"Policies that run a block's forward again."
 
 
 def apply_activations(
@@ -59,13 +57,18 @@ def apply_activations(
             block.forward = around(offloaded, block.forward, block)
         elif recipe.activations == "compress":
             block.forward = around(compressed, block.forward, block)
-        elif any(isinstance(module, torch.jit.ScriptModule) for module in block.modules()):
+        elif has_script(block):
             raise SetupError(
-                f"activations: {recipe.activations} cannot compute TorchScript again, which blocks() of the "
-                "task returns: use activations: keep or offload, or return modules of Python"
+                f"activations: {recipe.activations} cannot compute TorchScript again, which a module of "
+                "blocks() contains: use activations: keep or offload, or modules of Python"
             )
         else:
             block.forward = recomputed(block, recipe, recomputable)
+
+
+def has_script(block: nn.Module) -> bool:
+    """Return whether the block contains TorchScript, which RECOMPUTED cannot run again."""
+    return any(isinstance(module, torch.jit.ScriptModule) for module in block.modules())
 
 
 def evenly(blocks: Sequence[nn.Module], ratio: float) -> list[nn.Module]:

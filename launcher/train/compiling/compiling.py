@@ -18,8 +18,8 @@ from torch._functorch import config as functorch_config
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from launcher.spec.recipe import Recipe
-from launcher.train.activations.activations import RECOMPUTED, around
+from launcher.spec.recipe import RECOMPUTED, Recipe
+from launcher.train.activations.activations import around
 from launcher.train.activations.recomputation import BlockState, without_changes
 from launcher.train.compiling.graph_pass import graph_options
 from launcher.train.cpu_memory_budget import Budget, MemoryBudget

@@ -106,12 +106,14 @@ def fully_sharded(
         mp_policy=mixed_precision(rank.recipe),
         offload_policy=offload_policy(rank),
     )
+    roots = list(roots_of(model))
     # Innermost first: a unit takes the parameters that no unit inside it has taken.
     for block in reversed(blocks):
         if rank.recipe.sharding == "fsdp-layers":
             for layer in layer_units(block, shared):
                 apply(layer)
-        apply(block, reshard_after_forward=not keep, ignored_params=shared)
+        if block not in roots:
+            apply(block, reshard_after_forward=not keep, ignored_params=shared)
     for unit in outer:
         # Looking up rows needs the weight only in the forward pass. Other units keep their parameters for the
         # backward pass, as the root does: a head needs them at once.
@@ -120,7 +122,7 @@ def fully_sharded(
         assert isinstance(unit, FSDPModule)
         if looked_up:
             unit.set_unshard_in_backward(False)
-    for root in roots_of(model):
+    for root in roots:
         own = any(True for _ in root.parameters(recurse=False))
         policy = mixed_precision(rank.recipe, cast_inputs=own)
         if not own:

@@ -24,12 +24,13 @@ from launcher.spec import optimizer_table
 from launcher.spec.job import Job
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.recipe import Precision, Recipe
+from launcher.train.activations.activations import has_script
 from launcher.train.batch_norm_modules import first_batch_norm
 from launcher.train.on_meta import model_on_meta
 from launcher.train.rank import SetupError
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
-from launcher.train.task import Task, check_varied, load_task
+from launcher.train.task import LossError, Task, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
@@ -60,6 +61,7 @@ class TaskSource:
     def about(self, args: Mapping[str, Any] | None = None) -> About:
         task = self._task(args)
         model = model_on_meta(task)
+        blocks = list(task.blocks(model))
         leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
         rows = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
         # Without a second row for the targets, these are the same tokens shifted by one.
@@ -69,13 +71,14 @@ class TaskSource:
             loss_chunks=task.uses_loss_chunks,
             batch_norm=first_batch_norm(model) is not None,
             tokens_per_sample=max(rows) - shifted if rows else None,
-            blocks=next(iter(task.blocks(model)), None) is not None,
+            blocks=bool(blocks),
             couples_samples=task.couples_samples,
             tensor=_has_parallel_plan(task, model),
             stages=_stages(task, model),
             linear=_is_linear(model),
             recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
             unshardable=_unshardable(task, model),
+            recomputable=not any(map(has_script, blocks)),
         )
 
     def shapes(
@@ -111,6 +114,8 @@ class TaskSource:
             refused = REFUSED if recipe.tensor > 1 else ""
             raise NotCompiledError(f"{EAGER}: {error}{refused}") from error
         except UntraceableError as error:
+            if isinstance(error.error, LossError):  # of the whole model: a run would raise it too
+                raise error.error from None
             raise NoTraceError(f"{error}; {_reason(error.error)}") from error
 
     def files(self) -> list[Path]:
