@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from launcher.spec.listed_names import listed
 from launcher.spec.recipe import SHARDED, Recipe
@@ -18,7 +17,7 @@ from launcher.train.compiling.compiling import Forward, apply_compile
 from launcher.train.cpu_memory_budget import Budget
 from launcher.train.float8 import to_float8
 from launcher.train.mesh import Meshes
-from launcher.train.on_meta import model_on_meta
+from launcher.train.on_meta import checked, model_on_meta
 from launcher.train.optimizers.build import NONE_TRAINED
 from launcher.train.optimizers.offload import copy_gradients_to_host
 from launcher.train.outer_units import check_outer_units
@@ -42,14 +41,7 @@ def new_model(
     `say` is called with warnings about precision and evaluation mode. Raises TaskError for a model that
     cannot be trained.
     """
-    model = model_on_meta(task) if on_meta or task.built_on_meta else task.model()
-    if not isinstance(model, nn.Module):
-        raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
-    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
-        raise TaskError(
-            f"{listed(lazy)} of the model has no shape yet: call the model once on a sample in model(), or "
-            "use modules that are not lazy"
-        )
+    model = model_on_meta(task) if on_meta or task.built_on_meta else checked(task, task.model())
     if say is not None and recipe.precision == "bf16" and (rounded := rounded_buffers(model)):
         say(
             f"precision: bf16 rounds the buffers {listed(rounded)} to three decimal digits. For exact values "

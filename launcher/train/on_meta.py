@@ -6,33 +6,48 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from launcher.train.task import Task
+from launcher.spec.listed_names import listed
+from launcher.train.task import Task, TaskError
 
 FEW = 2**16
 "Elements of a tensor that is small enough to have values."
 
 
 def model_on_meta(task: Task) -> nn.Module:
-    """Return the task's model on the meta device. Raises the exceptions of its model().
+    """Return the task's model on the meta device. Raises the exceptions of its model() and of `checked`.
 
     A model that computes with values while it is built, as in `[x.item() for x in torch.linspace(0, p, n)]`,
     is built with values in small tensors, except uninitialised ones such as the weights of torch's layers.
     """
     try:
         with torch.device("meta"):
-            return task.model()
+            return checked(task, task.model())
     except Exception:
         if task.built_on_meta:
             raise
         try:
             with _SmallTensorsHaveValues():
-                return _to_meta(task.model())
+                return _to_meta(checked(task, task.model()))
         except Exception:
             pass  # the first exception tells more
         raise
+
+
+def checked(task: Task, model: Any) -> nn.Module:
+    """Return what model() of the task has returned. Raises TaskError if it is no module, or has parameters
+    without a shape."""
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"model() of {type(task).__name__} returned {type(model).__name__}, not nn.Module")
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise TaskError(
+            f"{listed(lazy)} of the model has no shape yet: call the model once on a sample in model(), or "
+            "use modules that are not lazy"
+        )
+    return model
 
 
 class _SmallTensorsHaveValues(TorchFunctionMode):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from launcher.train.on_meta import FEW, model_on_meta
+from launcher.train.task import TaskError
 from tests.train import traps
 
 
@@ -55,3 +56,19 @@ def test_the_exception_of_a_model_that_reads_a_weight_is_that_on_the_meta_device
 
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         model_on_meta(Reads())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.LazyLinear(2), r"^weight, bias of the model has no shape yet"),
+        (lambda: (nn.Linear(2, 2), None), r"^model\(\) of Unusable returned tuple, not nn.Module"),
+    ],
+)
+def test_an_unusable_model_is_refused_as_in_a_run(model: Callable[[], nn.Module], message: str) -> None:
+    class Unusable(traps.Normed):
+        def model(self) -> nn.Module:
+            return model()
+
+    with pytest.raises(TaskError, match=message):
+        model_on_meta(Unusable())
