@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeGuard, get_origin
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
@@ -105,7 +105,10 @@ class Task(ABC):
         The default is the first training sample. Override this if samples differ in size, or if the data
         are not on the machine that makes the plan.
         """
-        return self.data("train")[0]
+        data = self.data("train")
+        if not samples_in(data):
+            raise TaskError("the training data has no samples")
+        return data[0]
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
@@ -192,6 +195,19 @@ class Task(ABC):
         and a recipe with `tensor` above 1 is refused.
         """
         return None
+
+
+def samples_in(data: Any) -> int:
+    """Return the number of samples that data() returned. Raises TaskError for other than map-style data."""
+    try:
+        if getattr(type(data), "__getitem__", Dataset.__getitem__) is Dataset.__getitem__:
+            raise TypeError
+        return len(data)
+    except TypeError:
+        raise TaskError(
+            f"{type(data).__name__} has no length or no [index]; data() must return a map-style dataset "
+            "(len and [index]), without a DataLoader"
+        ) from None
 
 
 def called(blocks: Iterable[nn.Module]) -> list[nn.Module]:

@@ -93,14 +93,14 @@ def test_a_second_cancel_ends_those_that_were_asked_before(lab: SlurmLab) -> Non
     lab.script(
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os._exit(1)))\n"
-        "print('on', flush=True)\ntime.sleep(999)\n"
+        "print('at work', flush=True)\ntime.sleep(999)\n"
     )
     resources = {"nodes": 1, "ranks_per_node": 1}
     job = lab.job(command="python train.py", resources=resources, env={"WHO": "?"})
     sweep, runs = submitted(lab, str(job), "--sweep", "env.WHO=a,b,c", "--at-once", "2")
     array = job_id(runs[0]).partition("_")[0]
     lab.slurm("scontrol", "hold", f"{array}_2")  # also when one of the two has ended
-    wait_for(lambda: all("on" in lab.all_logs(run) for run in runs[:2]), "start of two runs")
+    wait_for(lambda: all("at work" in lab.all_logs(run) for run in runs[:2]), "start of two runs")
     said(lab, "cancel", runs[1].id)
     calls(lab, "scancel")
     out = said(lab, "cancel", sweep)

@@ -28,6 +28,7 @@ from launcher.train.error_report import classify, in_a_line
 from launcher.train.phase import Where
 from launcher.train.rank import SetupError
 from launcher.train.rng import seed_all
+from launcher.train.task import TaskError
 from tests.train.runs import job, one_rank, prepare, recipe
 
 
@@ -259,10 +260,10 @@ def test_data_that_cannot_make_the_batch_is_refused_with_numbers() -> None:
         Order(5, 8, seed=0)
     with pytest.raises(SetupError, match=r"4 x grad_accum 1 x 1 data-parallel ranks is not batch\.global 8"):
         TrainingData(list(range(9)), list, job(), recipe(micro=4), 0, 1)
-    with pytest.raises(SetupError, match="generator has no length"):
+    with pytest.raises(TaskError, match="generator has no length"):
         TrainingData((n for n in range(9)), list, job(), recipe(micro=4), 0, 2)
     for data in (Stream(), DataLoader(list(range(9)))):  # type: ignore[arg-type]
-        with pytest.raises(SetupError, match=r"no length or no \[index\].*without a DataLoader"):
+        with pytest.raises(TaskError, match=r"no length or no \[index\].*without a DataLoader"):
             TrainingData(data, list, job(), recipe(micro=4), 0, 2)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from launcher.train.task import Task, TaskError, load_task
+from tests.train import traps
 
 SOURCE = """
 import torch
@@ -96,3 +99,20 @@ def test_what_the_users_module_misses_is_not_mistaken_for_the_module(workdir: st
 def test_the_package_is_imported_without_torch() -> None:
     code = "import sys, launcher.train, launcher.spec.unsupported_recipes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class Unindexed(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [([], "the training data has no samples"), (Unindexed(), "Unindexed has no length")]
+)
+def test_the_example_of_unusable_data_is_refused_as_in_a_run(data: Any, message: str) -> None:
+    class Unusable(traps.Normed):
+        def data(self, split: str) -> Any:
+            return data
+
+    with pytest.raises(TaskError, match=message):
+        Unusable().example()

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset
 
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
 from launcher.train.data.loading import Collate, Loader, Ticket
 from launcher.train.rank import SetupError
 from launcher.train.seeds import derive_seed
+from launcher.train.task import samples_in
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -126,7 +126,7 @@ class TrainingData:
                 f"micro_batch_size {recipe.micro_batch_size} x grad_accum {recipe.grad_accum} "
                 f"x {world} data-parallel ranks is not batch.global {batch}"
             )
-        self.order = Order(_length(data), batch, job.train.seed)
+        self.order = Order(samples_in(data), batch, job.train.seed)
         self.micro, self.accumulation = recipe.micro_batch_size, recipe.grad_accum
         self.share = slice(rank * batch // world, (rank + 1) * batch // world)
         self._loader = Loader("train", data, collate, job.train.seed, workers=job.train.workers)
@@ -183,7 +183,7 @@ class EvaluationData:
 
     def __init__(self, data: Any, collate: Collate, micro: int, rank: int, world: int) -> None:
         self.micro, self.rank, self.world = micro, rank, world
-        self.samples = _length(data)
+        self.samples = samples_in(data)
         if self.samples == 0:
             raise SetupError("the evaluation data is empty")
         self._loader = Loader("eval", data, collate, seed=0, workers=0)
@@ -200,15 +200,3 @@ class EvaluationData:
         for start in range(0, self.samples, self.micro * self.world):
             first = start + self.rank * self.micro
             yield range(first, max(first, min(first + self.micro, self.samples)))
-
-
-def _length(data: Any) -> int:
-    try:
-        if getattr(type(data), "__getitem__", Dataset.__getitem__) is Dataset.__getitem__:
-            raise TypeError
-        return len(data)
-    except TypeError:
-        raise SetupError(
-            f"{type(data).__name__} has no length or no [index]; data() must return a map-style dataset "
-            "(len and [index]), without a DataLoader"
-        ) from None
