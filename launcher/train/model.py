@@ -28,7 +28,7 @@ from launcher.train.rank import Rank
 from launcher.train.replaced_parameters import Originals
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.sharding.sharding import shard
-from launcher.train.task import Task, TaskError, called
+from launcher.train.task import Task, TaskError, blocks_of
 from launcher.train.tensor.tensor_parallel_rng import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
@@ -121,8 +121,8 @@ def arranged(
     """
     recipe, device = rank.recipe, rank.device
     if recipe.precision == "float8":
-        to_float8(model, task.blocks(model), device, recipe.tensor)
-    blocks = called(task.blocks(model))
+        to_float8(model, blocks_of(task, model), device, recipe.tensor)
+    blocks = blocks_of(task, model)
     outer = list(task.outer_units(model))
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)

@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeGuard, get_origin
@@ -26,8 +26,15 @@ from launcher.train.pipeline_parts import Pipeline
 Split = Literal["train", "eval"]
 ParallelPlan = dict[str, ParallelStyle]
 
-_ALWAYS_CALLED = frozenset(("model", "data", "loss", "collate", "blocks", "state"))
-"Methods that launcher calls on every task."
+_ALWAYS_CALLED = {
+    "model": (),
+    "data": ("split",),
+    "loss": ("model", "batch"),
+    "collate": ("samples",),
+    "blocks": ("model",),
+    "state": (),
+}
+"Methods that launcher calls on every task -> their arguments."
 
 
 class TaskError(LauncherError):
@@ -210,6 +217,18 @@ def samples_in(data: Any) -> int:
         ) from None
 
 
+def blocks_of(task: Task, model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of the task's model. Raises TaskError for what is no module of this model."""
+    name, inside = f"blocks() of {type(task).__name__}", set(model.modules())
+    blocks = list(task.blocks(model))
+    for block in blocks:
+        if not isinstance(block, nn.Module):
+            raise TaskError(f"{name} returned {block!r:.80}, which is not a module")
+        if block not in inside:
+            raise TaskError(f"{name} returned {type(block).__name__}, which is not in the model that it got")
+    return called(blocks)
+
+
 def called(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """Return each block once. A block without a forward, such as a ModuleList in a ModuleList, cannot be
     called and is replaced by the modules in it."""
@@ -251,12 +270,16 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
         raise TaskError(f"task {reference}: {class_name} does not define {', '.join(sorted(missing))}")
     _check_args(task_class, args)
     task = task_class(**args)
-    for name in _ALWAYS_CALLED & vars(task).keys():
+    for name in _ALWAYS_CALLED.keys() & vars(task).keys():
         if isinstance(vars(task)[name], nn.Module) or not callable(vars(task)[name]):
             raise TaskError(
                 f"task {reference}: {class_name} sets self.{name}, which hides its method {name}(); give the "
                 "attribute another name"
             )
+    for name, arguments in _ALWAYS_CALLED.items():
+        if not _takes(getattr(task, name), len(arguments)):
+            needed = ", ".join(("self", *arguments))
+            raise TaskError(f"task {reference}: {class_name} must define {name}({needed})")
     return task
 
 
@@ -298,6 +321,17 @@ def _tasks_of(module_name: str) -> str:
     members = vars(sys.modules[module_name]).items()
     names = sorted(name for name, value in members if _is_task(value) and value is not Task)
     return f"; its tasks are {', '.join(names)}" if names else ""
+
+
+def _takes(method: Callable[..., Any], arguments: int) -> bool:
+    """Return whether a method can be called with this number of arguments, as far as Python knows."""
+    try:
+        inspect.signature(method).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def _check_args(task_class: type[Task], args: Mapping[str, Any]) -> None:

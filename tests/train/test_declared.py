@@ -22,6 +22,7 @@ from launcher.train.tracing.task_source import TaskSource
 from tests.train.test_tracing import Blocks, recipe
 
 ONE = Ranks(1, 1, on_gpu=True)
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA accepts its devices here")
 
 
 def job(**fields: Any) -> Job:
@@ -159,6 +160,42 @@ def test_blocks_with_torchscript_are_not_recomputed(tmp_path: Path) -> None:
 def test_the_whole_model_may_be_the_only_block(tmp_path: Path, sharding: str) -> None:
     source = TaskSource(job(task="tests.train.test_declared:ScriptedBlock"), tmp_path)
     assert source.trace(recipe(sharding=sharding), Ranks(2, 2, on_gpu=True))
+
+
+class NamesCuda(Blocks):
+    def model(self) -> nn.Module:
+        return super().model().cuda()
+
+    def data(self, split: str) -> Any:
+        return [row.to("cuda:0") for row in super().data(split)]
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        batch = batch.cuda(non_blocking=True).to(torch.device("cuda"), torch.float32).to(0)
+        zeros = torch.zeros(16, device=f"cuda:{torch.cuda.current_device()}") + batch.new_ones(16, device=0)
+        sum_, weight = super().loss(model, batch + zeros - 1)
+        return sum_, torch.tensor(weight, device="cuda")
+
+
+@WITHOUT_GPU
+def test_code_that_names_a_cuda_device_is_traced(tmp_path: Path) -> None:
+    sources = [
+        TaskSource(job(task=f"tests.train.test_declared:{task}"), tmp_path)
+        for task in ("Blocks", "NamesCuda")
+    ]
+    plain, named = (source.trace(recipe(sharding="fsdp"), Ranks(2, 2, on_gpu=True)) for source in sources)
+    assert named.work.backward_flops == plain.work.backward_flops
+    assert sources[0].about() == sources[1].about()
+    assert sources[0].shapes("bf16-mixed") == sources[1].shapes("bf16-mixed")
+    assert not sources[0].names_cuda and sources[1].names_cuda
+    with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda|nvidia"):
+        NamesCuda().model()
+
+
+@WITHOUT_GPU
+def test_code_that_names_a_cuda_device_fails_in_a_plan_for_the_cpu_as_in_the_run(tmp_path: Path) -> None:
+    source = TaskSource(job(task="tests.train.test_declared:NamesCuda"), tmp_path, "cpu")
+    with pytest.raises((AssertionError, RuntimeError), match=r"(?i)cuda|nvidia"):
+        source.about()
 
 
 class WithoutWeight(Unnumbered):

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 from torch.utils.data import IterableDataset
 
-from launcher.train.task import Task, TaskError, load_task
+from launcher.train.task import Task, TaskError, blocks_of, load_task
 from tests.train import traps
 
 SOURCE = """
@@ -30,6 +31,13 @@ class Hides(Good):
     def __init__(self, path=None): self.data = path
 class HidesByModule(Good):
     def __init__(self): self.loss = torch.nn.MSELoss()
+class Narrow(Good):
+    def loss(self, model): ...
+class Static(Good):
+    @staticmethod
+    def data(split, shuffle=True): ...
+    def loss(self, *args, **kwargs): ...
+    collate = torch.stack
 class Other: ...
 """
 
@@ -68,6 +76,7 @@ def test_each_argument_that_is_wrong_or_missing_is_named_as_it_is_written(
 def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> None:
     task = load_task("my_tasks:Good", {"layers": 2}, workdir)
     assert isinstance(task, Task) and vars(task) == {"layers": 2}
+    load_task("my_tasks:Static", {}, workdir)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +87,7 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
         ("my_tasks:Other", {}, "Other is not a subclass of launcher.train.Task"),
         ("my_tasks:Half", {}, "Half does not define data, loss"),
         ("my_tasks:Hides", {}, r"Hides sets self.data, which hides its method data\(\); give the attribute"),
+        ("my_tasks:Narrow", {}, r"Narrow must define loss\(self, model, batch\)"),
         ("my_tasks:HidesByModule", {}, "HidesByModule sets self.loss, which hides"),
         (
             "my_tasks:Good",
@@ -116,3 +126,20 @@ def test_the_example_of_unusable_data_is_refused_as_in_a_run(data: Any, message:
 
     with pytest.raises(TaskError, match=message):
         Unusable().example()
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("encoder", r"blocks\(\) of Stray returned 'encoder', which is not a module"),
+        (nn.Linear(2, 2), r"blocks\(\) of Stray returned Linear, which is not in the model"),
+    ],
+)
+def test_blocks_are_modules_of_the_model(block: Any, message: str) -> None:
+    class Stray(traps.Normed):
+        def blocks(self, model: nn.Module) -> list[Any]:
+            return [*model.children(), block]
+
+    task = Stray()
+    with pytest.raises(TaskError, match=message):
+        blocks_of(task, task.model())

@@ -22,7 +22,7 @@ from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.initialise import draw_normal
 from launcher.train.precision import compute_type
 from launcher.train.rank import SetupError
-from launcher.train.task import Task, TaskError, outermost
+from launcher.train.task import Task, TaskError, blocks_of, outermost
 
 CONFIG = "adapter_config.json"
 "peft's file next to the weights of an adapter."
@@ -88,7 +88,7 @@ def _check_hooks(layers: Mapping[str, nn.Module]) -> None:
 def linear_layers(task: Task, model: nn.Module) -> dict[str, nn.Linear]:
     """Return the linear layers inside the blocks, under each of their names. Raises TaskError if there are
     none."""
-    inside = {child for block in outermost(task.blocks(model)) for child in block.modules()}
+    inside = {child for block in outermost(blocks_of(task, model)) for child in block.modules()}
     modules = model.named_modules(remove_duplicate=False)
     layers = {name: module for name, module in modules if type(module) is nn.Linear and module in inside}
     if not layers:

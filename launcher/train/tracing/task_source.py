@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -30,8 +31,9 @@ from launcher.train.on_meta import model_on_meta
 from launcher.train.rank import SetupError
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
-from launcher.train.task import LossError, Task, check_varied, load_task
+from launcher.train.task import LossError, Task, blocks_of, check_varied, load_task
 from launcher.train.tracing.compiled import NotCapturedError
+from launcher.train.tracing.cuda_devices import ignoring_cuda_devices, is_about_cuda
 from launcher.train.tracing.dtensors import dtensors_of_real_values
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
@@ -48,20 +50,46 @@ CONV1D = "Conv1D"
 "The linear layer of transformers' GPT-2."
 LARGEST = 2**20
 "Maximum bytes of a file named by an argument that counts as source; larger files are data."
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+
+
+def _with_or_without_cuda(question: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Ask a TaskSource again without CUDA devices if the task's code names one and there is none."""
+
+    @functools.wraps(question)
+    def asked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        source = args[0]
+        assert isinstance(source, TaskSource)
+        if not source.names_cuda:
+            try:
+                return question(*args, **kwargs)
+            except Exception as error:
+                if source.like != "cuda" or not is_about_cuda(error):
+                    raise
+                source.names_cuda = True
+        with ignoring_cuda_devices():
+            return question(*args, **kwargs)
+
+    return asked
 
 
 class TaskSource:
     """Traces and shapes of the job's task. Its code runs in this process, in `workdir`."""
 
+    names_cuda = False
+    "Whether the task's code names a CUDA device, as its first exception has shown."
+
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
         self.job, self.workdir, self.like = job, workdir, like
         self._tracers: dict[str, Tracer] = {}
 
+    @_with_or_without_cuda
     def about(self, args: Mapping[str, Any] | None = None) -> About:
         task = self._task(args)
         model = model_on_meta(task)
-        blocks = list(task.blocks(model))
+        blocks = blocks_of(task, model)
         leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
         rows = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
         # Without a second row for the targets, these are the same tokens shifted by one.
@@ -81,6 +109,7 @@ class TaskSource:
             recomputable=not any(map(has_script, blocks)),
         )
 
+    @_with_or_without_cuda
     def shapes(
         self, precision: Precision, args: Mapping[str, Any] | None = None, part: Part = WHOLE
     ) -> ModelShapes:
@@ -102,6 +131,7 @@ class TaskSource:
         with fake_ranks(rank.world, rank.number), dtensors_of_real_values():
             return read_shapes(self._task(args), recipe, rank)
 
+    @_with_or_without_cuda
     def trace(
         self, recipe: Recipe, ranks: Ranks, args: Mapping[str, Any] | None = None, *, exact: bool = False
     ) -> Trace:
@@ -162,7 +192,7 @@ def _stages(task: Task, model: nn.Module) -> int:
 def _unshardable(task: Task, model: nn.Module) -> str | None:
     try:
         check_shardable(model)
-        shared_with_root(model, task.blocks(model))
+        shared_with_root(model, blocks_of(task, model))
     except SetupError as error:
         return str(error)
     return None

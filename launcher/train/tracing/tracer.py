@@ -44,7 +44,7 @@ from launcher.train.sharding.sharding import (
     reduces_gradients,
     reshard_units,
 )
-from launcher.train.task import Task, outermost
+from launcher.train.task import Task, blocks_of, outermost
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
@@ -286,7 +286,7 @@ class Tracer:
             stack.enter_context(numbers_as_of_tensors())
             stack.enter_context(as_cuda() if self.like == "cuda" else as_cpu())
             try:
-                units = set(outermost(self.task.blocks(model)))
+                units = set(outermost(blocks_of(self.task, model)))
                 model = arranged(model, self.task, rank, Unlimited(), mesh, partial(compiled, like=self.like))
             except Exception as error:
                 if most is None:
@@ -323,7 +323,7 @@ class Tracer:
                 runs, blocks = fold_stage(model, parts.blocks, recipe.stages, stage)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
             if most is not None and parts is None:
-                runs, blocks = fold(model, self.task.blocks(model), most)
+                runs, blocks = fold(model, blocks_of(self.task, model), most)
             names = {m: names[m] for m in model.modules()}  # otherwise removed modules would be copied too
             self._models[key] = _Built(model, names, runs, blocks)
         with suppress(Exception):
