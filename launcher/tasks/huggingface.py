@@ -81,6 +81,8 @@ class CausalLM(Task):
     ) -> None:
         check_counts(context=context)
         self.path, self.config, self.context = path, _config(path), context
+        if type(self).model is CausalLM.model:
+            _check_causal(path, self.config)
         longest = getattr(self.config, "max_position_embeddings", None)
         if longest is not None and context > longest:
             raise TaskError(f"context: {context} is more than the {longest} positions of {path}")
@@ -355,3 +357,14 @@ def _config(path: str) -> Any:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (ValueError, OSError) as error:
         raise TaskError(f"path: transformers cannot read the config {path}: {error}") from None
+
+
+def _check_causal(path: str, config: Any) -> None:
+    """Raise TaskError if transformers has no causal language model with this config."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise TaskError(
+            f"path: {path} describes a model of type {config.model_type}, which is not a causal language "
+            "model of transformers: write a task for it (docs/tasks.md), or for a command declare plan.params"
+        )

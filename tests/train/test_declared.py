@@ -61,10 +61,15 @@ def test_a_declared_model_that_is_not_there_is_named_by_the_jobs_field(tmp_path:
 def test_what_is_wrong_with_a_declared_model_is_said_of_the_jobs_fields(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
-    for name, content in (("short", config), ("typeless", {"hidden_size": 32})):
+    encoder = {"model_type": "vit", "hidden_size": 32}
+    for name, content in (("short", config), ("typeless", {"hidden_size": 32}), ("encoder", encoder)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(content))
-    for name, said in (("short", r"plan\.length: 65 is more"), ("typeless", r"plan\.model: transformers")):
+    for name, said in (
+        ("short", r"^plan\.length: 65 is more"),
+        ("typeless", r"^plan\.model: transformers"),
+        ("encoder", r"^plan\.model: .* of type vit, which is not a causal language model"),
+    ):
         source = DeclaredSource(job(command="x", plan={"model": f"hf:{name}", "length": 65}), tmp_path)
         with pytest.raises(TaskError, match=said):
             source.about()
