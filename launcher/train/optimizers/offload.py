@@ -159,11 +159,13 @@ class ScratchFiles:
                 "offload: nvme-optimizer needs train.nvme_dir, a directory on a local NVMe disk of each node"
             )
         self.folder, self.name, self.bytes = Path(folder), name, 0
-        if not self.folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
             raise SetupError(
                 f"train.nvme_dir: {folder} is not a directory that this user can write to on node "
-                f"{os.uname().nodename}; create it there, or use offload: cpu-optimizer"
-            )
+                f"{os.uname().nodename} ({error.strerror}); create it there, or use offload: cpu-optimizer"
+            ) from None
         self._mapped: set[int] = set()
         # Delete files of an attempt that was killed between creating and unlinking a file.
         for leftover in self.folder.glob(f"{glob.escape(name)}-*"):
@@ -173,11 +175,11 @@ class ScratchFiles:
         if states.numel() == 0 or states.data_ptr() in self._mapped:
             return states
         free = shutil.disk_usage(self.folder).free
-        descriptor, path = tempfile.mkstemp(prefix=f"{self.name}-", dir=self.folder)
         try:
-            # Without this, a full disk would cause a SIGBUS in the middle of training.
-            os.posix_fallocate(descriptor, 0, states.nbytes)
-            mapped = torch.from_file(path, shared=True, size=states.numel(), dtype=states.dtype)
+            with tempfile.NamedTemporaryFile(prefix=f"{self.name}-", dir=self.folder) as file:
+                # Without this, a full disk would cause a SIGBUS in the middle of training.
+                os.posix_fallocate(file.fileno(), 0, states.nbytes)
+                mapped = torch.from_file(file.name, shared=True, size=states.numel(), dtype=states.dtype)
         except OSError as error:
             raise SetupError(
                 f"train.nvme_dir: {self.folder} is too small for the optimizer's states: this rank has "
@@ -185,9 +187,6 @@ class ScratchFiles:
                 f"into {format_bytes(free)} of free space ({error.strerror}); use a larger disk, shard "
                 "over more ranks, or use an 8-bit optimizer"
             ) from None
-        finally:
-            os.close(descriptor)
-            Path(path).unlink()
         self.bytes += states.nbytes
         self._mapped.add(mapped.data_ptr())
         return mapped.view(states.shape).copy_(states)
