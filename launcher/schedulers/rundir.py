@@ -39,7 +39,7 @@ from launcher.spec.records import StateRecord
 from launcher.supervise.host import is_here, may_live, this_process
 
 SENDING_SECONDS = 3600.0
-"How long a process of another machine may need to send the code."
+"How long a submission may take. A process of that id may be another one later."
 
 
 @contextlib.contextmanager
@@ -110,12 +110,17 @@ def latest_handle(events: Sequence[Event], prefix: str) -> str | None:
 
 
 def may_be_sent(run: RunDir) -> bool:
-    """Return whether the process that wrote the run directory may still be sending the job's code."""
+    """Return whether the process that submits the run may still be at work."""
     state = run.read_state()
     process = state.submitter
-    if process is None or not may_live(process):
-        return False
-    return is_here(process) or time.time() - (seconds_of(state.time) or 0.0) < SENDING_SECONDS
+    recent = time.time() - (seconds_of(state.time) or 0.0) < SENDING_SECONDS
+    return process is not None and recent and may_live(process)
+
+
+def is_being_submitted(run: RunDir) -> bool:
+    """Return whether a process of this machine still waits for the scheduler's answer."""
+    process = run.read_state().submitter
+    return process is not None and is_here(process) and may_be_sent(run)
 
 
 def rewrite_run(run: RunDir, prepared: Prepared) -> None:

@@ -207,7 +207,7 @@ class StateRecord(Record):
     requeue: bool = False
     "Whether the batch script is about to requeue the job."
     submitter: dict[str, Any] | None = None
-    "The process that wrote the run directory."
+    "The process that submits the run, until the scheduler has answered or the run has begun."
 
     @property
     def ended(self) -> bool:

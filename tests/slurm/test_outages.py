@@ -202,6 +202,22 @@ def test_a_job_that_slurm_gets_after_its_run_was_resumed_does_not_run_it_again(
 
 
 @pytest.mark.slow
+def test_a_run_whose_submission_waits_for_slurm_is_submitted_and_can_be_cancelled(
+    lab: SlurmLab, slow_sbatch: SlowSbatch
+) -> None:
+    process = slow_sbatch.submit(job(lab))
+    run = lab.newest()
+    status = lab.status(run)
+    assert status["state"] == "submitted" and "Slurm has not answered yet" in status["reason"]
+    refused = lab.cli("resume", run.id)
+    assert refused.returncode == 4 and "is still in the queue" in refused.stderr, refused.stderr
+    assert "taken out of the queue" in lab.cli("cancel", run.id).stdout
+    slow_sbatch.go_on()
+    process.communicate()
+    assert lab.wait(run)["state"] == "cancelled" and not run.attempts()
+
+
+@pytest.mark.slow
 def test_a_sweep_is_cancelled_also_while_a_killed_submission_still_asks_for_its_jobs(
     lab: SlurmLab, slow_sbatch: SlowSbatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING, Status
-from launcher.schedulers.rundir import record_end, status_of
+from launcher.schedulers.rundir import is_being_submitted, record_end, status_of
 from launcher.schedulers.slurm.handle import handle_of, job_of
 from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
 from launcher.schedulers.slurm.jobs import begun
@@ -23,6 +23,8 @@ NEVER_BEGAN = (
     "job {} ended with exit code 0 before its supervisor began: does a line of `setup:` replace the shell "
     "(exec)?"
 )
+
+SUBMITTING = "launcher submits it: Slurm has not answered yet"
 
 NO_JOB = (
     "Slurm has no job of this run: its submission was interrupted, or Slurm's answer was lost, and no job "
@@ -88,6 +90,8 @@ def _attempted(run: RunDir) -> bool:
 def _unknown(run: RunDir, state: StateRecord, job: str | None, trouble: str) -> StateRecord:
     if not trouble and shows_life(run):
         trouble = f"Slurm does not know job {job} here"
+    if job is None and is_being_submitted(run) and not run.cancel.exists():
+        return state.replace(state="submitted", reason=SUBMITTING)
     if trouble:
         name = "stopping" if state.ended else state.state
         return state.replace(state=name, reason=f"last known state; {trouble}")

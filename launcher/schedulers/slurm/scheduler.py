@@ -16,7 +16,7 @@ from launcher.rundir.find import remember_root
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import Cancelled, Prepared, Request, Scheduler, SchedulerError, Status
 from launcher.schedulers.login import Login, LoginError, ask
-from launcher.schedulers.rundir import in_force, may_start, writing
+from launcher.schedulers.rundir import in_force, is_being_submitted, may_start, writing
 from launcher.schedulers.slurm.cancel_all import cancel_jobs
 from launcher.schedulers.slurm.handle import handle_of, job_in, job_of
 from launcher.schedulers.slurm.identity import belongs_to, message_of_foreign_job
@@ -292,15 +292,15 @@ class SlurmScheduler(Scheduler):
             jobs = {run: job_of(run) or "" for run in runs if lives(run.read_state())}
             if all(jobs.values()):
                 return jobs
-        statuses = list(zip(runs, self.statuses(runs), strict=True))
-        for run, status in statuses:
-            if not status.ended and not job_in(status.handle):
+        jobs = {}
+        for run, status in zip(runs, self.statuses(runs), strict=True):
+            job = job_in(status.handle)
+            may_get_one = not job and may_start(run) and (status.state == "lost" or is_being_submitted(run))
+            if not status.ended and not job and not may_get_one:
                 raise SchedulerError(f"{run.id} was not asked to stop: {status.reason}")
-        return {
-            run: job_in(status.handle)
-            for run, status in statuses
-            if not status.ended or (status.state == "lost" and may_start(run) and not job_in(status.handle))
-        }
+            if not status.ended or may_get_one:
+                jobs[run] = job
+        return jobs
 
     def _why_foreign(self, run: RunDir, job: str) -> str:
         """Return why this job id is not the run's, according to the last answer, or "" if it is or may be."""

@@ -28,6 +28,7 @@ from launcher.schedulers.slurm.jobs import (
 from launcher.schedulers.slurm.sweep import folder_text
 from launcher.schedulers.store import Store
 from launcher.spec.events import Refused, Submitting
+from launcher.supervise.host import this_process
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Submission:
             if isinstance(error, InterruptedSubmissionError):
                 raise KeyboardInterrupt from None
             raise
+        except BaseException:
+            for run in filter(self._is_recorded, self.runs):  # there may be a job
+                if (state := run.read_state()).submitter is not None:  # otherwise it has begun
+                    replace_json(run.state, state.replace(submitter=None).as_json())
+            raise
         for task, run in enumerate(self.runs):
             its_job = job if self.sweep is None else f"{job}_{task}"
             if store.remote and job_of(run) == its_job:
@@ -73,7 +79,8 @@ class Submission:
         """Record the request before it is sent: afterwards Slurm may have a job even if this process dies."""
         for run in self.runs:
             if not self._is_recorded(run):
-                replace_json(run.state, {"state": "submitted", "time": now()})
+                state = {"state": "submitted", "time": now(), "submitter": this_process()}
+                replace_json(run.state, state)
                 run.append(Submitting())
 
     def _through_submitit(self, store: Store) -> str:
