@@ -113,7 +113,7 @@ class Trace:
         """Name of the step's last backward phase."""
         return [name for name, _ in self.phases if name.startswith("backward")][-1]
 
-    @property
+    @cached_property
     def complete(self) -> frozenset[str]:
         """Names of the parameters that get a gradient."""
         return frozenset(storage.module for storage in self.storages if storage.category == COMPLETE)
@@ -209,7 +209,7 @@ def combine(small: Trace, large: Trace, micro_batch: int) -> Trace:
     storages = []
     for storage, larger in zip(small.storages, large.storages, strict=True):
         slope = larger.fixed - storage.fixed
-        storages.append(storage._replace(fixed=storage.fixed - slope * micro_batch, per_sample=slope))
+        storages.append(Storage(storage.fixed - slope * micro_batch, slope, *storage[2:]))
     work = []
     for figure, larger_figure in zip(small.work, large.work, strict=True):
         growth = larger_figure.fixed - figure.fixed

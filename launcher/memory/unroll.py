@@ -188,7 +188,8 @@ class _Unrolling:
                 events.append(new := len(unrolled.storages))
                 self.alive[number, block, place] = new
                 place += 1
-                unrolled.storages.append(storages[event]._replace(module=names[event](block)))
+                fixed, per_sample, category, _, stream = storages[event]
+                unrolled.storages.append(Storage(fixed, per_sample, category, names[event](block), stream))
             unrolled.segments.append(replace(segment, run=None, block=0, backward=False, events=events))
 
     def _name(self, module: str, segment: Segment) -> Callable[[int], str]:

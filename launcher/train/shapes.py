@@ -18,6 +18,7 @@ from launcher.train.sharding.sharding import check_shardable, shared_with_root
 from launcher.train.task import Task, blocks_of, outermost
 
 
+@torch.no_grad()
 def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelShapes:
     """Return the shapes of the model as `recipe.precision` stores it.
 

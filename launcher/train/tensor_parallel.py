@@ -112,8 +112,9 @@ def parallelize(
     plan = f"parallel_plan() of {type(task).__name__}"
     _check_layers(model, styles, plan)
     ties, frozen = _tied(model), [name for name, p in model.named_parameters() if not p.requires_grad]
-    adapted_styles = {name: adapted(model.get_submodule(name), style, name) for name, style in styles.items()}
-    parallelize_module(model, mesh, adapted_styles, src_data_rank=None)
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        parallelize_module(module, mesh, adapted(module, style, name), src_data_rank=None)
     for name in frozen:  # some of torch's styles forget it
         model.get_parameter(name).requires_grad_(False)
     numbers = draw_own_numbers(model, of_modules, mesh)
@@ -226,7 +227,10 @@ def _free_the_rest(model: nn.Module) -> None:
 def matches(name: str, pattern: str) -> bool:
     """Return whether a module of this name is meant: `*` stands for any text between two dots."""
     parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatch, parts, wanted))
+    pairs = zip(wanted, parts, strict=False)
+    return len(parts) == len(wanted) and all(
+        want in ("*", part) or fnmatch(part, want) for want, part in pairs
+    )
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
