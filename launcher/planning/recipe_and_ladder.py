@@ -72,10 +72,6 @@ class Decider:
         self._unshardable = about.unshardable if job.recipe.sharding is None else None
         if self._unshardable is not None:
             self.notes.append(f"FSDP is left out: {self._unshardable}")
-        if not about.recomputable and job.recipe.activations is None:
-            self.notes.append(
-                "recomputation is left out: a block contains TorchScript, which cannot run again"
-            )
         job = job.with_model(batch_norm=about.batch_norm, couples_samples=about.couples_samples)
         self.job, self.cluster, self.about = job, cluster, about
         plan = make_plan(job, cluster, shardable=self._unshardable is None)
@@ -83,6 +79,10 @@ class Decider:
             raise PlanRefusedError([Problem("the job", "recipe.loss_chunks", WHOLE_LOSS)])
         self.layout = plan.layout
         on_gpu = self.layout.gpus_per_node > 0
+        if on_gpu and not about.recomputable and job.recipe.activations is None:
+            self.notes.append(
+                "activations are not recomputed: a block contains TorchScript, which cannot run again"
+            )
         self._earlier = earlier_runs(job, cluster, ledger, on_gpu=on_gpu) if ledger is not None else ()
         self.plan = started_where_it_fitted(plan, job, cluster, self._earlier)
         self.evaluate = Evaluator(source, job, cluster, self.layout, self._earlier)
