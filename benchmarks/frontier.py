@@ -24,9 +24,9 @@ from launcher.api.model_sources import traces_dir  # noqa: E402
 from launcher.api.plan_comparisons import Comparer  # noqa: E402
 from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
 from launcher.planning.fastest_recipe import Candidate, Capacity  # noqa: E402
-from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.errors import LauncherError  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
+from launcher.spec.quantities import GIB  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "frontier.json"
 AUTO = ("recipe=auto", "recipe.tensor=1", "train.clip_norm=null")

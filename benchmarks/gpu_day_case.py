@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.spec.base import Value
+from launcher.spec.value import Value
 
 FILE = Path(__file__).with_name("gpu_day.jsonl")
 "All cases of the day: `python benchmarks/gpu_day_cases.py` writes it."

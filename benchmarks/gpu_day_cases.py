@@ -27,9 +27,9 @@ from launcher.planning.hardware import GIGA, gpu_type_of, memory_of
 from launcher.planning.plan import Layout
 from launcher.planning.recipe_costs import Evaluator
 from launcher.planning.speed import StepTime
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster, Gpu
 from launcher.spec.job import Job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from launcher.train.tracing.task_source import TaskSource
 from tests.gpu.test_matrix import ANOTHER_ORDER

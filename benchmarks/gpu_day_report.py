@@ -25,7 +25,7 @@ from launcher.memory import accuracy  # noqa: E402
 from launcher.planning import speed  # noqa: E402
 from launcher.planning.hardware import GIGA, GpuType, gpu_type_of  # noqa: E402
 from launcher.rundir.files import append_json, read_json_lines  # noqa: E402
-from launcher.spec.base import GIB  # noqa: E402
+from launcher.spec.quantities import GIB  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SPEED_BAND = 0.2

@@ -23,10 +23,10 @@ from memory_tables import budget, filled, markdown  # noqa: E402
 from launcher.memory import accuracy  # noqa: E402
 from launcher.memory.estimate import Estimate  # noqa: E402
 from launcher.memory.states import Ranks, states_of  # noqa: E402
-from launcher.spec.base import GIB  # noqa: E402
 from launcher.spec.cluster import Gpu  # noqa: E402
 from launcher.spec.job import Job  # noqa: E402
 from launcher.spec.mesh import Part  # noqa: E402
+from launcher.spec.quantities import GIB  # noqa: E402
 from launcher.spec.recipe import Recipe  # noqa: E402
 from launcher.tasks.llama import LanguageModel  # noqa: E402
 from launcher.train import loss  # noqa: E402

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.memory.estimate import Estimate
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ from launcher.api.prepare import named_cluster, with_hardware  # noqa: E402
 from launcher.planning.fastest_recipe import Candidate  # noqa: E402
 from launcher.report.content import seconds  # noqa: E402
 from launcher.report.terminal import recipe_line  # noqa: E402
-from launcher.spec.base import GIB  # noqa: E402
+from launcher.spec.quantities import GIB  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "parallel.json"
 

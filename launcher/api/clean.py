@@ -11,8 +11,8 @@ from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import UNFINISHED, SchedulerError
 from launcher.schedulers.local import LocalScheduler
 from launcher.schedulers.lookup import scheduler_of, statuses
-from launcher.spec.base import parse_seconds
 from launcher.spec.errors import UsageError
+from launcher.spec.quantities import parse_seconds
 
 
 def to_delete(names: Sequence[str], older_than: str | None = None) -> list[RunDir]:

@@ -196,7 +196,7 @@ class Plan:
 
     def __repr__(self) -> str:
         from launcher.report.terminal import recipe_line
-        from launcher.spec.base import format_bytes
+        from launcher.spec.quantities import format_bytes
 
         return (
             f"<Plan of {self._page.job.name}: {recipe_line(self.recipe)}; needs {format_bytes(self.needed)}>"

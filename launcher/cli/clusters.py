@@ -20,10 +20,10 @@ def list_clusters(json: AsJson = False) -> None:
 
     from launcher.cli.output import console, print_json
     from launcher.render.shipped import clusters_dir
-    from launcher.spec.base import format_bytes
     from launcher.spec.errors import SpecError
     from launcher.spec.find_cluster import cluster_folders, find_clusters
     from launcher.spec.load import load_cluster
+    from launcher.spec.quantities import format_bytes
 
     table = Table(box=None, pad_edge=False)
     for column in ("CLUSTER", "SCHEDULER", "NODES", "GPUS PER NODE", "FILE", "DESCRIPTION"):

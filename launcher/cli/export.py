@@ -42,8 +42,8 @@ def export(
     from launcher.cli.output import EXIT_REFUSED, fail, print_json
     from launcher.rundir.find import find_run
     from launcher.schedulers.lookup import scheduler_of
-    from launcher.spec.base import format_bytes
     from launcher.spec.progress import working
+    from launcher.spec.quantities import format_bytes
 
     if dtype not in (None, "fp32", "bf16"):
         fail(f"--dtype {dtype}: it must be fp32 or bf16")

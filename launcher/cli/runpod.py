@@ -86,7 +86,7 @@ def download(
     from launcher.rundir.find import find_run
     from launcher.schedulers.lookup import scheduler_of
     from launcher.schedulers.runpod.scheduler import RunPodScheduler
-    from launcher.spec.base import format_bytes
+    from launcher.spec.quantities import format_bytes
 
     run_dir = find_run(run)
     scheduler = scheduler_of(run_dir)

@@ -114,7 +114,7 @@ def clean(
     from launcher.cli.output import fail, message_of, print_json
     from launcher.schedulers.base import SchedulerError
     from launcher.schedulers.lookup import remove
-    from launcher.spec.base import counted
+    from launcher.spec.quantities import counted
 
     if not runs and older_than is None:
         fail("name the runs to delete, or give --older-than 7d")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from launcher.cli.output import harmless_text
-from launcher.spec.base import format_bytes
 from launcher.spec.progress import Advance
+from launcher.spec.quantities import format_bytes
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -5,9 +5,9 @@ the ranks:
 
 1. Each node measures itself: `on_node.measure_node`, with the functions of `measure/`.
 2. Node 0 (`coordinator.py`) gives orders to all nodes, including itself, as files in the run directory
-   (`orders.py`). Every node carries them out (`on_node.py`) and writes its answer there. The ranks of a test
-   are processes of `measure/group.py`. Each order depends on the answers so far; `settings.py` lists the
-   settings that a search tries.
+   (`order_files.py`). Every node carries them out (`on_node.py`) and writes its answer there. The ranks of
+   a test are processes of `measure/group.py`. Each order depends on the answers so far; `settings.py` lists
+   the settings that a search tries.
 3. `heartbeat.py` tells node 0 which nodes have died.
 
 The answers are the results. `results.py` reads them, `interpret.py` and `outcome.py` turn them into measured

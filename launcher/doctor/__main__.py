@@ -29,7 +29,7 @@ from launcher.doctor.measure.listener import Listener
 from launcher.doctor.measure.network import identity
 from launcher.doctor.node_rank import Place
 from launcher.doctor.on_node import OnNode, measure_node
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.page import page
 from launcher.doctor.values import Measured
 from launcher.spec import variables

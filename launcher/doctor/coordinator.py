@@ -16,7 +16,7 @@ from launcher.doctor.measure.group import IMPORT_SECONDS
 from launcher.doctor.measure.network import common_adapters, common_interfaces, partners
 from launcher.doctor.measure.shared_files import SEEN_SECONDS
 from launcher.doctor.on_node import LOOK, MARK, REACH, OnNode
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.outcome import BUS, STOPPED, Outcome, pair_rounds
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import NO_SETTING, Setting, Where, candidates, fastest, gain

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.doctor.results import Results
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 
 
 @dataclass(frozen=True)

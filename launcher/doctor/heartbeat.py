@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from launcher.doctor.measure.network import responds
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 
 BEAT_SECONDS = 1.0
 BEATS_PER_SECOND = 50

@@ -29,7 +29,7 @@ from launcher.doctor.measure.network import measure_ways, partners, send_answer
 from launcher.doctor.measure.shared_files import SEEN_SECONDS, Mark, code_files, look
 from launcher.doctor.measure.tiny_model import error_of, steps_of, tiny_run
 from launcher.doctor.node_rank import Place
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.rank_test import RankTest
 from launcher.doctor.values import Measured
 

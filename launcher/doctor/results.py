@@ -10,12 +10,12 @@ from typing import Any
 from launcher.doctor.examine import examine, worst
 from launcher.doctor.interpret import END, values_of
 from launcher.doctor.options import Options
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.page import page
 from launcher.doctor.values import Expected, Finding, Measured, Verdict
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.spec.base import counted
+from launcher.spec.quantities import counted
 
 NOT_ENDED = "has not ended"
 CUT_OFF = frozenset({"preempted", "time-limit", "host-oom"})

@@ -12,10 +12,10 @@ from pydantic import Field, field_validator, model_validator
 
 from launcher.render.shipped import containers_dir
 from launcher.rundir.versions import DISTRIBUTION
-from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.load import read, validate
 from launcher.spec.similar import did_you_mean
+from launcher.spec.value import Value
 from launcher.spec.yaml import Document
 
 FILE = "images.yaml"

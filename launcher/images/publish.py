@@ -14,9 +14,9 @@ from launcher.images.catalogue import FILE, Image, catalogue_folder, find_image,
 from launcher.images.names import PREFIX
 from launcher.render.shipped import containers_dir
 from launcher.rundir.files import replace_text
-from launcher.spec.base import Value
 from launcher.spec.load import read, validate
 from launcher.spec.progress import working
+from launcher.spec.value import Value
 
 RECORD = "published.yaml"
 _REFERENCE = r"^[a-z0-9][A-Za-z0-9.:-]*(/[a-z0-9][a-z0-9._-]*)+@sha256:[0-9a-f]{64}$"

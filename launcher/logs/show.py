@@ -16,7 +16,7 @@ from launcher.logs.merged_lines import Source
 from launcher.logs.read import TEXT_START, OffsetReader, offset_of
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import stamp
-from launcher.spec.base import parse_seconds
+from launcher.spec.quantities import parse_seconds
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # cycled through by rank; red is left to the programs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from launcher.spec.base import Value
+from launcher.spec.value import Value
 
 When = Literal["first step", "steady state", "resume", "evaluation", "checkpoint"]
 

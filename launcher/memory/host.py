@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import FP32, Ranks, ranks_on_node, shard_of, states_of, updated_by
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Gpu
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 
 PROCESS = 2 * GIB

@@ -20,11 +20,11 @@ from pydantic import JsonValue, NonNegativeInt, PositiveInt
 
 from launcher.rundir.files import replace_json
 from launcher.rundir.time import now
-from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster
 from launcher.spec.fire_drill import BUDGET, parse_budget
 from launcher.spec.job import Job
 from launcher.spec.recipe import Recipe
+from launcher.spec.value import Value
 
 NEWEST = 200
 "Newest entries of one family that are read: enough for a median, and a bound on the time to read them."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from launcher.memory.allocator import OutOfMemoryError, replay
 from launcher.memory.estimate import When
 from launcher.memory.timeline import Timeline
-from launcher.spec.base import Value, format_bytes
+from launcher.spec.quantities import format_bytes
+from launcher.spec.value import Value
 
 WORDS = {
     "init": "while the model is built",

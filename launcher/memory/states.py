@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 from launcher.memory.shapes import ModelShapes, Parameter
-from launcher.spec.base import Value
 from launcher.spec.mesh import grad_sync_applies, in_buckets, shards, state_shards
 from launcher.spec.optimizer_table import BLOCK, LEAST_EIGHT_BIT, LEAST_PAGED, OPTIMIZERS, State
 from launcher.spec.recipe import SHARDED, Recipe
+from launcher.spec.value import Value
 
 FP32, BF16, CODE = 4, 2, 1
 "Bytes per element."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.spec.base import format_duration
+from launcher.spec.quantities import format_duration
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from launcher.memory.estimate import Estimate
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime
-from launcher.spec.base import Value, format_bytes
+from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import as_yaml
+from launcher.spec.value import Value
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster

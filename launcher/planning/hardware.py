@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from launcher.memory.states import Ranks
-from launcher.spec.base import GIB, Value
 from launcher.spec.cluster import Cluster
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Precision
+from launcher.spec.value import Value
 
 TERA, GIGA = 1e12, 1e9
 

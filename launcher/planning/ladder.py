@@ -12,11 +12,12 @@ from launcher.planning.fastest_recipe import Candidate, Capacity, Evaluate
 from launcher.planning.micro_batches import accumulating_instead, smaller_micro_batch
 from launcher.planning.oom_fallback import state_shards_of, words_of
 from launcher.planning.space import Space
-from launcher.spec.base import Value, format_bytes
 from launcher.spec.mesh import grad_sync_applies
 from launcher.spec.optimizer_table import OPTIMIZERS, saved_as
+from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting, as_yaml
+from launcher.spec.value import Value
 
 LEAST_SAVED = 0.02
 "Minimum share of memory that a rung saves. After a smaller saving, another restart would likely follow."

@@ -6,16 +6,17 @@ from launcher.memory.estimate import Estimate
 from launcher.memory.states import Ranks
 from launcher.planning.micro_batches import ladder
 from launcher.spec import optimizer_table
-from launcher.spec.base import GIB, Value, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.command import environment_name, placeholder_of
 from launcher.spec.errors import Problem, RefusedError, SpecError
 from launcher.spec.fire_drill import BUDGET, DRILLS, counts_allocations, env_problems
 from launcher.spec.job import Job
 from launcher.spec.mesh import data_ranks, model_parallel
+from launcher.spec.quantities import GIB, format_bytes, format_duration
 from launcher.spec.recipe import APPROXIMATE, REPLICATED, SHARDED, Recipe
 from launcher.spec.recipe_rules import Setting, broken_rules, changes_line, nearest_valid
 from launcher.spec.unsupported_recipes import unsupported
+from launcher.spec.value import Value
 
 PRETENDED = frozenset({BUDGET, DRILLS})
 "Variables in the job's `env:` that limit memory on a CPU as if it were a GPU."

@@ -18,14 +18,15 @@ from launcher.planning.model_source import Source
 from launcher.planning.plan import Plan, PlanRefusedError, make_plan
 from launcher.planning.recipe_costs import Evaluator
 from launcher.planning.space import Space
-from launcher.spec.base import Value, counted, format_bytes
 from launcher.spec.cluster import Cluster
 from launcher.spec.errors import LauncherError, Problem
 from launcher.spec.job import Job
 from launcher.spec.listed_names import listed
 from launcher.spec.mesh import UNCUT, in_buckets
+from launcher.spec.quantities import counted, format_bytes
 from launcher.spec.recipe import WHOLE_LOSS, Recipe
 from launcher.spec.recipe_rules import changes_line
+from launcher.spec.value import Value
 
 KEPT = "not searched, because another one changes what is learnt; try --what-if precision=bf16"
 PARALLEL = 1.2

@@ -14,12 +14,12 @@ from launcher.memory.shapes import ModelShapes
 from launcher.memory.states import Ranks, States, computes_in, states_of, updated_by
 from launcher.memory.trace import Work
 from launcher.planning.hardware import GIGA, GpuType, Hardware
-from launcher.spec.base import Value
 from launcher.spec.errors import Problem, SpecError
 from launcher.spec.mesh import data_ranks, in_buckets
 from launcher.spec.optimizer_table import OPTIMIZERS
 from launcher.spec.pipeline_schedule import bubble
 from launcher.spec.recipe import RECOMPUTED, REPLICATED, SHARDED, Recipe
+from launcher.spec.value import Value
 
 # Share of the data sheet's FLOP/s that training reaches, by GPU or architecture. "Fitted" means to the tables
 # in benchmarks/results.

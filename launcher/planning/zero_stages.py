@@ -8,9 +8,9 @@ from launcher.memory.peaks import gathered_for_the_pass
 from launcher.memory.states import Ranks, states_of
 from launcher.planning.fastest_recipe import Candidate
 from launcher.planning.recipe_and_ladder import Decider
-from launcher.spec.base import Value
 from launcher.spec.recipe import SHARDED, Recipe, Sharding
 from launcher.spec.recipe_rules import broken_rules
+from launcher.spec.value import Value
 
 STAGES: tuple[tuple[str, Sharding], ...] = (
     ("none", "ddp"),

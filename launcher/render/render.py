@@ -15,8 +15,8 @@ from launcher.render import quote, shipped
 from launcher.render.environment import render_template
 from launcher.render.quote import RenderError
 from launcher.render.values import Target, start_values
-from launcher.spec.base import format_bytes
 from launcher.spec.cluster import Cluster
+from launcher.spec.quantities import format_bytes
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _key(value: Any) -> str:
 
 def shown(name: str, value: Any) -> str:
     """Format a setting or a result for display."""
-    from launcher.spec.base import format_bytes, format_duration
+    from launcher.spec.quantities import format_bytes, format_duration
 
     if value is None:
         return "-"

@@ -13,10 +13,10 @@ from launcher.planning.recipe_and_ladder import Decision
 from launcher.planning.speed import StepTime
 from launcher.planning.zero_stages import Stages
 from launcher.report.terminal import cost_lines, fit, ladder_line, plan_rows, recipe_line
-from launcher.spec.base import GIB, format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
 from launcher.spec.listed_names import listed
+from launcher.spec.quantities import GIB, format_bytes, format_duration
 from launcher.spec.recipe_rules import changes_line
 
 LAUNCH_BOUND = 0.01

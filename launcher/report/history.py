@@ -12,7 +12,6 @@ from launcher.diagnosis.memory import out_of_memory
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.recipe_changes import new_values
-from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.events import (
     AttemptStarted,
     Climb,
@@ -27,6 +26,7 @@ from launcher.spec.events import (
     Resumed,
     Retry,
 )
+from launcher.spec.quantities import format_bytes, format_duration
 
 MAX_LINES = 24
 _FIRST_LINES = 4

@@ -14,7 +14,7 @@ from launcher.report.terminal import STATE_STYLE
 from launcher.rundir.layout import RunDir
 from launcher.rundir.progress import newest
 from launcher.rundir.time import seconds_of
-from launcher.spec.base import format_duration
+from launcher.spec.quantities import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console

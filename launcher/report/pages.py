@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from launcher.logs.clean import harmless
 from launcher.report.memory_bars import CATEGORIES, OTHER, Bar
-from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.quantities import format_bytes, format_duration
 
 _HERE = Path(__file__).parent
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")

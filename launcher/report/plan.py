@@ -12,7 +12,7 @@ from rich.text import Text
 from launcher.report.content import Page, lead, memory_rows, sections
 from launcher.report.memory_bars import CATEGORIES, OTHER, Bar, bars, in_cells
 from launcher.report.terminal import grid
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

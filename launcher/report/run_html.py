@@ -9,7 +9,7 @@ from launcher.report.rank_memory import MEASURES
 from launcher.report.run_report import Report, headline
 from launcher.report.timeline import KINDS, Span, Timeline
 from launcher.rundir.time import stamp
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 
 def as_html(report: Report, refresh: int | None = None) -> str:

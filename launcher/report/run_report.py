@@ -22,7 +22,6 @@ from launcher.rundir.files import open_regular, read_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.recipe_changes import changed
 from launcher.rundir.time import seconds_of, stamp
-from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.command import affects_ranks, placeholder_of
 from launcher.spec.events import (
     AttemptStarted,
@@ -31,6 +30,7 @@ from launcher.spec.events import (
     SupervisorStarted,
 )
 from launcher.spec.json_object import Record
+from launcher.spec.quantities import format_bytes, format_duration
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import changes_line
 from launcher.spec.records import RunRecord

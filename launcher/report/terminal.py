@@ -82,8 +82,8 @@ def ladder_line(plan: Plan) -> str:
 
 def plan_rows(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     """Return the plan as (name, value) pairs in plain text."""
-    from launcher.spec.base import counted, format_bytes
     from launcher.spec.mesh import data_ranks
+    from launcher.spec.quantities import counted, format_bytes
 
     layout = plan.layout
     own_recipe = job.command is not None and not any(
@@ -138,7 +138,7 @@ def cost_lines(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
 
 def fit(estimate: Estimate, recipe: Recipe, capacity: Capacity) -> str:
     """Return whether the recipe fits, with how much room."""
-    from launcher.spec.base import format_bytes
+    from launcher.spec.quantities import format_bytes
 
     if (misfit := capacity.misfit(estimate)) is not None:
         return f"no: {misfit}"
@@ -157,7 +157,7 @@ def fit(estimate: Estimate, recipe: Recipe, capacity: Capacity) -> str:
 def _fit_and_time(job: Job, cluster: Cluster, plan: Plan) -> list[tuple[str, str]]:
     """Return whether the plan fits and how long the whole job takes, if its memory was estimated."""
     from launcher.planning.fastest_recipe import Capacity
-    from launcher.spec.base import format_duration
+    from launcher.spec.quantities import format_duration
 
     if plan.estimate is None:
         return []

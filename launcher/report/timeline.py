@@ -13,7 +13,6 @@ from launcher.report.run_cost import is_seen_after_its_end, last_alive
 from launcher.rundir.files import open_regular
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import seconds_of, stamp
-from launcher.spec.base import format_duration
 from launcher.spec.events import (
     AttemptEnded,
     AttemptStarted,
@@ -29,6 +28,7 @@ from launcher.spec.events import (
     SupervisorStarted,
     Waiting,
 )
+from launcher.spec.quantities import format_duration
 
 MAX_EVENTS = 400
 "Maximum number of events. If there are more, those in the middle are left out."

@@ -12,9 +12,9 @@ from launcher.doctor.options import Options
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
 from launcher.schedulers.base import LIVING, Status
-from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointFailed, CheckpointSaved, Downgrade, StepLeftOut
 from launcher.spec.failures import OF_THE_CLUSTER
+from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import REMEDY, LiveTensor, OutOfMemory, Verdict
 from launcher.supervise.policy import advice

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.rundir.files import open_regular, parsed
 from launcher.rundir.layout import RunDir
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 TAIL_BYTES = 64 * 1024
 "Bytes at the end of metrics.jsonl that are searched for the newest value of a metric: some 400 steps."

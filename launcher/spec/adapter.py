@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from launcher.spec.base import Value
+from launcher.spec.value import Value
 
 
 class Adapter(Value):

@@ -17,9 +17,10 @@ from pydantic import (
     model_validator,
 )
 
-from launcher.spec.base import Bytes, Env, Memory, Rate, Value
 from launcher.spec.failure_patterns import FailurePattern
+from launcher.spec.quantities import Bytes, Memory, Rate
 from launcher.spec.scheduler_section import At, Section, annotation_of, missing_section
+from launcher.spec.value import Env, Value
 
 HOST = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$"
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from launcher.spec.base import Value
 from launcher.spec.failures import FAILURES, FailureClass
+from launcher.spec.value import Value
 
 _NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[*+](?:[^()\\]|\\.)*\)(?:[*+]|\{\d*,\d*\})")
 "A repeated group that contains a repetition."

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from launcher.spec.base import parse_bytes
+from launcher.spec.quantities import parse_bytes
 from launcher.spec.verdict import Phase
 
 BUDGET = "TRAIN_MEMORY_BUDGET"

@@ -22,12 +22,13 @@ from pydantic import (
 )
 
 from launcher.spec.adapter import Adapter
-from launcher.spec.base import Env, EnvName, Memory, Seconds, Threshold, Value, number_as_text
 from launcher.spec.command import affects_ranks, check_command, placeholder_of, uses
 from launcher.spec.failure_patterns import FailurePattern
 from launcher.spec.fire_drill import env_problems
+from launcher.spec.quantities import Memory, Seconds, Threshold
 from launcher.spec.recipe import RecipeChoice
 from launcher.spec.text import no_nul
+from launcher.spec.value import Env, EnvName, Value, number_as_text
 
 
 class Batch(Value):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 from pydantic import BeforeValidator, Field, PositiveInt, create_model
 from pydantic.fields import FieldInfo
 
-from launcher.spec.base import Value
 from launcher.spec.optimizer_table import OPTIMIZERS
+from launcher.spec.value import Value
 
 Precision = Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed", "float8"]
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from launcher.spec.base import Value
+from launcher.spec.value import Value
 
 if TYPE_CHECKING:
     from launcher.spec.cluster import Cluster

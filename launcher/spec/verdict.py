@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from launcher.spec.base import Value
 from launcher.spec.failures import EXIT_CODES as EXIT_CODES
 from launcher.spec.failures import FailureClass as FailureClass
 from launcher.spec.failures import exit_code as exit_code
+from launcher.spec.value import Value
 
 # Exit codes by which a rank of the built-in entrypoint reports its end (above sysexits' 64-78).
 EXIT_STOPPED = 85  # asked to stop, wrote a checkpoint

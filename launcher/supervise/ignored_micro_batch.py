@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import RunDir
-from launcher.spec.base import format_bytes
 from launcher.spec.command import environment_name, uses
 from launcher.spec.events import AttemptEnded, since_submission
+from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import Verdict
 

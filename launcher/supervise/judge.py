@@ -21,8 +21,8 @@ from launcher.diagnosis.patterns import PORT_TAKEN
 from launcher.rundir.files import read_record
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.record_forms import ERROR, EXIT
-from launcher.spec.base import format_bytes
 from launcher.spec.failures import FAILURES
+from launcher.spec.quantities import format_bytes
 from launcher.spec.signals import signal_name
 from launcher.spec.verdict import (
     EXIT_FOLLOWED,

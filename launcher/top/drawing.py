@@ -12,8 +12,8 @@ from textual.renderables.sparkline import Sparkline
 from launcher.report.listing import step_of
 from launcher.report.steps import number
 from launcher.report.terminal import STATE_STYLE
-from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.one_line import plain
+from launcher.spec.quantities import format_bytes, format_duration
 from launcher.top.board import Entry
 from launcher.top.fitted_text import shortened
 from launcher.top.live import Live

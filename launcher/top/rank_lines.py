@@ -9,7 +9,7 @@ from typing import Any
 from launcher.logs.new_lines import NewLines
 from launcher.report.steps import number
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 
 FIRST_BYTES = 8 * 1024
 "Bytes to read at first from the end of a rank's file."

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.train.activations.local_parts import memory_of
+from launcher.train.activations.saved_tensors import memory_of
 from launcher.train.local_shards import local
 from launcher.train.optimizers.gradient_norm import norm_of, share_of_square
 from launcher.train.optimizers.state import make_states, step_alone

@@ -19,8 +19,8 @@ import pytest
 
 from launcher.report.run_report import report_of
 from launcher.schedulers.rundir import status_of
-from launcher.spec.base import GIB
 from launcher.spec.fire_drill import DRILLS
+from launcher.spec.quantities import GIB
 from tests.lab import Lab
 
 TASK = """

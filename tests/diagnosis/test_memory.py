@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from launcher.diagnosis.memory import out_of_memory
-from launcher.spec.base import parse_bytes
+from launcher.spec.quantities import parse_bytes
 
 RECORDED: list[dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("out_of_memory.yaml"))
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from launcher.spec.base import Value
+from launcher.spec.value import Value
 from tests.docs.field_examples import EXAMPLES
 from tests.docs.update_reference import FOLDER, PAGES, models_in, page
 

@@ -12,25 +12,25 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pydantic
 
-from launcher.spec import base
-from launcher.spec.base import Value
 from launcher.spec.cluster import Cluster, Host
 from launcher.spec.job import Job
+from launcher.spec.quantities import Bytes, Memory, Rate, Seconds, Threshold
 from launcher.spec.recipe import Recipe, RecipeChoice
 from launcher.spec.scheduler_section import At, Section
 from launcher.spec.schema import descriptions
+from launcher.spec.value import Env, EnvName, Value
 from tests.docs.field_examples import EXAMPLES, INTRODUCTIONS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES: dict[str, type[Value]] = {"job": Job, "cluster": Cluster, "recipe": Recipe}
 NAMES = (
-    (base.Bytes, "size"),
-    (base.Memory, "size"),
-    (base.Seconds, "duration"),
-    (base.Rate, "rate"),
-    (base.Threshold, "size or percentage"),
-    (base.Env, "mapping of names to text"),
-    (base.EnvName, "name of a variable"),
+    (Bytes, "size"),
+    (Memory, "size"),
+    (Seconds, "duration"),
+    (Rate, "rate"),
+    (Threshold, "size or percentage"),
+    (Env, "mapping of names to text"),
+    (EnvName, "name of a variable"),
     (Host, "host"),
     (pydantic.PositiveInt, "integer > 0"),
     (pydantic.NonNegativeInt, "integer ≥ 0"),

@@ -22,7 +22,7 @@ from launcher.doctor.measure.folders import measure_folders
 from launcher.doctor.measure.group import Group
 from launcher.doctor.measure.in_child import in_child
 from launcher.doctor.options import Options
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.rank_test import RankReport, RankTest
 from launcher.doctor.results import results_of
 from launcher.doctor.values import Expected, Measured

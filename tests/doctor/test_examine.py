@@ -13,7 +13,7 @@ from launcher.doctor.examine import examine, worst
 from launcher.doctor.options import Options
 from launcher.doctor.page import WIDTH, page
 from launcher.doctor.values import Expected, Measured
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 from tests.doctor.values import finding, verdicts
 
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.doctor import heartbeat as heartbeat_module
 from launcher.doctor.heartbeat import HeartbeatMonitor, heartbeat
 from launcher.doctor.measure.listener import Listener
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.supervise.ports import free_port
 from tests.lab import wait_for
 

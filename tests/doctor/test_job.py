@@ -17,9 +17,9 @@ from launcher.doctor.measure.job import measure_job
 from launcher.doctor.options import Options
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.planning.plan import Layout, Plan
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from tests.lab import Lab
 

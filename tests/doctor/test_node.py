@@ -18,7 +18,7 @@ from launcher.doctor.checks import CHECKS
 from launcher.doctor.examine import examine
 from launcher.doctor.interpret import values_of
 from launcher.doctor.measure.folders import measure_folder
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.values import Expected, Finding, Measured
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_SICK

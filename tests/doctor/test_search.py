@@ -12,7 +12,7 @@ import pytest
 from launcher.api.doctor import changed_profile, found_earlier, write_profile
 from launcher.doctor.facts import Facts, facts_of
 from launcher.doctor.options import Options
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.outcome import Outcome
 from launcher.doctor.profile_change import own_file, with_facts
 from launcher.doctor.results import Results, results_of

@@ -25,7 +25,7 @@ from launcher.doctor.rank_test import RankTest
 from launcher.doctor.settings import Setting, candidates
 from launcher.doctor.values import Expected, Measured
 from launcher.planning.hardware import gpu_type_of
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 from launcher.supervise.ports import free_port
 from tests.lab import Lab
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launcher.rundir.files import read_json_lines
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Gpu
 from launcher.spec.job import Job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from tests.memory.predicted import peaks, predicted
 

@@ -9,8 +9,8 @@ import pytest
 
 from launcher.memory.overheads import ACROSS, CONTEXT, NODE, PAIR, cublas_workspaces, overheads, workspaces_at
 from launcher.memory.states import Ranks
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster, Gpu
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe, Sharding
 from launcher.spec.schema import json_schema
 

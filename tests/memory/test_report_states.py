@@ -9,8 +9,8 @@ from launcher.memory.shapes import ModelShapes, Parameter
 from launcher.memory.states import Ranks, shard_of, state_bytes, states_of
 from launcher.planning.plan import make_plan, ranks_of
 from launcher.render.shipped import clusters_dir
-from launcher.spec.base import GIB
 from launcher.spec.load import load_cluster, load_job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from launcher.train.shapes import read_shapes
 from launcher.train.task import load_task

@@ -15,8 +15,8 @@ from launcher.planning.model_source import Args
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.render.shipped import clusters_dir
-from launcher.spec.base import GIB
 from launcher.spec.load import load_cluster, load_job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from launcher.train.tracing.task_source import TaskSource
 

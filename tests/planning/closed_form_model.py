@@ -14,7 +14,7 @@ from launcher.planning.fastest_recipe import Bounds, Candidate, Capacity, Choice
 from launcher.planning.hardware import Hardware, gpu_type_of, memory_of
 from launcher.planning.space import Space
 from launcher.planning.speed import StepTime, step_time
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.spec.recipe_rules import Setting
 from tests.planning.anchors import LLAMA, Decoder, work

@@ -12,9 +12,9 @@ from launcher.planning.fastest_recipe import Bounds, Candidate, Choice, choose
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.planning.traces import args_key
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import REPLICATED, Recipe
 from launcher.train.rank import SetupError
 from launcher.train.tracing.task_source import TaskSource

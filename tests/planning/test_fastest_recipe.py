@@ -11,7 +11,7 @@ from launcher.memory.estimate import Estimate, Peak
 from launcher.planning.fastest_recipe import ANOTHER_OPTIMIZER, Candidate, Capacity, largest_that_fits
 from launcher.planning.ladder import ladder_of
 from launcher.planning.space import AXES, Space
-from launcher.spec.base import GIB, format_bytes
+from launcher.spec.quantities import GIB, format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting, broken_rules
 from tests.planning.anchors import LLAMA, MPT

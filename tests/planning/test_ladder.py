@@ -9,8 +9,8 @@ import pytest
 from launcher.planning.ladder import Rung, can_continue, ladder_of
 from launcher.planning.micro_batches import with_sizes_between
 from launcher.planning.oom_fallback import lower, why_none_within, within_a_run
-from launcher.spec.base import GIB
 from launcher.spec.job import Job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from launcher.spec.recipe_rules import Setting, broken_rules
 from launcher.spec.verdict import Verdict

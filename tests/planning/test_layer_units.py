@@ -10,9 +10,9 @@ import pytest
 
 from launcher.planning.plan import PlanRefusedError
 from launcher.planning.recipe_and_ladder import Decider
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.quantities import GIB
 from launcher.train.tracing.task_source import TaskSource
 
 MODEL = {"layers": 2, "dim": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 1000}

@@ -17,7 +17,7 @@ from launcher.report.steps import Steps
 from launcher.report.timeline import MAX_EVENTS
 from launcher.rundir.files import append_json, read_record, replace_json
 from launcher.rundir.time import stamp
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 from tests.report.written_run import BEGIN, ESTIMATE, PEAK, Log, eventful, recipe
 
 

@@ -13,9 +13,9 @@ from launcher.rundir.files import append_json, read_record, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.time import stamp
 from launcher.schedulers.rundir import status_of
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster, Node
 from launcher.spec.job import Batch, Job
+from launcher.spec.quantities import GIB
 from launcher.spec.recipe import Recipe
 from launcher.spec.verdict import OutOfMemory, Verdict
 

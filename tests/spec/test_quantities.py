@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.spec.base import (
+from launcher.spec.job import Training
+from launcher.spec.quantities import (
     GIB,
     format_duration,
     parse_bytes,
@@ -12,7 +13,6 @@ from launcher.spec.base import (
     parse_threshold,
     threshold_bytes,
 )
-from launcher.spec.job import Training
 
 
 @pytest.mark.parametrize(

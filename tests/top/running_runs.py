@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from launcher.rundir.files import append_json, replace_json
 from launcher.rundir.time import now
-from launcher.spec.base import GIB
+from launcher.spec.quantities import GIB
 from tests.report.written_run import Log, recipe
 
 NOBODY = 2**22 + 1

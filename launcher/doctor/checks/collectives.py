@@ -9,7 +9,7 @@ from typing import Any
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion, Verdict
 from launcher.planning.hardware import GIGA, TERA, gpu_type_of
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 GLOO_LEAST = 25e6
 "Bytes/s of bus bandwidth: a fifth of 1 Gb/s Ethernet, the slowest network of a data centre."

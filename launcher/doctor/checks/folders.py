@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion
-from launcher.spec.base import GIB, format_bytes
+from launcher.spec.quantities import GIB, format_bytes
 
 SPACE, SPACE_LEAST = 10 * GIB, 64 * 2**20
 INODES, INODES_LEAST = 10_000, 100

@@ -8,7 +8,7 @@ from launcher.doctor.checks.host import version
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion
 from launcher.planning.hardware import gpu_type_of
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 MEMORY_SHARE = 0.97
 USED_BYTES = 2**30

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.doctor.checks.row import ONE_KIND, Check
 from launcher.doctor.values import Expected, Measured, Opinion
-from launcher.spec.base import GIB, format_bytes
+from launcher.spec.quantities import GIB, format_bytes
 
 MEMORY_SHARE = 0.95
 "Fraction of the nominal memory that must be usable. The kernel reserves some of it."

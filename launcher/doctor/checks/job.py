@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.doctor.checks.row import Check
 from launcher.doctor.values import Expected, Measured, Opinion
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 
 def _must_be_empty(cause: str, cure: str) -> Any:

@@ -17,9 +17,9 @@ from launcher.schedulers.login import Login
 from launcher.schedulers.over_ssh import rsh
 from launcher.schedulers.over_ssh.code_files import SnapshotError, code_files
 from launcher.schedulers.over_ssh.ssh import SshLogin
-from launcher.spec.base import format_bytes
 from launcher.spec.listed_names import listed
 from launcher.spec.progress import working
+from launcher.spec.quantities import format_bytes
 
 LIMIT = 256 * 2**20
 "Maximum bytes of a working directory. Code is far smaller; data belongs on the cluster's own disks."

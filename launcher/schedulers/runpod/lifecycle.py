@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from launcher.rundir.time import seconds_of, stamp
 from launcher.schedulers.runpod.evidence import Evidence, Question, RejectedPod
 from launcher.schedulers.runpod.handle import Handle, pod_name
-from launcher.spec.base import format_duration
+from launcher.spec.quantities import format_duration
 
 NOT_LISTED_SECONDS = 60.0
 "A new pod can be missing from RunPod's list for this long."

@@ -15,7 +15,6 @@ from launcher.schedulers.base import SchedulerError
 from launcher.schedulers.runpod.errors import ApiError
 from launcher.schedulers.runpod.evidence import ASKED
 from launcher.schedulers.runpod.pods import Answer, Id, Money, Name, get
-from launcher.spec.base import format_duration
 from launcher.spec.events import (
     DuplicateEnded,
     Event,
@@ -26,6 +25,7 @@ from launcher.spec.events import (
     Submitting,
     SupervisorStarted,
 )
+from launcher.spec.quantities import format_duration
 
 if TYPE_CHECKING:
     from launcher.schedulers.runpod.api import Client

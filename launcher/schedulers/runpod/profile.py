@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from launcher.planning.cost import hours, usd
-from launcher.spec.base import Memory
+from launcher.spec.quantities import Memory
 from launcher.spec.scheduler_section import Section
 
 if TYPE_CHECKING:

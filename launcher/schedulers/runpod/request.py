@@ -33,7 +33,7 @@ from launcher.schedulers.runpod.scripts import (
     scripts,
 )
 from launcher.spec import variables
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan

@@ -20,7 +20,7 @@ from launcher.schedulers.slurm.site import (
     questions,
     site,
 )
-from launcher.spec.base import format_bytes, format_duration, written_bytes
+from launcher.spec.quantities import format_bytes, format_duration, written_bytes
 from launcher.spec.records import ClusterRecord
 
 

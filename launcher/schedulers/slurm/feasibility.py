@@ -14,9 +14,9 @@ from launcher.schedulers.slurm.limits import Requested, associations, default_qo
 from launcher.schedulers.slurm.profile import Slurm
 from launcher.schedulers.slurm.scripts import cpus_per_node
 from launcher.schedulers.slurm.site import Nodes, Partition, Site, default_memory
-from launcher.spec.base import format_bytes, format_duration
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.spec.quantities import format_bytes, format_duration
 
 STARTS_SECONDS = 60
 "Minimum time from a job's start to its first step: nodes are checked, ranks import torch and connect."

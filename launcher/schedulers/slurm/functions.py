@@ -21,11 +21,11 @@ from launcher.schedulers.registry import of_cluster
 from launcher.schedulers.slurm.executor import RunJob
 from launcher.schedulers.slurm.handle import job_in, job_of
 from launcher.schedulers.slurm.scheduler import SlurmScheduler
-from launcher.spec.base import GIB
 from launcher.spec.cluster import Cluster
 from launcher.spec.find_cluster import cluster_folders, find_cluster
 from launcher.spec.job import Job
 from launcher.spec.load import from_record, load_cluster
+from launcher.spec.quantities import GIB
 
 SLURM = ("partition", "account", "qos", "constraint", "reservation", "exclusive")
 "Parameters that are fields of the profile's `slurm:` section."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from launcher.schedulers.slurm.records import JobRecord, duration
 from launcher.schedulers.slurm.site import Partition, Row, Site, gpus_of
-from launcher.spec.base import format_bytes, format_duration
+from launcher.spec.quantities import format_bytes, format_duration
 
 SINGLE_JOB_COLUMNS = ("MaxTRES", "MaxTRESPerNode", "MaxTRESPU", "MaxTRESPA", "GrpTRES")
 "Columns of TRES limits that a single job can exceed."

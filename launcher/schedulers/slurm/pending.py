@@ -13,7 +13,7 @@ from launcher.schedulers.slurm.limits import association_and_parents, associatio
 from launcher.schedulers.slurm.reasons import ADMIN, AGAIN, REASONS, SENTENCES, SMALLER, UNKNOWN
 from launcher.schedulers.slurm.records import JobRecord
 from launcher.schedulers.slurm.site import Site
-from launcher.spec.base import format_duration
+from launcher.spec.quantities import format_duration
 
 _LIMIT = re.compile(
     r"(QOS|Assoc|)(Grp|Max|Min)"

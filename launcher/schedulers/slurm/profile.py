@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
-from launcher.spec.base import number_as_text
 from launcher.spec.scheduler_section import Section
+from launcher.spec.value import number_as_text
 
 
 def _generic_resource(text: str) -> str:

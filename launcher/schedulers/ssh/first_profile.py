@@ -14,8 +14,8 @@ from launcher.schedulers.login import ask
 from launcher.schedulers.over_ssh.ssh import SshLogin
 from launcher.schedulers.ssh.detect import with_gpus_of_hosts
 from launcher.schedulers.ssh.hosts import HostError, in_parallel, results_or_raise
-from launcher.spec.base import written_bytes
 from launcher.spec.cluster import Cluster
+from launcher.spec.quantities import written_bytes
 from launcher.spec.records import ClusterRecord
 
 QUESTIONS = {

@@ -19,8 +19,8 @@ from launcher.spec.recipe import Recipe
 from launcher.train.activations import selective
 from launcher.train.activations.compression import Compressor, storage_of
 from launcher.train.activations.copied_once import CopiedOnce
-from launcher.train.activations.local_parts import check_no_transform, local_part, saved_parts
 from launcher.train.activations.recomputation import BlockState, Contexts
+from launcher.train.activations.saved_tensors import check_no_transform, local_part, saved_parts
 from launcher.train.cpu_memory_budget import Budget
 from launcher.train.rank import SetupError
 from launcher.train.task import outermost

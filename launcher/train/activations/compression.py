@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from launcher.train.activations.copied_once import CopiedOnce
-from launcher.train.activations.local_parts import check_no_transform, local_part, saved_parts
+from launcher.train.activations.saved_tensors import check_no_transform, local_part, saved_parts
 
 GROUP = 128
 "Values that share a scale."

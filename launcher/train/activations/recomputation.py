@@ -19,11 +19,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from launcher.spec.base import format_bytes
 from launcher.spec.listed_names import listed
+from launcher.spec.quantities import format_bytes
 from launcher.train.activations.in_place import changeable
-from launcher.train.activations.local_parts import memory_of
 from launcher.train.activations.mutable_containers import Place, items_of
+from launcher.train.activations.saved_tensors import memory_of
 from launcher.train.rng import GLOBAL_GENERATORS
 from launcher.train.task import TaskError
 from launcher.train.undo.fingerprint import bits, fingerprint

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from launcher.train.activations.local_parts import memory_of
+from launcher.train.activations.saved_tensors import memory_of
 from launcher.train.task import TaskError
 
 aten = torch.ops.aten

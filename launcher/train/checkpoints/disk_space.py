@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 from launcher.train.checkpoints.folder import complete_checkpoints
 from launcher.train.checkpoints.retention import remove_all_but
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from launcher.rundir.files import read_record, temporary_name
-from launcher.spec.base import format_bytes
 from launcher.spec.listed_names import listed
 from launcher.spec.progress import working
+from launcher.spec.quantities import format_bytes
 from launcher.train.adapters.adapter import CONFIG
 from launcher.train.adapters.frozen import FrozenWeights
 from launcher.train.checkpoints.content import AdapterAlone, Content, Merged, Weight, content_of

@@ -16,8 +16,8 @@ from typing import Literal, cast
 
 import torch.distributed as dist
 
-from launcher.spec.base import format_bytes
 from launcher.spec.events import CheckpointSaved, HandedOver, HandoverSkipped
+from launcher.spec.quantities import format_bytes
 from launcher.spec.verdict import EXIT_FOLLOWED
 from launcher.train.error_report import CLOSING_SECONDS, leave, within
 from launcher.train.handover.alarm import Alarm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.spec.base import format_bytes
 from launcher.spec.events import AllocationRetries, Event, MemoryAlert, MemoryInFragments
+from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import Recipe
 from launcher.train.metrics.memory import Reading
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.rundir.files import append_json
 from launcher.rundir.time import now
-from launcher.spec.base import threshold_bytes
+from launcher.spec.quantities import threshold_bytes
 from launcher.train.metrics.alerts import Alerts
 from launcher.train.metrics.memory import Meter, Reading
 from launcher.train.metrics.notes import Notes

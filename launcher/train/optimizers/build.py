@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from launcher.spec.base import format_bytes
 from launcher.spec.job import Training
 from launcher.spec.optimizer_table import OPTIMIZERS
+from launcher.spec.quantities import format_bytes
 from launcher.train.cpu_memory_budget import Budget
 from launcher.train.local_shards import local
 from launcher.train.optimizers.host_gradients import HostGradients

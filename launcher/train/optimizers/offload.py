@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 from launcher.train.cpu_memory_budget import Budget, Unlimited
 from launcher.train.local_shards import local, sharded_like
 from launcher.train.optimizers.host_gradients import HostGradients

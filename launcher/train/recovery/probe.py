@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.spec.recipe import Recipe
-from launcher.train.activations.local_parts import memory_of
+from launcher.train.activations.saved_tensors import memory_of
 from launcher.train.activations.selective import written
 from launcher.train.batch_norm_modules import batch_norms_in_evaluation
 from launcher.train.coupled_samples import Split, split

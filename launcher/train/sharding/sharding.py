@@ -15,8 +15,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from launcher.spec.base import format_bytes
 from launcher.spec.mesh import in_buckets
+from launcher.spec.quantities import format_bytes
 from launcher.spec.recipe import REPLICATED, SHARDED, Recipe
 from launcher.train.ddp import DDP
 from launcher.train.local_shards import groups_of, local

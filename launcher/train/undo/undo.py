@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from launcher.spec.base import format_bytes
+from launcher.spec.quantities import format_bytes
 from launcher.train.ddp import without_ddp
 from launcher.train.host_memory import free_on_host
 from launcher.train.rng import random_state, set_rng_state

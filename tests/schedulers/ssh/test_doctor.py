@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 from launcher.doctor.options import Options
-from launcher.doctor.orders import Orders
+from launcher.doctor.order_files import Orders
 from launcher.doctor.values import Measured
 from launcher.rundir.layout import RunDir
 from launcher.spec.load import load_cluster

@@ -1,35 +1,19 @@
-"""The base class of every value, and the parsers of sizes, rates and durations."""
+"""Sizes, rates and durations: field types, parsers and texts."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
-
-from launcher.spec.text import no_nul
-from launcher.spec.variables import usable_name
+from pydantic import AfterValidator, BeforeValidator, Field
 
 GIB = 2**30
-
 _BYTES_PER_UNIT = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
 _SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-class Value(BaseModel):
-    """A frozen, printable value. Unknown fields are errors."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        allow_inf_nan=False,
-        defer_build=True,  # each verb uses only a few of the models
-    )
 
 
 def parse_bytes(text: Any) -> Any:
@@ -128,11 +112,6 @@ def format_duration(seconds: int | float) -> str:
     return " ".join(parts[:2]) or "0s"
 
 
-def number_as_text(value: Any) -> Any:
-    """Turn a Python number into text. Numbers from files are text already (see launcher.spec.field_types)."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 def _with_unit(size: int) -> int:
     if size < 2**20:
         raise ValueError(f"{size} bytes are too few; write the unit, for example {size}GiB")
@@ -147,10 +126,3 @@ Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=str |
 Seconds = Annotated[
     int, BeforeValidator(parse_seconds, json_schema_input_type=str | int), Field(gt=0, lt=2**31)
 ]
-Text = Annotated[str, BeforeValidator(number_as_text, json_schema_input_type=str | int | float | bool)]
-EnvName = Annotated[
-    str,
-    AfterValidator(usable_name),
-    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}),
-]
-Env = dict[EnvName, Annotated[Text, AfterValidator(no_nul)]]
