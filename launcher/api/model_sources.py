@@ -18,7 +18,7 @@ from launcher.planning.cached import CachedSource
 from launcher.planning.declared_params import DeclaredParams
 from launcher.planning.model_source import NoTraceError
 from launcher.planning.plan import PlanRefusedError
-from launcher.spec.errors import LauncherError, Problem, UsageError
+from launcher.spec.errors import LauncherError, Problem, UsageError, text_of
 from launcher.spec.mesh import WHOLE, Part
 from launcher.spec.progress import working
 
@@ -125,7 +125,9 @@ def running_user_code(name: str, workdir: Path) -> Iterator[None]:
             yield
         except (LauncherError, NotAffineError, NoTraceError):  # our own
             raise
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # includes SystemExit, after which there is no plan
             raise UserCodeError(_message(name, workdir, error)) from error
 
 
@@ -141,19 +143,20 @@ def inside(workdir: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _message(name: str, workdir: Path, error: Exception) -> str:
+def _message(name: str, workdir: Path, error: BaseException) -> str:
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
     frames = traceback.extract_tb(root.__traceback__)
     user_frames = (frame for frame in reversed(frames) if frame.filename.startswith(str(workdir)))
     last = next(user_frames, frames[-1])
-    message, _, reason = str(error).strip().partition("\n")
+    text = text_of(error)
+    message, _, reason = text.strip().partition("\n")
     if message.endswith(":"):
         message = f"{message} {reason.strip().partition(chr(10))[0]}"
-    needs_values = "meta" in str(error) or type(error).__name__.startswith("DataDependent")
+    needs_values = "meta" in text or type(error).__name__.startswith("DataDependent")
     values = "; the plan runs the model on the meta device, where tensors have no values"
     return (
-        f"{name}: {type(error).__name__}: {message} ({last.filename}:{last.lineno})"
+        f"{name}: {type(error).__name__}{': ' * bool(message)}{message} ({last.filename}:{last.lineno})"
         f"{values if needs_values else ''}"
     )

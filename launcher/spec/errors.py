@@ -23,6 +23,24 @@ def shortened(message: str) -> str:
     return f"{text[: LONGEST // 2]} ... ({len(message)} characters) ... {text[-LONGEST // 2 :]}"
 
 
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception of any code. Its own `__str__` may raise."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its message is unknown: __str__ raised {type(other).__name__})"
+
+
+def described(error: BaseException) -> str:
+    """Return `Type: message`."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return `Type: first line of the message`, or only `Type` if the message is empty, as after `assert`."""
+    return f"{type(error).__name__}: {text_of(error).strip()}".splitlines()[0].removesuffix(": ")
+
+
 class LauncherError(Exception):
     """An error that the user can correct. The text says what is wrong, where, and what to do."""
 

@@ -23,6 +23,7 @@ from launcher.diagnosis.collector import pattern_of
 from launcher.diagnosis.memory import CLASS_OF, out_of_memory
 from launcher.rundir.files import replace_json
 from launcher.rundir.secret_masking import masked_text
+from launcher.spec.errors import described, text_of
 from launcher.spec.verdict import EXIT_OOM, REMEDY, FailureClass, OutOfMemory
 from launcher.train.checkpoints.folder import (
     NotSavedError,
@@ -134,7 +135,7 @@ UPLOAD_SECONDS = 300.0
 
 def classify(error: BaseException, where: Where) -> FailureClass | None:
     """Return the failure class, or None if this rank cannot know it, usually because a peer failed first."""
-    text = str(error)
+    text = text_of(error)
     if (memory := memory_of(error)) is not None:
         return CLASS_OF[memory.kind]
     if isinstance(error, RendezvousError):
@@ -148,7 +149,8 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
         return "nccl-timeout"
     if isinstance(error, dist.DistError) or _PEER_GONE.search(text):
         return None
-    if where.users and not isinstance(error, KeyboardInterrupt):
+    # launcher itself never raises SystemExit.
+    if isinstance(error, SystemExit) or (where.users and not isinstance(error, KeyboardInterrupt)):
         return "user-error"
     return None
 
@@ -183,7 +185,7 @@ def write_error(place: Place, error: BaseException, where: Where) -> FailureClas
         "failure": failure,
         "phase": where.phase,
         "step": where.step,
-        "exception": in_a_line(error)[:MAX_TEXT] + _remedy(str(error)),
+        "exception": in_a_line(error)[:MAX_TEXT] + _remedy(text_of(error)),
         "traceback": masked("".join(where.traceback or _lines(error)))[-MAX_TEXT:],
     }
     if (collectives := where.collectives()) is not None:
@@ -207,7 +209,7 @@ def masked(text: str) -> str:
 
 def in_a_line(error: BaseException) -> str:
     """Return `Type: message`, secrets masked."""
-    return masked(f"{type(error).__name__}: {error}")
+    return masked(described(error))
 
 
 def _lines(error: BaseException) -> list[str]:

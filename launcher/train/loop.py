@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from launcher.rundir.made_with import data_change
+from launcher.spec.errors import first_line
 from launcher.spec.events import (
     AdapterWarning,
     BatchNorm,
@@ -256,8 +257,7 @@ class Trainer:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # the task wrote no files
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            self.rank.say(f"the task's files for `launcher export` could not be written: {what}")
+            self.rank.say(f"the task's files for `launcher export` could not be written: {first_line(error)}")
 
     def _compare_a_sample(self, step: int) -> None:
         """Report if ranks have different samples under one index."""

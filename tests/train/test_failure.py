@@ -25,6 +25,7 @@ from launcher.train.optimizers.learning_rate import learning_rate
 from launcher.train.phase import Where
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.replaced_parameters import Originals, Replaced
+from launcher.train.tracing.tracer import UntraceableError
 
 GLOO_CLOSED = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711"
@@ -153,6 +154,37 @@ def test_what_to_do_about_an_error_of_torch_is_in_the_error_file(
 
 def test_a_failure_of_launchers_own_code_is_not_the_users() -> None:
     assert classify(ValueError("a bug"), Where("optimizer", 3)) is None
+
+
+def test_an_exit_comes_from_the_users_code_wherever_launcher_calls_it() -> None:
+    """export_files() or state() of the task, for example."""
+    assert classify(SystemExit(0), Where("init")) == "user-error"
+
+
+class UntoldError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("reason")
+
+
+def test_an_exception_whose_message_cannot_be_made_has_an_error_file(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    place = Place(run, run.attempt(0), number=0, node=0)
+    assert write_error(place, UntoldError(), Where("forward", 3, users=True)) == "user-error"
+    content = json.loads(place.attempt.error(0).read_text())
+    assert content["exception"] == "UntoldError: (its message is unknown: __str__ raised KeyError)"
+    assert content["phase"] == "forward"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (AssertionError(), "AssertionError"),
+        (ValueError("\n  heads must divide the width\nmore"), "ValueError: heads must divide the width"),
+        (UntoldError(), "UntoldError: (its message is unknown: __str__ raised KeyError)"),
+    ],
+)
+def test_a_plan_says_why_a_step_was_not_traced_whatever_the_message_is(error: Exception, line: str) -> None:
+    assert str(UntraceableError("loss()", error)) == f"loss(): {line}"
 
 
 def test_only_a_directory_with_its_marker_is_a_checkpoint(tmp_path: Path) -> None:

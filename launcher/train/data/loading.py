@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
+from launcher.spec.errors import described
 from launcher.spec.signals import LEFT_TO_SUPERVISOR
 from launcher.train.rng import random_state, seed_host, set_rng_state
 from launcher.train.seeds import derive_seed
@@ -168,8 +169,7 @@ class _Samples(Dataset[Any]):
         try:
             return self.data[index]
         except Exception as error:  # a StopIteration would end the step with fewer samples
-            what = f"{type(error).__name__}: {error}"
-            raise SampleError(f'sample {index} of data("{self.split}") raised {what}') from error
+            raise SampleError(f'sample {index} of data("{self.split}") raised {described(error)}') from error
 
     def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]] | _Raised:
         """Return (position of the first sample, all samples); the DataLoader calls this."""

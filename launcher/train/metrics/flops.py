@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.planning.hardware import peak_flops
+from launcher.spec.errors import first_line
 from launcher.spec.mesh import model_parallel
 from launcher.train.on_meta import model_on_meta
 from launcher.train.rank import Rank
@@ -79,8 +80,9 @@ class Mfu:
                 self._micro_batches * count_flops(self.task, self._shapes) / model_parallel(self.rank.recipe)
             )
         except Exception as error:  # the user's model may not support the meta device
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            self.rank.say(f"no MFU: the model's FLOPs cannot be counted on the meta device ({reason})")
+            self.rank.say(
+                f"no MFU: the model's FLOPs cannot be counted on the meta device ({first_line(error)})"
+            )
             return 0
 
 

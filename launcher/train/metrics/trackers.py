@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from launcher.spec.errors import first_line
 from launcher.train.rank import Rank, SetupError
 
 _BOOKKEEPING = ("time", "attempt", "step")
@@ -134,5 +135,5 @@ class Trackers:
     def _drop(self, name: str, error: Exception) -> None:
         """Stop using a tracker after an exception. Training continues, whatever a tracker raises."""
         self._open.pop(name, None)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = first_line(error)
         self.rank.say(f"tracker {name} failed and is not used any more; training continues: {reason}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.spec.errors import described
 from launcher.spec.mesh import stages_of
 from launcher.spec.pipeline_schedule import balanced
 from launcher.spec.recipe import Recipe
@@ -237,7 +238,7 @@ class _Forward:
         except Exception as error:  # any type: it is the task's code, and may be a model of a library
             raise TaskError(
                 f"{self.task}: with every block left out, middle must return its input, but it fails: "
-                f"{type(error).__name__}: {error}. A block takes one tensor and returns one; a block of "
+                f"{described(error)}. A block takes one tensor and returns one; a block of "
                 "another stage returns what it gets"
             ) from error
         if called[: len(self.blocks)] != self.blocks:

@@ -144,7 +144,9 @@ class Probe:
                     sums_of(chosen)
                 clean(self.model)
                 return split(sums_of, chosen, begin)
-        except (Exception, SystemExit):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the step raises it again
             return Split.SUM
         finally:
             self.where.phase, self.where.users = before

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from launcher.diagnosis.memory import out_of_memory
+from launcher.spec.errors import text_of
 from launcher.spec.verdict import FailureClass, Phase
 from launcher.train.cpu_memory_budget import Budget
 from launcher.train.error_report import causes, classify, in_a_line, shortened
@@ -59,7 +60,7 @@ class Suspect(NamedTuple):
 
 def failure_of(error: BaseException, rank: Rank, where: Where) -> Failure:
     """Return the `Failure` for `error`, which is an OOM or was caused by one."""
-    words = next(str(cause) for cause in causes(error) if out_of_memory(in_a_line(cause)))
+    words = next(text_of(cause) for cause in causes(error) if out_of_memory(in_a_line(cause)))
     return Failure(rank.number, where.phase, words, tuple(shortened(error)))
 
 

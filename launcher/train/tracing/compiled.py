@@ -22,6 +22,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from launcher.memory.peaks import Like
+from launcher.spec.errors import first_line
 from launcher.train.compiling.graph_pass import graph_options
 from launcher.train.tracing.as_cuda import as_compiled
 from launcher.train.tracing.storage_recorder import StorageRecorder
@@ -117,7 +118,7 @@ def _backend(like: Like, budget: float) -> Callable[..., Any]:
                     )
                 )
             except Exception as error:
-                raise NotCapturedError(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+                raise NotCapturedError(first_line(error)) from error
 
     def backend(graph: fx.GraphModule, inputs: Any) -> Any:
         return compile_fx(graph, inputs, inner_compile=inner, config_patches=graph_options())  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from unittest.mock import patch
 import torch
 from torch.utils._device import _device_constructors
 
+from launcher.spec.errors import text_of
+
 _FACTORIES = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 "Methods of a tensor that make another one."
 
@@ -41,7 +43,7 @@ def ignoring_cuda_devices() -> Iterator[None]:
 
 def is_about_cuda(error: Exception) -> bool:
     """Return whether the message of an exception names CUDA or its driver, of which there is none here."""
-    return any(name in str(error).lower() for name in ("cuda", "nvidia"))
+    return any(name in text_of(error).lower() for name in ("cuda", "nvidia"))
 
 
 def _without_device(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from launcher.memory.states import Ranks
 from launcher.memory.trace import COMPLETE, LATER, PRODUCT, Affine, Trace, Work, combine
 from launcher.memory.unroll import NotUniformError, Recorded, Run, placed, unroll
 from launcher.rundir.layout import RunDir
+from launcher.spec.errors import first_line
 from launcher.spec.job import Job
 from launcher.spec.mesh import model_parallel
 from launcher.spec.recipe import Recipe
@@ -62,7 +63,7 @@ class UntraceableError(Exception):
 
     def __init__(self, module: str, error: Exception) -> None:
         self.module, self.error = module, error
-        super().__init__(f"{module}: {type(error).__name__}: {str(error).splitlines()[0]}")
+        super().__init__(f"{module}: {first_line(error)}")
 
 
 _Values = Literal["none", "integers", "computed"]

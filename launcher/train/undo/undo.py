@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from launcher.spec.errors import described
 from launcher.spec.quantities import format_bytes
 from launcher.train.ddp import without_ddp
 from launcher.train.host_memory import free_on_host
@@ -246,7 +247,7 @@ class Undo:
         try:
             self._task.load_state(_copied(self.task_state))
         except Exception as error:
-            words = f"load_state() of {type(self._task).__name__}: {type(error).__name__}: {error}"
+            words = f"load_state() of {type(self._task).__name__}: {described(error)}"
             raise TaskError(words) from error
 
     def _state_of_task(self) -> Any:
@@ -255,9 +256,7 @@ class Undo:
         try:
             return _copied(self._task.state())
         except Exception as error:
-            raise TaskError(
-                f"state() of {type(self._task).__name__}: {type(error).__name__}: {error}"
-            ) from error
+            raise TaskError(f"state() of {type(self._task).__name__}: {described(error)}") from error
 
 
 Mark = torch.Tensor | tuple[int, ...]
