@@ -28,7 +28,7 @@ from launcher.train.rank import Rank
 from launcher.train.replaced_parameters import Originals
 from launcher.train.sharding.kept_memory import KeptMemory
 from launcher.train.sharding.sharding import shard
-from launcher.train.task import Task, TaskError, blocks_of
+from launcher.train.task import Task, TaskError, blocks_of, outer_units_of
 from launcher.train.tensor.tensor_parallel_rng import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
@@ -123,7 +123,7 @@ def arranged(
     if recipe.precision == "float8":
         to_float8(model, blocks_of(task, model), device, recipe.tensor)
     blocks = blocks_of(task, model)
-    outer = list(task.outer_units(model))
+    outer = outer_units_of(task, model)
     if recipe.sharding in SHARDED:
         check_outer_units(model, blocks, outer)
     originals, kept = Originals(model), KeptMemory(model, task)

@@ -52,16 +52,13 @@ def check_outer_units(model: nn.Module, blocks: Sequence[nn.Module], units: Iter
     taken = {module for block in blocks for module in block.modules()}
     for unit in units:
         parts = set(unit.modules())
-        name = names.get(unit)
+        if unit is model:
+            raise SetupError("outer_units() of the task returned the whole model: return modules in it")
+        name = names[unit]
         if unit._forward_hooks or unit._forward_pre_hooks:
             raise SetupError(
                 f"outer_units() of the task returned {name}, which has a forward hook: with a loss in parts, "
                 "the hook would see their sum; leave the module out, so that the root has it"
-            )
-        if not name:
-            raise SetupError(
-                f"outer_units() of the task returned {type(unit).__name__}, which is "
-                f"{'the whole model' if name == '' else 'not a module of the model'}"
             )
         if parts & taken:
             raise SetupError(

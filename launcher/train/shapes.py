@@ -15,7 +15,7 @@ from launcher.train.optimizers.sharded_states import can_split
 from launcher.train.outer_units import check_outer_units
 from launcher.train.rank import Rank
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
-from launcher.train.task import Task, blocks_of, outermost
+from launcher.train.task import Task, blocks_of, outer_units_of, outermost
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def read_shapes(task: Task, recipe: Recipe, rank: Rank | None = None) -> ModelSh
     model() propagate, such as one that needs a value on the meta device.
     """
     model = new_model(task, recipe, on_meta=True)
-    units, blocks = list(task.outer_units(model)), blocks_of(task, model)
+    units, blocks = outer_units_of(task, model), blocks_of(task, model)
     names = {module: name for name, module in model.named_modules()}
     if recipe.sharding in SHARDED:
         check_shardable(model)

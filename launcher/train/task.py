@@ -32,6 +32,7 @@ _ALWAYS_CALLED = {
     "loss": ("model", "batch"),
     "collate": ("samples",),
     "blocks": ("model",),
+    "outer_units": ("model",),
     "state": (),
 }
 "Methods that launcher calls on every task -> their arguments."
@@ -83,14 +84,14 @@ class Task(ABC):
         """Return a new model on the CPU in fp32. The seed is set before; all ranks build the same model."""
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        """Fill every parameter and buffer of a model that was built on the meta device.
+        """Fill every parameter and buffer of a model that was built on the meta device, in place.
 
         It is called once, after sharding: parameters that FSDP shards are DTensors. The values must not
         depend on the sharding; launcher.train.initialise.draw_normal draws such values. For an adapter of
         kind qlora, and for `launcher export --merge`, it is called again for the weight of each linear layer
         of the blocks, with a model that has only this parameter.
         """
-        raise TaskError(f"{type(self).__name__} sets built_on_meta, but has no initialise()")
+        raise NotImplementedError
 
     def weights_fingerprint(self) -> int | None:
         """Return a number that changes with the files from which `initialise` reads weights; None if it reads
@@ -219,14 +220,35 @@ def samples_in(data: Any) -> int:
 
 def blocks_of(task: Task, model: nn.Module) -> list[nn.Module]:
     """Return the blocks of the task's model. Raises TaskError for what is no module of this model."""
-    name, inside = f"blocks() of {type(task).__name__}", set(model.modules())
-    blocks = list(task.blocks(model))
-    for block in blocks:
-        if not isinstance(block, nn.Module):
-            raise TaskError(f"{name} returned {block!r:.80}, which is not a module")
-        if block not in inside:
-            raise TaskError(f"{name} returned {type(block).__name__}, which is not in the model that it got")
-    return called(blocks)
+    return called(_modules_from(task, "blocks", model))
+
+
+def outer_units_of(task: Task, model: nn.Module) -> list[nn.Module]:
+    """Return the task's units outside of the blocks. Raises TaskError for what is no module of this model."""
+    return _modules_from(task, "outer_units", model)
+
+
+def pipeline_of(task: Task, model: nn.Module) -> Pipeline | None:
+    """Return the parts into which the task cuts its model. Raises TaskError for anything else."""
+    parts: Any = task.pipeline(model)
+    if not (parts is None or isinstance(parts, Pipeline)):
+        name = f"pipeline() of {type(task).__name__}"
+        raise TaskError(f"{name} must return launcher.train.Pipeline or None, not {type(parts).__name__}")
+    return parts
+
+
+def _modules_from(task: Task, method: str, model: nn.Module) -> list[nn.Module]:
+    name, inside = f"{method}() of {type(task).__name__}", set(model.modules())
+    returned = getattr(task, method)(model)
+    if not isinstance(returned, Iterable):
+        raise TaskError(f"{name} must return a list of modules, not {type(returned).__name__}")
+    modules = list(returned)
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise TaskError(f"{name} returned {module!r:.80}, which is not a module")
+        if module not in inside:
+            raise TaskError(f"{name} returned {type(module).__name__}, which is not in the model that it got")
+    return modules
 
 
 def called(blocks: Iterable[nn.Module]) -> list[nn.Module]:
@@ -276,11 +298,29 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
                 f"task {reference}: {class_name} sets self.{name}, which hides its method {name}(); give the "
                 "attribute another name"
             )
-    for name, arguments in _ALWAYS_CALLED.items():
+    methods = dict(_ALWAYS_CALLED)
+    if task.built_on_meta:
+        methods["initialise"] = ("model", "seed")
+    for name, arguments in methods.items():
         if not _takes(getattr(task, name), len(arguments)):
             needed = ", ".join(("self", *arguments))
             raise TaskError(f"task {reference}: {class_name} must define {name}({needed})")
+    if task.built_on_meta and task_class.initialise is Task.initialise:
+        raise TaskError(f"task {reference}: {class_name} sets built_on_meta, but has no initialise()")
+    check_metrics(task)
     return task
+
+
+def check_metrics(task: Task) -> None:
+    """Raise TaskError for metrics that are not names, or are names that launcher writes itself: `loss` would
+    take the place of the held-out loss."""
+    of, names = f"metrics of {type(task).__name__}", task.metrics
+    listed = isinstance(names, Iterable) and not isinstance(names, str)
+    if not (listed and all(isinstance(name, str) for name in names)):
+        raise TaskError(f'{of}: must be a tuple of names, such as ("accuracy",), not {names!r:.80}')
+    reserved = task_metrics.RESERVED
+    if taken := [name for name in names if name in reserved or name.startswith(task_metrics.MEMORY)]:
+        raise TaskError(f"{of}: launcher records {', '.join(taken)} itself; choose another name")
 
 
 def check_varied(task: Task, args: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> None:

@@ -10,6 +10,14 @@ Number = torch.Tensor | float
 Sums = tuple[Number, Number]
 "A sum over samples, and the sum of their weights."
 NOTHING: Sums = (0.0, 0.0)
+RESERVED = frozenset(
+    (
+        *("time", "attempt", "step", "loss", "lr", "grad_norm", "weight", "samples", "seconds"),
+        *("seconds_lost", "samples_per_second", "tokens_per_second", "mfu"),
+    )
+)
+"Names in a line of metrics that launcher writes itself. Memory readings begin with MEMORY."
+MEMORY = "memory_"
 
 
 class Logged:

@@ -86,17 +86,24 @@ def styles_of(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelSty
     plan = task.parallel_plan(model)
     if plan is None:
         raise SetupError(_how_to_plan(model, task, ranks))
+    name = f"parallel_plan() of {type(task).__name__}"
+    if not isinstance(plan, Mapping):
+        raise SetupError(f"{name} must return a dictionary of styles by name, not {type(plan).__name__}")
+    for pattern, style in plan.items():
+        if not isinstance(style, ParallelStyle):
+            raise SetupError(
+                f"{name}: {pattern}: must be a style such as ColwiseParallel(), not {style!r:.80}"
+            )
     modules = dict(model.named_modules(remove_duplicate=False))
-    unknown = [pattern for pattern in plan if not any(matches(name, pattern) for name in modules)]
+    unknown = [pattern for pattern in plan if not any(matches(path, pattern) for path in modules)]
     if unknown:
         raise SetupError(
-            f"parallel_plan() of {type(task).__name__} names {', '.join(unknown)}, which the model does not "
-            f"have. {_layers_of(model)}"
+            f"{name} names {', '.join(unknown)}, which the model does not have. {_layers_of(model)}"
         )
     by_module: dict[nn.Module, tuple[str, ParallelStyle]] = {}  # a module may have several names
-    for name, module in modules.items():
-        for style in [style for pattern, style in plan.items() if matches(name, pattern)][-1:]:
-            by_module.setdefault(module, (name, style))
+    for path, module in modules.items():
+        for style in [style for pattern, style in plan.items() if matches(path, pattern)][-1:]:
+            by_module.setdefault(module, (path, style))
     return dict(by_module.values())
 
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.utils.data import IterableDataset
 
-from launcher.train.task import Task, TaskError, blocks_of, load_task
+from launcher.train.rank import SetupError
+from launcher.train.task import Task, TaskError, blocks_of, load_task, outer_units_of, pipeline_of
+from launcher.train.tensor_parallel import styles_of
 from tests.train import traps
 
 SOURCE = """
@@ -38,6 +41,19 @@ class Static(Good):
     def data(split, shuffle=True): ...
     def loss(self, *args, **kwargs): ...
     collate = torch.stack
+class Unfilled(Good):
+    built_on_meta = True
+class Seedless(Good):
+    built_on_meta = True
+    def initialise(self, model): ...
+class OneMetric(Good):
+    metrics = "accuracy"
+class NoMetrics(Good):
+    metrics = None
+class OwnMetric(Good):
+    metrics = ("loss",)
+class Units(Good):
+    def outer_units(self): ...
 class Other: ...
 """
 
@@ -89,6 +105,12 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
         ("my_tasks:Hides", {}, r"Hides sets self.data, which hides its method data\(\); give the attribute"),
         ("my_tasks:Narrow", {}, r"Narrow must define loss\(self, model, batch\)"),
         ("my_tasks:HidesByModule", {}, "HidesByModule sets self.loss, which hides"),
+        ("my_tasks:Unfilled", {}, r"Unfilled sets built_on_meta, but has no initialise\(\)"),
+        ("my_tasks:Seedless", {}, r"Seedless must define initialise\(self, model, seed\)"),
+        ("my_tasks:Units", {}, r"Units must define outer_units\(self, model\)"),
+        ("my_tasks:OneMetric", {}, "metrics of OneMetric: must be a tuple of names.*, not 'accuracy'"),
+        ("my_tasks:NoMetrics", {}, "metrics of NoMetrics: must be a tuple of names"),
+        ("my_tasks:OwnMetric", {}, "metrics of OwnMetric: launcher records loss itself"),
         (
             "my_tasks:Good",
             {"layrs": 2},
@@ -143,3 +165,50 @@ def test_blocks_are_modules_of_the_model(block: Any, message: str) -> None:
     task = Stray()
     with pytest.raises(TaskError, match=message):
         blocks_of(task, task.model())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, r"outer_units\(\) of Outer must return a list of modules, not NoneType"),
+        (nn.Linear(2, 2), r"outer_units\(\) of Outer must return a list of modules, not Linear"),
+        ("tokens", r"outer_units\(\) of Outer returned 't', which is not a module"),
+        ([nn.Linear(2, 2)], r"outer_units\(\) of Outer returned Linear, which is not in the model"),
+    ],
+)
+def test_outer_units_are_modules_of_the_model(returned: Any, message: str) -> None:
+    class Outer(traps.Normed):
+        def outer_units(self, model: nn.Module) -> Any:
+            return returned
+
+    task = Outer()
+    with pytest.raises(TaskError, match=message):
+        outer_units_of(task, task.model())
+
+
+def test_what_is_no_pipeline_is_refused() -> None:
+    class Triple(traps.Normed):
+        def pipeline(self, model: nn.Module) -> Any:
+            return (model, model, model)
+
+    task = Triple()
+    with pytest.raises(TaskError, match=r"pipeline\(\) of Triple must return .*Pipeline or None, not tuple"):
+        pipeline_of(task, task.model())
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ([ColwiseParallel()], r"parallel_plan\(\) of Planned must return a dictionary .*, not list"),
+        ({"first": ColwiseParallel}, r"first: must be a style such as ColwiseParallel\(\), not <class"),
+        ({"first": "colwise"}, r"first: must be a style such as ColwiseParallel\(\), not 'colwise'"),
+    ],
+)
+def test_a_plan_for_tensor_parallelism_has_styles_by_name(plan: Any, message: str) -> None:
+    class Planned(traps.Normed):
+        def parallel_plan(self, model: nn.Module) -> Any:
+            return plan
+
+    task = Planned()
+    with pytest.raises(SetupError, match=message):
+        styles_of(task.model(), task, 2)

@@ -17,9 +17,8 @@ from launcher.spec.events import Downgrade, StateNotSaved
 from launcher.spec.job import Job
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints, read_marker
 from launcher.train.checkpoints.retention import best, remove_all_but
-from launcher.train.metrics.recorder import RESERVED, check_names
-from launcher.train.task import TaskError
-from launcher.train.task_metrics import log, open_logged
+from launcher.train.task import TaskError, check_metrics
+from launcher.train.task_metrics import RESERVED, log, open_logged
 from tests.train.runs import job, prepare, recipe, start
 from tests.train.test_traps import any_error
 from tests.train.traps import Counted
@@ -166,9 +165,9 @@ def test_a_metric_under_a_name_of_launchers_own_is_refused(tmp_path: Path) -> No
     class Named(Counted):
         metrics = ("accuracy", "loss", "memory_used")
 
-    check_names(Counted())
+    check_metrics(Counted())
     with pytest.raises(TaskError, match="metrics of Named: launcher records loss, memory_used itself"):
-        check_names(Named())
+        check_metrics(Named())
     run = prepare(tmp_path, job(task="traps:Counted", steps=1))
     assert start(run, recipe("none", 8), ranks=1).codes == {0: 0}
     [line] = run.read_metrics()

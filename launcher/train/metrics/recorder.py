@@ -25,17 +25,10 @@ from launcher.train.metrics.peak_parts import PeakParts
 from launcher.train.metrics.snapshot import Snapshots
 from launcher.train.metrics.trackers import Trackers
 from launcher.train.rank import Rank
-from launcher.train.task import Task, TaskError
+from launcher.train.task import Task, check_metrics
+from launcher.train.task_metrics import MEMORY
 
 SECONDS_BETWEEN_LINES = 5.0
-RESERVED = frozenset(
-    (
-        *("time", "attempt", "step", "loss", "lr", "grad_norm", "weight", "samples", "seconds"),
-        *("seconds_lost", "samples_per_second", "tokens_per_second", "mfu"),
-    )
-)
-"Names in a line that launcher writes itself. Memory readings begin with MEMORY."
-MEMORY = "memory_"
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class Recorder:
         optimizer: torch.optim.Optimizer,
     ) -> None:
         """Raises TaskError for a metric of the task with a name that launcher uses."""
-        check_names(task)
+        check_metrics(task)
         self.rank, self.steps, self.task = rank, steps, task
         self.notes = Notes(rank)
         meter = open_meter(rank.device, budget)
@@ -143,16 +136,6 @@ class Recorder:
         """Write the pending lines, and close the trackers."""
         self.memory.write()
         self.trackers.close(failed)
-
-
-def check_names(task: Task) -> None:
-    """Raise TaskError for a metric of the task under a name that launcher writes itself: `loss` would take
-    the place of the held-out loss."""
-    if reserved := [name for name in task.metrics if name in RESERVED or name.startswith(MEMORY)]:
-        raise TaskError(
-            f"metrics of {type(task).__name__}: launcher records {', '.join(reserved)} itself; choose "
-            "another name"
-        )
 
 
 def _finite(value: float) -> float | None:

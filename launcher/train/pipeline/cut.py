@@ -17,7 +17,7 @@ from launcher.spec.recipe import Recipe
 from launcher.train.pipeline_parts import CHUNKS, Pipeline
 from launcher.train.precision import inputs
 from launcher.train.rank import Rank, SetupError
-from launcher.train.task import Task, TaskError
+from launcher.train.task import Task, TaskError, pipeline_of
 from launcher.train.tensor_parallel import whole as gathered
 
 
@@ -73,7 +73,7 @@ def cut(model: nn.Module, task: Task, rank: Rank) -> None:
 
     Raises SetupError if the model cannot be cut.
     """
-    parts, ranks = task.pipeline(model), rank.mesh.pipeline
+    parts, ranks = pipeline_of(task, model), rank.mesh.pipeline
     if parts is None:
         raise SetupError(
             f"pipeline: {ranks} needs pipeline() of the task, which {type(task).__name__} does not have: "

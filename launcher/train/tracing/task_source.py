@@ -31,7 +31,7 @@ from launcher.train.on_meta import model_on_meta
 from launcher.train.rank import SetupError
 from launcher.train.shapes import read_shapes
 from launcher.train.sharding.sharding import check_shardable, shared_with_root
-from launcher.train.task import LossError, Task, blocks_of, check_varied, load_task
+from launcher.train.task import LossError, Task, blocks_of, check_varied, load_task, pipeline_of
 from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.cuda_devices import ignoring_cuda_devices, is_about_cuda
 from launcher.train.tracing.dtensors import dtensors_of_real_values
@@ -183,7 +183,7 @@ def _has_parallel_plan(task: Task, model: nn.Module) -> bool:
 
 def _stages(task: Task, model: nn.Module) -> int:
     try:
-        parts = task.pipeline(model)
+        parts = pipeline_of(task, model)
     except Exception:  # any type: it is the task's code, and most jobs have no pipeline
         return 0
     return len(parts.blocks) if parts is not None else 0

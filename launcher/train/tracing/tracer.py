@@ -45,7 +45,7 @@ from launcher.train.sharding.sharding import (
     reduces_gradients,
     reshard_units,
 )
-from launcher.train.task import Task, blocks_of, outermost
+from launcher.train.task import Task, blocks_of, outermost, pipeline_of
 from launcher.train.tensor_parallel import placed_like
 from launcher.train.tracing.as_cpu import as_cpu
 from launcher.train.tracing.as_cuda import as_cuda
@@ -212,7 +212,7 @@ class Tracer:
     def _blocks_of_stages(self, recipe: Recipe, ranks: Ranks) -> Sequence[int]:
         key = recipe.pipeline, recipe.stages
         if key not in self._blocks:
-            parts = self.task.pipeline(new_model(self.task, recipe, on_meta=True))
+            parts = pipeline_of(self.task, new_model(self.task, recipe, on_meta=True))
             if parts is None:
                 raise NotUniformError("the model is not cut into stages")
             self._blocks[key] = blocks_of_stages(parts, self.rank(recipe, ranks))
@@ -319,7 +319,7 @@ class Tracer:
             model = new_model(self.task, recipe, on_meta=True)
             runs: tuple[Run, ...] = ()
             blocks: dict[nn.Module, tuple[int, int]] = {}
-            parts = self.task.pipeline(model) if recipe.pipeline > 1 else None
+            parts = pipeline_of(self.task, model) if recipe.pipeline > 1 else None
             if most is not None and parts is not None and recipe.stages is not None:
                 runs, blocks = fold_stage(model, parts.blocks, recipe.stages, stage)
             names = {m: name or type(m).__name__ for name, m in model.named_modules()}
