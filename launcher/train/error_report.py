@@ -213,10 +213,12 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """Return the lines to print: the traceback, or only the message for errors in USERS_OWN."""
-    if isinstance(error, USERS_OWN):
-        return traceback.format_exception_only(error)
-    return traceback.format_exception(error)
+    """Return the lines to print: the traceback, or only the message for errors in USERS_OWN. If it reports an
+    exception of the task, the place where that was raised comes first."""
+    if not isinstance(error, USERS_OWN):
+        return traceback.format_exception(error)
+    cause = error.__cause__ if isinstance(error, TaskError) else None
+    return [*(shortened(cause) if cause is not None else ()), *traceback.format_exception_only(error)]
 
 
 def shortened(error: BaseException) -> list[str]:

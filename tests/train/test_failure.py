@@ -25,6 +25,7 @@ from launcher.train.optimizers.learning_rate import learning_rate
 from launcher.train.phase import Where
 from launcher.train.rank import Place, RendezvousError, SetupError
 from launcher.train.replaced_parameters import Originals, Replaced
+from launcher.train.task import TaskError
 from launcher.train.tracing.tracer import UntraceableError
 
 GLOO_CLOSED = (
@@ -154,6 +155,20 @@ def test_what_to_do_about_an_error_of_torch_is_in_the_error_file(
 
 def test_a_failure_of_launchers_own_code_is_not_the_users() -> None:
     assert classify(ValueError("a bug"), Where("optimizer", 3)) is None
+
+
+def test_the_place_in_the_users_code_is_told_with_the_error_that_reports_it(tmp_path: Path) -> None:
+    """As after an exception in state() of the task."""
+    run = RunDir(tmp_path)
+    place = Place(run, run.attempt(0), number=0, node=0)
+    with pytest.raises(KeyError) as cause:
+        {}["level"]
+    with pytest.raises(TaskError) as caught:
+        raise TaskError("state() of T: KeyError: 'level'") from cause.value
+    assert write_error(place, caught.value, Where("init")) == "user-error"
+    lines = json.loads(place.attempt.error(0).read_text())["traceback"].splitlines()
+    assert any(f'File "{__file__}"' in line for line in lines)
+    assert lines[-1] == "launcher.train.task.TaskError: state() of T: KeyError: 'level'"
 
 
 def test_an_exit_comes_from_the_users_code_wherever_launcher_calls_it() -> None:
