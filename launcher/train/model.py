@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from launcher.spec.listed_names import listed
 from launcher.spec.recipe import SHARDED, Recipe
 from launcher.train.activations.activations import apply_activations
 from launcher.train.adapters.adapter import initialise_adapter, initialise_with_adapter, with_adapter
+from launcher.train.adapters.nf4 import NF4Linear
 from launcher.train.compiling.compiling import Forward, apply_compile
 from launcher.train.cpu_memory_budget import Budget
 from launcher.train.float8 import to_float8
+from launcher.train.local_shards import local
 from launcher.train.mesh import Meshes
 from launcher.train.on_meta import checked, model_on_meta
 from launcher.train.optimizers.build import NONE_TRAINED
@@ -171,7 +175,23 @@ def keep_own_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> Own
 
 
 def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:
+    """Fill the tensors of the model. Raises TaskError for a parameter that the task leaves without a value,
+    or that it replaces although it is divided."""
+    before = dict(model.named_parameters())
+    packed = {module.packed for module in model.modules() if isinstance(module, NF4Linear)}  # bytes
+    tensors = [tensor for tensor in (*before.values(), *model.buffers()) if tensor.is_floating_point()]
+    for tensor in tensors:  # what the task forgets would have values from an earlier use of the memory
+        local(tensor.detach()).fill_(math.nan)
     if task.adapter is None:
         task.initialise(model, seed)
     else:
         initialise_with_adapter(task, model, device, seed)
+    name, now = f"initialise() of {type(task).__name__}", dict(model.named_parameters())
+    if replaced := [n for n, p in before.items() if isinstance(p, DTensor) and now.get(n) is not p]:
+        raise TaskError(
+            f"{name} replaced {listed(replaced)} of the model, of which each rank has a part: fill each "
+            "parameter in place, as launcher.train.initialise.draw_normal does"
+        )
+    parts = {n: local(p.detach()) for n, p in now.items() if p.is_floating_point() and p not in packed}
+    if missing := [n for n, part in parts.items() if part.numel() and part.max().isnan()]:
+        raise TaskError(f"{name} did not fill {listed(missing)} of the model")

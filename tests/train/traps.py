@@ -171,6 +171,23 @@ class Normed(Task):
         return functional.mse_loss(output, y, reduction="sum"), len(x)
 
 
+class Unfilled(Normed):
+    """Built on the meta device. `initialise` forgets the last bias, or `replaces` the first layer."""
+
+    built_on_meta = True
+
+    def __init__(self, replaces: bool = False) -> None:
+        super().__init__()
+        self.replaces = replaces
+
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        if self.replaces:
+            model[0] = nn.Linear(8, 8)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if self.replaces or name != "2.bias":
+                nn.init.ones_(tensor)
+
+
 class Branches(nn.Module):
     """One of two branches for each micro-batch, as experts and modalities do, or both in an order."""
 
