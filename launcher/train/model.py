@@ -37,6 +37,9 @@ from launcher.train.tensor.tensor_parallel_rng import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
 
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
 def new_model(
     task: Task, recipe: Recipe, *, on_meta: bool = False, say: Callable[[str], None] | None = None
 ) -> nn.Module:
@@ -179,9 +182,10 @@ def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -
     or that it replaces although it is divided."""
     before = dict(model.named_parameters())
     packed = {module.packed for module in model.modules() if isinstance(module, NF4Linear)}  # bytes
-    tensors = [tensor for tensor in (*before.values(), *model.buffers()) if tensor.is_floating_point()]
-    for tensor in tensors:  # what the task forgets would have values from an earlier use of the memory
-        local(tensor.detach()).fill_(math.nan)
+    for tensor in (*before.values(), *model.buffers()):
+        # What the task forgets would have values from an earlier use of the memory.
+        if tensor.is_floating_point():
+            local(tensor.detach()).fill_(math.nan)
     if task.adapter is None:
         task.initialise(model, seed)
     else:
@@ -192,6 +196,6 @@ def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -
             f"{name} replaced {listed(replaced)} of the model, of which each rank has a part: fill each "
             "parameter in place, as launcher.train.initialise.draw_normal does"
         )
-    parts = {n: local(p.detach()) for n, p in now.items() if p.is_floating_point() and p not in packed}
+    parts = {n: local(p.detach()) for n, p in now.items() if p.dtype in _FLOATS and p not in packed}
     if missing := [n for n, part in parts.items() if part.numel() and part.max().isnan()]:
-        raise TaskError(f"{name} did not fill {listed(missing)} of the model")
+        raise TaskError(f"{name} did not fill {listed(missing)} of the model, or filled it with NaN")
