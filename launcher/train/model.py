@@ -36,7 +36,6 @@ from launcher.train.task import Task, TaskError, blocks_of, outer_units_of
 from launcher.train.tensor.tensor_parallel_rng import OwnNumbers
 from launcher.train.tensor_parallel import add_up_gradients, check_parts, parallelize, styles_of
 
-
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
