@@ -197,4 +197,4 @@ def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -
         )
     parts = {n: local(p.detach()) for n, p in now.items() if p.dtype in _FLOATS and p not in packed}
     if missing := [n for n, part in parts.items() if part.numel() and part.max().isnan()]:
-        raise TaskError(f"{name} did not fill {listed(missing)} of the model, or filled it with NaN")
+        raise TaskError(f"{name} did not fill {listed(missing)} of the model")
