@@ -127,7 +127,7 @@ def running_user_code(name: str, workdir: Path) -> Iterator[None]:
             raise
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # includes SystemExit, after which there is no plan
+        except BaseException as error:  # also SystemExit: code that exits gives no answer
             raise UserCodeError(_message(name, workdir, error)) from error
 
 

@@ -39,7 +39,7 @@ from launcher.spec.records import StateRecord
 from launcher.supervise.host import is_here, may_live, this_process
 
 SENDING_SECONDS = 3600.0
-"How long a submission may take. A process of that id may be another one later."
+"How long a submission may take. Later, its process id may belong to another process."
 
 
 @contextlib.contextmanager
