@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,6 +36,7 @@ from launcher.train.task import LossError, Task, blocks_of, check_varied, load_t
 from launcher.train.tracing.compiled import NotCapturedError
 from launcher.train.tracing.cuda_devices import ignoring_cuda_devices, is_about_cuda
 from launcher.train.tracing.dtensors import dtensors_of_real_values
+from launcher.train.tracing.second_process import SecondProcess
 from launcher.train.tracing.tracer import Tracer, UntraceableError, fake_ranks
 
 TO_DO = (
@@ -84,6 +86,7 @@ class TaskSource:
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
         self.job, self.workdir, self.like = job, workdir, like
         self._tracers: dict[str, Tracer] = {}
+        self._second: SecondProcess[..., Trace] | None = None
 
     @_with_or_without_cuda
     def about(self, args: Mapping[str, Any] | None = None) -> About:
@@ -139,7 +142,11 @@ class TaskSource:
         try:
             if exact:
                 return tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True)
-            return tracer.trace(recipe, ranks)
+            if self._second is None and SecondProcess.is_possible():
+                self._second = SecondProcess(self._sample)
+            return tracer.trace(
+                recipe, ranks, partial(self._second.start, args) if self._second is not None else None
+            )
         except NotCapturedError as error:
             refused = REFUSED if recipe.tensor > 1 else ""
             raise NotCompiledError(f"{EAGER}: {error}{refused}") from error
@@ -147,6 +154,12 @@ class TaskSource:
             if isinstance(error.error, LossError):  # of the whole model: a run would raise it too
                 raise error.error from None
             raise NoTraceError(f"{error}; {_reason(error.error)}") from error
+
+    @_with_or_without_cuda
+    def _sample(
+        self, args: Mapping[str, Any] | None, recipe: Recipe, ranks: Ranks, micro_batch: int
+    ) -> Trace:
+        return self._tracer(args).sample(recipe, ranks, micro_batch)
 
     def files(self) -> list[Path]:
         """Return the files that the traces depend on: all loaded code outside libraries, the files that

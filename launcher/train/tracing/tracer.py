@@ -57,6 +57,11 @@ from launcher.train.tracing.folding import KEPT, blocks_to_keep, fewer_stages, f
 from launcher.train.tracing.random_numbers import under_draws
 from launcher.train.tracing.storage_recorder import StorageRecorder
 
+SMALL = 2
+"The smaller micro-batch of the two that an affine trace is fitted to."
+Start = Callable[[Recipe, Ranks, int], Callable[[], Trace | None]]
+"Starts Tracer.sample() elsewhere. The returned function waits for the sample; None if it failed."
+
 
 class UntraceableError(Exception):
     """The step does not run on fake tensors, for example because a branch depends on the model's output."""
@@ -133,13 +138,19 @@ class Tracer:
         self._too_few = 0
         "Number of equal blocks per run that did not represent the model in an earlier trace."
 
-    def trace(self, recipe: Recipe, ranks: Ranks) -> Trace:
+    def trace(self, recipe: Recipe, ranks: Ranks, beside: Start | None = None) -> Trace:
         """Return a trace with sizes as affine functions of the micro-batch, whatever the recipe's value is.
+
+        `beside`: starts sample() in another process, which computes one of the two samples.
 
         Raises: NotAffineError if sizes are not affine, and UntraceableError.
         """
-        small, large = (self.sample(recipe, ranks, micro) for micro in (2, 3))
-        return combine(small, large, 2)
+        result = beside(recipe, ranks, SMALL + 1) if beside is not None else None
+        try:
+            small = self.sample(recipe, ranks, SMALL)
+        finally:
+            large = result() if result is not None else None
+        return combine(small, large or self.sample(recipe, ranks, SMALL + 1), SMALL)
 
     def sample(
         self,

@@ -1,0 +1,81 @@
+"""A forked copy of this process that computes half of the answers, at the same time as this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class SecondProcess(Generic[_P, _T]):
+    """Calls `function` in a copy of this process, which keeps its own state from call to call.
+
+    The copy ends with this process. What it prints is lost.
+    """
+
+    def __init__(self, function: Callable[_P, _T]) -> None:
+        self._connection, its_end = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(
+            target=_serve, args=(function, its_end, self._connection), daemon=True
+        )
+        process.start()
+        its_end.close()
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Return whether there is a second core, and no thread that a copy would lack.
+
+        A Timer, such as that of a progress line, does nothing yet that a copy could wait for.
+        """
+        main = threading.main_thread()
+        return (
+            sys.platform == "linux"
+            and len(os.sched_getaffinity(0)) > 1
+            and all(each is main or isinstance(each, threading.Timer) for each in threading.enumerate())
+            and not multiprocessing.current_process().daemon
+        )
+
+    def start(self, *args: _P.args, **kwargs: _P.kwargs) -> Callable[[], _T | None]:
+        """Start a call. Return a function that waits for its result, and returns None if the call failed.
+
+        Wait for each result before the next call.
+        """
+        try:
+            self._connection.send((args, kwargs))
+        except OSError:  # the copy has ended
+            return lambda: None
+        return self._result
+
+    def _result(self) -> _T | None:
+        try:
+            result: _T | None = self._connection.recv()
+        except (EOFError, OSError):
+            return None
+        return result
+
+
+def _serve(function: Callable[_P, _T], connection: Connection, other_end: Connection) -> None:
+    other_end.close()  # so that recv() ends when the first process does
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    torch.set_num_threads(1)  # the threads of the first process do not exist here
+    while True:
+        try:
+            args, kwargs = connection.recv()
+        except EOFError:
+            return
+        try:
+            result: _T | None = function(*args, **kwargs)
+        except (Exception, SystemExit):  # the first process repeats the call and raises the error
+            result = None
+        connection.send(result)

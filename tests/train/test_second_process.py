@@ -1,0 +1,109 @@
+"""A plan's second process: it gives the same traces, and it never stands in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a second process needs two cores")
+
+TASK = """
+import os
+import torch
+from tests.train.test_tracing import Blocks
+
+class Says(Blocks):
+    def loss(self, model, batch):
+        with open("processes", "a") as file:
+            print(os.getpid(), len(batch), file=file)
+        print("loss() of the task")
+        if os.path.exists("raises") and len(batch) == 3:
+            raise ValueError("three are too many")
+        if os.path.exists("exits") and len(batch) == 3 and os.getpid() != FIRST:
+            os._exit(0)
+        return super().loss(model, batch)
+
+FIRST = os.getpid()
+"""
+TRACE = """
+import os, sys
+from pathlib import Path
+from launcher.memory.states import Ranks
+from launcher.planning.model_source import NoTraceError
+from launcher.train.tracing.task_source import TaskSource
+from tests.train.test_declared import job
+from tests.train.test_tracing import recipe
+
+def traced():
+    source, ranks = TaskSource(job(task="says:Says"), Path.cwd()), Ranks(1, 1, on_gpu=True)
+    chosen = [recipe(sharding="none", activations=kept) for kept in ("keep", "checkpoint")]
+    return [source.trace(each, ranks) for each in chosen]
+"""
+
+
+def run(script: str, folder: Path) -> str:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=env, text=True, capture_output=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("ends", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_pair_of_samples_is_traced_by_two_processes_with_the_same_result(
+    tmp_path: Path, ends: bool
+) -> None:
+    (tmp_path / "says.py").write_text(TASK)
+    if ends:
+        (tmp_path / "exits").touch()
+    compare = f"""{TRACE}
+together = traced()
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+assert traced() == together
+"""
+    printed = run(compare, tmp_path)
+    rows = [line.split() for line in (tmp_path / "processes").read_text().splitlines()]
+    first = rows[-1][0]  # with one core, everything runs in the first process
+    here, there = ([size for process, size in rows if (process == first) is own] for own in (True, False))
+    assert set(there) == {"3"}
+    assert (len(there) == 1) is ends  # a copy that ended is not asked again
+    # Only the first process prints.
+    assert printed.count("loss() of the task") == len(here)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_second_process_is_raised_by_the_first(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(TASK)
+    (tmp_path / "raises").touch()
+    caught = f"""{TRACE}
+try:
+    traced()
+except NoTraceError as error:
+    print("refused:", error)
+"""
+    assert "three are too many" in run(caught, tmp_path).split("refused:")[1]
+
+
+def test_the_second_process_ends_with_the_first() -> None:
+    read, write = os.pipe()
+    script = (
+        "import os, signal\n"
+        "from launcher.train.tracing.second_process import SecondProcess\n"
+        "assert SecondProcess.is_possible()\n"
+        "other = SecondProcess(os.getpid).start()()\n"
+        "assert other != os.getpid(), other\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", script], env=env, pass_fds=[write], timeout=300)
+    assert ended.returncode == -signal.SIGKILL
+    os.close(write)
+    with os.fdopen(read) as held:
+        assert held.read() == ""  # as soon as no process holds the other end
