@@ -19,6 +19,11 @@ import torch
 from tests.train.test_tracing import Blocks
 
 class Says(Blocks):
+    def example(self):
+        with open("examples", "a") as file:
+            print(os.getpid(), file=file)
+        return super().example()
+
     def loss(self, model, batch):
         with open("processes", "a") as file:
             print(os.getpid(), len(batch), file=file)
@@ -74,6 +79,8 @@ assert traced() == together
     here, there = ([size for process, size in rows if (process == first) is own] for own in (True, False))
     assert set(there) == {"3"}
     assert (len(there) == 1) is ends  # a copy that ended is not asked again
+    # Both use the sample that each source's first process has loaded.
+    assert (tmp_path / "examples").read_text().split() == [first, first]
     # Only the first process prints.
     assert printed.count("loss() of the task") == len(here)
 

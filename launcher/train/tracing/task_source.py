@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -60,7 +59,7 @@ _LIBRARIES = {path for name, path in sysconfig.get_paths().items() if name.endsw
 def _with_or_without_cuda(question: Callable[_P, _T]) -> Callable[_P, _T]:
     """Ask a TaskSource again without CUDA devices if the task's code names one and there is none."""
 
-    @functools.wraps(question)
+    @wraps(question)
     def asked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         source = args[0]
         assert isinstance(source, TaskSource)
@@ -86,14 +85,13 @@ class TaskSource:
     def __init__(self, job: Job, workdir: Path, like: Like = "cuda") -> None:
         self.job, self.workdir, self.like = job, workdir, like
         self._tracers: dict[str, Tracer] = {}
-        self._second: SecondProcess[..., Trace] | None = None
 
     @_with_or_without_cuda
     def about(self, args: Mapping[str, Any] | None = None) -> About:
         task = self._task(args)
         model = model_on_meta(task)
         blocks = blocks_of(task, model)
-        leaves = [leaf for leaf in tree_leaves(task.example()) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in tree_leaves(self._tracer(args).example) if isinstance(leaf, torch.Tensor)]
         rows = [leaf.numel() for leaf in leaves if leaf.dtype == torch.int64 and leaf.ndim == 1]
         # Without a second row for the targets, these are the same tokens shifted by one.
         shifted = task.counts == "tokens" and len(rows) == 1
@@ -142,11 +140,8 @@ class TaskSource:
         try:
             if exact:
                 return tracer.sample(recipe, ranks, recipe.micro_batch_size, complete=True)
-            if self._second is None and SecondProcess.is_possible():
-                self._second = SecondProcess(self._sample)
-            return tracer.trace(
-                recipe, ranks, partial(self._second.start, args) if self._second is not None else None
-            )
+            second = self._second
+            return tracer.trace(recipe, ranks, partial(second.start, args) if second is not None else None)
         except NotCapturedError as error:
             refused = REFUSED if recipe.tensor > 1 else ""
             raise NotCompiledError(f"{EAGER}: {error}{refused}") from error
@@ -154,6 +149,14 @@ class TaskSource:
             if isinstance(error.error, LossError):  # of the whole model: a run would raise it too
                 raise error.error from None
             raise NoTraceError(f"{error}; {_reason(error.error)}") from error
+
+    @cached_property
+    def _second(self) -> SecondProcess[..., Trace] | None:
+        """Computes one of the two samples of a trace. None if it is impossible."""
+        if not SecondProcess.is_possible():
+            return None
+        _ = self._tracer(None).example  # before the process is copied, so that the data are loaded once
+        return SecondProcess(self._sample)
 
     @_with_or_without_cuda
     def _sample(

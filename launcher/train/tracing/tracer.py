@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -128,7 +128,6 @@ class Tracer:
 
     def __init__(self, task: Task, job: Job, like: Literal["cuda", "cpu"]) -> None:
         self.task, self.job, self.like = task, job, like
-        self._sample: Any = None
         self._models: dict[Any, _Built] = {}
         self._stages: dict[Any, _Recording] = {}
         self._blocks: dict[Any, Sequence[int]] = {}
@@ -279,7 +278,7 @@ class Tracer:
         complete: bool,
     ) -> _Recording:
         rank = self.rank(recipe, ranks)
-        batch = self.task.collate([self._example()] * recipe.micro_batch_size)
+        batch = self.task.collate([self.example] * recipe.micro_batch_size)
         self.task.loss_chunks = recipe.loss_chunks
         with fake_ranks(ranks.world, rank.number), ExitStack() as stack:
             if recipe.tensor > 1:
@@ -421,10 +420,10 @@ class Tracer:
         output: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return output, 0.0
 
-    def _example(self) -> Any:
-        if self._sample is None:
-            self._sample = self.task.example()
-        return self._sample
+    @cached_property
+    def example(self) -> Any:
+        """The task's sample. The task may load its data for it, so it is asked once."""
+        return self.task.example()
 
     def rank(self, recipe: Recipe, ranks: Ranks) -> Rank:
         run, number = RunDir(Path("/nowhere")), ranks.stage * (ranks.world // recipe.pipeline)
