@@ -206,7 +206,7 @@ class CausalLM(Task):
         return embedding_and_head(model, self.blocks(model))
 
     def parallel_plan(self, model: nn.Module) -> ParallelPlan | None:
-        """Return the plan of `transformers` for this model, in torch's styles. None if it has none.
+        """Return the plan of `transformers` for this model, in torch's styles; the default if it has none.
 
         The logits stay cut by the vocabulary, unless the output layer has the embedding's weight.
 
@@ -237,6 +237,10 @@ class CausalLM(Task):
                     "with tensor: 1, or return a plan without this layer from parallel_plan() of a subclass "
                     "of CausalLM: each rank then computes it whole"
                 )
+        if not plan:
+            plan = super().parallel_plan(model) or {}
+            if head in plan:
+                plan[head] = VocabularyParallel()
         return plan or None
 
     def pipeline(self, model: nn.Module) -> Pipeline:

@@ -21,6 +21,7 @@ from launcher.spec.adapter import Adapter
 from launcher.spec.errors import LauncherError
 from launcher.spec.similar import similar
 from launcher.train import task_metrics
+from launcher.train.giant_layers import giant_layers
 from launcher.train.pipeline_parts import Pipeline
 
 Split = Literal["train", "eval"]
@@ -201,8 +202,10 @@ class Task(ABC):
         Layers that are not named stay whole, and each rank of a group computes them. A layer that computes
         with a rank's part of a cut layer must not assume the full width. None means that there is no plan,
         and a recipe with `tensor` above 1 is refused.
+
+        The default cuts linear layers of at least 2^28 weights, and is None for a model without one.
         """
-        return None
+        return giant_layers(model) or None
 
 
 def samples_in(data: Any) -> int:

@@ -249,7 +249,8 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 def _how_to_plan(model: nn.Module, task: Task, tensor: int) -> str:
     return (
-        f"tensor: {tensor}: {type(task).__name__} does not say how its layers are cut. {_layers_of(model)}. "
+        f"tensor: {tensor}: {type(task).__name__} does not say how its layers are cut, and none is so large "
+        f"that it is cut without that. {_layers_of(model)}. "
         "Return a plan from parallel_plan(model): {pattern of names: style of torch.distributed.tensor."
         'parallel}, such as {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()} for two '
         "layers that follow each other; see docs/tasks.md. Or use tensor: 1"

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn.utils.parametrizations import weight_norm
 
 from launcher.planning.declared_params import DeclaredParams
-from launcher.planning.plan import NotEstimatedError
+from launcher.planning.plan import NotEstimatedError, PlanRefusedError
 from launcher.planning.recipe_and_ladder import Decider, Decision
 from launcher.spec.cluster import Cluster
 from launcher.spec.job import Job
+from launcher.train.giant_layers import giant_layers
+from launcher.train.task import Task
 from launcher.train.tracing.task_source import TaskSource
 
 GPU = {"type": "NVIDIA A100-SXM4-80GB", "count": 8, "memory": "79.1GiB"}
@@ -109,3 +115,50 @@ def test_layers_of_a_fixed_pipeline_are_split_where_links_decide() -> None:
     found = decided(brain, SLOW)
     assert (found.plan.recipe.tensor, found.plan.recipe.pipeline) == (2, 2)
     assert "times as fast as the best recipe without" in found.plan.reason
+
+
+class Wide(Task):
+    """A task without a plan of its own, whose first layer is gathered in 13 GB in bf16."""
+
+    built_on_meta: ClassVar[bool] = True
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(1_640_448, 4096), nn.ReLU(), nn.Linear(4096, 1000))
+
+    def initialise(self, model: nn.Module, seed: int) -> None: ...
+
+    def data(self, split: str) -> Any:
+        return [torch.zeros(1_640_448)]
+
+    def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return model(batch).float().square().sum(), len(batch)
+
+
+@pytest.mark.slow
+def test_a_giant_layer_is_cut_without_a_plan_of_the_task() -> None:
+    fixed = {"precision": "bf16-mixed", "optimizer": "adamw", "offload": "none", "micro_batch_size": 1}
+    wide = job("tests.planning.test_model_parallel:Wide", **fixed)
+    with pytest.raises(PlanRefusedError, match="nothing fits"):
+        decided(job("tests.planning.test_model_parallel:Wide", **fixed, tensor=1), SLOW)
+    found = decided(wide, SLOW)
+    assert found.plan.recipe.tensor == 4 and "because nothing fits without" in found.plan.reason
+
+
+def test_only_plain_layers_of_their_own_weights_are_giant() -> None:
+    side = 2**14
+    with torch.device("meta"):
+        layers = nn.ModuleDict(
+            {
+                "wide": nn.Linear(side, side + 1),
+                "narrow": nn.Linear(side + 1, side, bias=False),
+                "small": nn.Linear(side, side - 1),
+                "tied": nn.Linear(side, side),
+                "rows": nn.Embedding(side, side),
+                "normed": weight_norm(nn.Linear(side, side)),
+                "own": nn.Linear(side, side),
+            }
+        )
+    layers["rows"].weight = layers["tied"].weight
+    layers["own"].forward = lambda x: x
+    styles = {name: type(style) for name, style in giant_layers(layers).items()}
+    assert styles == {"wide": ColwiseParallel, "narrow": RowwiseParallel}

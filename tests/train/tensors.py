@@ -13,6 +13,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 
+import launcher.train.task
 from launcher.rundir.layout import RunDir
 from launcher.spec.adapter import Adapter
 from launcher.spec.job import Job
@@ -37,6 +39,7 @@ from launcher.train.compiling.compiling import apply_compile
 from launcher.train.cpu_memory_budget import Unlimited
 from launcher.train.error_report import leave
 from launcher.train.float8 import to_float8
+from launcher.train.giant_layers import giant_layers
 from launcher.train.local_shards import local
 from launcher.train.loop import Trainer
 from launcher.train.phase import Where
@@ -94,6 +97,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "adapter": {"kind": "lora", "rank": 4},
     },
     "parts": {"task": BRAIN, "args": {"parts": 4}, **NORMED},
+    "giant": {"task": "tensors:Giant"},
+    "giant lora": {
+        "task": "tensors:Giant",
+        "adapter": {"kind": "lora", "rank": 4, "targets": ["wide", "norms.1", "voxels"]},
+    },
     "llama of transformers": {"task": HUGGING_FACE, "args": {"path": "llama", "context": 24}},
     "qwen3 of transformers": {"task": HUGGING_FACE, "args": {"path": "qwen3", "context": 24}},
     "cohere of transformers": {"task": HUGGING_FACE, "args": {"path": "cohere", "context": 24}},
@@ -311,6 +319,39 @@ class Planless(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         raise NotImplementedError
+
+
+class Giant(Planless):
+    """A task without a plan of its own, for which small layers count as giant."""
+
+    def model(self) -> nn.Module:
+        return Autoencoder()
+
+    def parallel_plan(self, model: nn.Module) -> Any:
+        with patch.object(launcher.train.task, "giant_layers", partial(giant_layers, least=2000)):
+            return super().parallel_plan(model)
+
+    def blocks(self, model: nn.Module) -> Any:
+        return [model.wide, model.narrow]
+
+    def data(self, split: Any) -> Any:
+        return list(1 + torch.randn(64, 100, generator=torch.Generator().manual_seed(0)) / 10)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return (model(batch) - batch).square().mean(dim=1).sum(), len(batch)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(101, 20), nn.Linear(20, 102)
+        self.norms = nn.Sequential(nn.LayerNorm(102), nn.Linear(102, 7))
+        self.voxels, self.drop = nn.Linear(7, 100), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu_(self.narrow(functional.pad(x, (0, 1), value=1.0)))
+        hidden = hidden * self.narrow.out_features**-0.5
+        return self.voxels(self.norms(self.drop(self.wide(hidden)).add_(1.0)))
 
 
 class Misnamed(Planless):
