@@ -228,7 +228,8 @@ class Trainer:
             self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
                 if done == 0:
-                    self.guard.check_trained()
+                    with self.where.during("optimizer"):
+                        self.guard.check_trained()
                 self.grace_period.stop_watching()
                 self._save(step, leaving=True)
                 return True
