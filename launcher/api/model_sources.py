@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from launcher.memory.peaks import Like
 from launcher.memory.store import TraceStore
@@ -120,7 +120,7 @@ def running_user_code(name: str, workdir: Path) -> Iterator[None]:
 
     Raises UserCodeError for errors that are not launcher's own. Its message calls the code `name`.
     """
-    with inside(workdir):
+    with inside(workdir), _raising_at_exit():
         try:
             yield
         except (LauncherError, NotAffineError, NoTraceError):  # our own
@@ -141,6 +141,24 @@ def inside(workdir: Path) -> Iterator[None]:
             yield
     finally:
         os.chdir(before)
+
+
+@contextlib.contextmanager
+def _raising_at_exit() -> Iterator[None]:
+    """Let os._exit() raise SystemExit in this process, which would end as if it had answered. Processes that
+    are forked in the block still end."""
+    leave, process = os._exit, os.getpid()
+
+    def raise_or_leave(status: int) -> NoReturn:
+        if os.getpid() == process:
+            raise SystemExit(status)
+        leave(status)
+
+    os._exit = raise_or_leave
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _message(name: str, workdir: Path, error: BaseException) -> str:

@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 from typing import NoReturn
 
 import typer
@@ -136,12 +135,9 @@ def _name_of(command: CommandInfo) -> str:
 
 
 def _exit_without_finalizing(code: str | int | None) -> NoReturn:
-    """Exit like `SystemExit(code)`, after everything that a normal exit waits for."""
+    """Exit like `SystemExit(code)`, but do not wait for threads: only a task's code leaves some behind."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -559,6 +559,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _P("consequence", r"^asyncio\.(?:\w+\.)?CancelledError", "vllm-project/vllm#5729"),
     _P("consequence", r"^CancelledError\b", "docs.python.org/3/library/exceptions.html"),
     _P("consequence", r"BrokenProcessPool|A process in the process pool was terminated abruptly", "docs.python.org/3/library/concurrent.futures.html"),
+    _P("consequence", r"^Fatal Python error: (?!config_|init|_Py|Py)", "docs.python.org/3/library/faulthandler.html"),
     _P("consequence", r"[Ss]egmentation fault|\(core dumped\)|^Killed$|^Aborted$|\d+ Killed +\S", "www.gnu.org/software/bash (jobs.c)"),
     _P("consequence", rf"{_CUDA}{_LEAVING}", "docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"),
     _P("consequence", r"ChildFailedError", "lmzpai/roboMamba#10"),

@@ -22,6 +22,12 @@ REMEDIES: tuple[tuple[FailureClass, str, str], ...] = (
     ),
     (
         "user-error",
+        r"partially initialized module '",
+        "a file imports a module that imports this file. If the module is not yours, a file in the job's "
+        "folder has the name of a module of Python or of a library: rename it (the traceback shows it)",
+    ),
+    (
+        "user-error",
         r"_amp_foreach_non_finite_check_and_unscale_cuda\S* not implemented for 'BFloat16'",
         "leave the GradScaler out: it is for fp16, and bf16 needs none",
     ),

@@ -57,6 +57,10 @@ _ENDED_AS_ASKED = frozenset(
 _CRASHES = frozenset({-signal.SIGABRT, -signal.SIGSEGV})
 "Exit codes of a process that crashes. A library may crash during the shutdown after an exception."
 
+_CRASHED = "Fatal Python error: "
+"Begins what faulthandler prints when a process crashes. Its frames follow, the innermost first."
+_FRAME = re.compile(r'\s*File ".*", line \d+ in \S+$')
+
 EXIT_NOT_STARTED = 78
 "Exit code of start.sh if it can start no rank: EX_CONFIG of sysexits.h."
 
@@ -562,8 +566,9 @@ def _candidates_of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame:
     clues = [clue for record_ in record.get("clues") or () if (clue := clue_of(record_)) is not None]
     exception = str(record.get("exception") or "")
     copies = [clue for clue in clues if exception and _prints(clue, exception)]
+    crash = next((clue for clue in clues if code < 0 and clue.text.startswith(_CRASHED)), None)
     for clue in clues:
-        if clue not in copies:
+        if clue not in copies and clue is not crash:
             yield Candidate(_as_printed(clue), rank, node, evidence=where)
     if exception:
         clue = clue_of_exception(exception)._replace(time=min([time, *(record_.time for record_ in clues)]))
@@ -580,10 +585,20 @@ def _candidates_of_exit(evidence: Evidence, record: Mapping[str, Any], *, blame:
     elif code < 0 and not (code in _CRASHES and any(clue.kind != "consequence" for clue in clues)):
         killed = Clue("killed", f"exit code {code}", time=time)
         reason = f"rank {rank} was ended by {signal_name(-code)}"
-        yield Candidate(killed, rank, node, reason, where)
+        yield Candidate(_crashed(killed, crash), rank, node, reason, where)
     elif code in (126, 127):
         clue = Clue("user-error", f"exit code {code}", time=time, strength="record")
         yield Candidate(clue, rank, node, f"rank {rank} could not start its command", where)
+
+
+def _crashed(killed: Clue, crash: Clue | None) -> Clue:
+    """Return the clue of a signal. If it was a crash, add what faulthandler printed, and frames: those of
+    installed packages only if there are no others."""
+    if crash is None:
+        return killed
+    frames = [line for line in reversed(crash.after) if _FRAME.match(line)]
+    own = [line for line in frames if "-packages/" not in line]
+    return killed._replace(text=crash.text, stream=crash.stream, line=crash.line, before=tuple(own or frames))
 
 
 def _prints(clue: Clue, exception: str) -> bool:

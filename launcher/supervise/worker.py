@@ -29,7 +29,7 @@ from launcher.spec.command import environment_name, fill, values_of
 from launcher.spec.records import RunRecord
 from launcher.spec.signals import LEFT_TO_SUPERVISOR, STOP_SIGNALS
 from launcher.spec.variables import split
-from launcher.spec.verdict import EXIT_TRAINED
+from launcher.spec.verdict import EXIT_FOLLOWED, EXIT_OOM, EXIT_STOPPED, EXIT_TRAINED
 from launcher.supervise.process import (
     KILL_RANK,
     adopt_orphans,
@@ -72,9 +72,11 @@ each step and requests it again in the next one, in pages of 4 KiB. Keeping huge
 libraries ignore the variable."""
 
 ENDED_EARLY = (
-    "the process ended with exit code 0 before its training did: code of the task or of a library called "
-    "os._exit(0) or exit()"
+    "the process ended with exit code {} before its training did: code of the task or of a library called "
+    "os._exit() or exit()"
 )
+OF_TRAINING = frozenset({EXIT_STOPPED, EXIT_OOM, EXIT_FOLLOWED})
+"Exit codes that `launcher.train` may choose without a file that says why."
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a shell
 
@@ -171,24 +173,36 @@ class Worker:
         return code
 
     def _of_training(self, code: int) -> int:
-        """Return the exit code to report for that of `launcher.train`. 0 is none of its own: other code, such
-        as os._exit(0) or a C library, has ended the process before its training did."""
+        """Return the exit code to report for that of `launcher.train`.
+
+        Record it if other code, such as os._exit() or a C library, has ended the process before its training
+        did.
+        """
         if code == EXIT_TRAINED:
             return 0
-        if code == 0:
+        if code == 0 or self._chosen_by_other_code(code):
+            what = ENDED_EARLY.format(code)
             record = {
                 "rank": self.rank,
                 "node": self.node,
                 "time": time.time(),
                 "failure": "user-error",
-                "exception": ENDED_EARLY,
+                "exception": what,
             }
-            self.capture.note(ENDED_EARLY)
+            self.capture.note(what)
             with contextlib.suppress(OSError):
                 self.attempt.error(self.rank).parent.mkdir(parents=True, exist_ok=True)
                 replace_json(self.attempt.error(self.rank), record)
-            return 1
+            return code or 1
         return code
+
+    def _chosen_by_other_code(self, code: int) -> bool:
+        """Return whether neither `launcher.train` nor a line of output explains this exit code.
+
+        Codes from NOT_EXECUTABLE on may be those of a container or shell that runs the rank.
+        """
+        own = code in OF_TRAINING or self.stopping or self.attempt.error(self.rank).exists()
+        return 0 < code < NOT_EXECUTABLE and not own and not self.capture.clues
 
     @contextlib.contextmanager
     def _watching(self, pid: int, started: float) -> Iterator[None]:

@@ -9,6 +9,7 @@ import gc
 # import time, slows down every later collection, and copies memory that DataLoader workers share.
 gc.disable()
 
+import faulthandler
 import os
 import signal
 import time
@@ -17,6 +18,9 @@ from launcher.spec import variables
 from launcher.spec.signals import LEFT_TO_SUPERVISOR
 
 BEGAN = time.monotonic()
+
+# After a crash, such as a segmentation fault in a library, print where the Python code of this thread was.
+faulthandler.enable(2, all_threads=False)
 
 if variables.SUPERVISED in os.environ:
     # Slurm and others send these signals to every process of a run. Only the supervisor answers them; it

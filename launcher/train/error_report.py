@@ -32,6 +32,7 @@ from launcher.train.checkpoints.folder import (
     PartsError,
     RefusedError,
 )
+from launcher.train.data.loading import WorkerError
 from launcher.train.largest_tensors import with_tensors
 from launcher.train.phase import Where
 from launcher.train.rank import Place, RendezvousError, SetupError
@@ -134,7 +135,8 @@ UPLOAD_SECONDS = 300.0
 
 
 def classify(error: BaseException, where: Where) -> FailureClass | None:
-    """Return the failure class, or None if this rank cannot know it, usually because a peer failed first."""
+    """Return the failure class, or None if this rank cannot know it: a peer failed first, or a worker of the
+    DataLoader crashed."""
     text = text_of(error)
     if (memory := memory_of(error)) is not None:
         return CLASS_OF[memory.kind]
@@ -147,12 +149,12 @@ def classify(error: BaseException, where: Where) -> FailureClass | None:
         return "user-error"
     if _TIMEOUT.search(text) and isinstance(error, RuntimeError):
         return "nccl-timeout"
-    if isinstance(error, dist.DistError) or _PEER_GONE.search(text):
+    if isinstance(error, dist.DistError | WorkerError) or _PEER_GONE.search(text):
         return None
+    if isinstance(error, KeyboardInterrupt):
+        return "cancelled"
     # launcher itself never raises SystemExit.
-    if isinstance(error, SystemExit) or (where.users and not isinstance(error, KeyboardInterrupt)):
-        return "user-error"
-    return None
+    return "user-error" if isinstance(error, SystemExit) or where.users else None
 
 
 def memory_of(error: BaseException) -> OutOfMemory | None:

@@ -24,9 +24,11 @@ def loss_of(
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """Return (sum, weight) of one micro-batch. Raises TaskError if the task returns anything else."""
     name = f"loss() of {type(task).__name__}"
-    before = forwards(model)
+    before, recorded = forwards(model), torch.is_grad_enabled()
     with computing(name, rank), in_forward(model):
         result = task.loss(model, batch)
+    if recorded:
+        check_gradients_on(name)
     check_loss(name, result)
     if not torch.is_grad_enabled():
         reshard_units(model)
@@ -36,6 +38,15 @@ def loss_of(
             "would train a model of its own. Let the model's forward call its other methods"
         )
     return result
+
+
+def check_gradients_on(name: str) -> None:
+    """Raise TaskError if the code called `name` has switched gradients off."""
+    if not torch.is_grad_enabled():
+        raise TaskError(
+            f"{name} has switched gradients off, so nothing can be trained: instead of "
+            "torch.set_grad_enabled(False), use `with torch.no_grad():` around the code that needs none"
+        )
 
 
 @contextmanager

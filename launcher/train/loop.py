@@ -56,7 +56,7 @@ from launcher.train.data.slow_fetch import SlowFetch
 from launcher.train.ddp import without_ddp
 from launcher.train.detected_properties import setting_of
 from launcher.train.error_report import fail
-from launcher.train.forward import loss_of
+from launcher.train.forward import check_gradients_on, loss_of
 from launcher.train.handover.grace_period import GracePeriod
 from launcher.train.handover.handover import Handover
 from launcher.train.handover.progress import Progress
@@ -185,6 +185,7 @@ class Trainer:
         seed_all(derive_seed("rank", job.train.seed, rank.number // rank.mesh.tensor))
 
     def train(self) -> bool:
+        check_gradients_on(f"the code of task {self.rank.job.task}")
         declared = self.rank.job.model
         if self.setting.batch_norm and not declared.batch_norm:
             self.recorder.event(BatchNorm())  # the supervisor keeps the micro-batch at two or more
@@ -227,7 +228,8 @@ class Trainer:
             self._report_checkpoint(self.checkpoints.finished())
             if step == self.steps:
                 if done == 0:
-                    self.guard.check_trained()
+                    with self.where.during("optimizer"):
+                        self.guard.check_trained()
                 self.grace_period.stop_watching()
                 self._save(step, leaving=True)
                 return True

@@ -60,6 +60,8 @@ def new_model(
             its """
             "train()"
         )
+    if not on_meta and type(task).initialise is Task.initialise:
+        _check_values(model, task)
     kept = KeptMemory(model, task)
     model = cast(model, recipe)
     if task.adapter is not None:
@@ -73,6 +75,15 @@ def new_model(
             "precision: bf16"
         )
     return with_fp32_outputs(model, recipe)
+
+
+def _check_values(model: nn.Module, task: Task) -> None:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if empty := [name for name, tensor in tensors if tensor.is_meta]:
+        raise TaskError(
+            f"model() of {type(task).__name__} returned {listed(empty)} on the meta device, without values. "
+            "Build the model on the CPU, or set built_on_meta = True and define initialise()"
+        )
 
 
 def _put_in_training(model: nn.Module) -> list[str]:
@@ -177,8 +188,8 @@ def keep_own_part(model: nn.Module, task: Task, rank: Rank, mesh: Meshes) -> Own
 
 
 def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -> None:
-    """Fill the tensors of the model. Raises TaskError for a parameter that the task leaves without a value,
-    or that it replaces although it is divided."""
+    """Fill the tensors of the model. Raises TaskError for one that the task leaves without a value, and for a
+    parameter that it replaces although it is divided."""
     before = dict(model.named_parameters())
     packed = {module.packed for module in model.modules() if isinstance(module, NF4Linear)}  # bytes
     for tensor in (*before.values(), *model.buffers()):
@@ -195,6 +206,7 @@ def _initialise(task: Task, model: nn.Module, device: torch.device, seed: int) -
             f"{name} replaced {listed(replaced)} of the model, of which each rank has a part: fill each "
             "parameter in place, as launcher.train.initialise.draw_normal does"
         )
-    parts = {n: local(p.detach()) for n, p in now.items() if p.dtype in _FLOATS and p not in packed}
+    tensors = {**now, **dict(model.named_buffers())}
+    parts = {n: local(t.detach()) for n, t in tensors.items() if t.dtype in _FLOATS and t not in packed}
     if missing := [n for n, part in parts.items() if part.numel() and part.max().isnan()]:
         raise TaskError(f"{name} did not fill {listed(missing)} of the model")

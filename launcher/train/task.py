@@ -159,7 +159,9 @@ class Task(ABC):
 
     def load_state(self, state: Any) -> None:
         """Restore what `state` returned."""
-        raise TaskError(f"{type(self).__name__} has state(), but no load_state()")
+        raise TaskError(
+            f"a checkpoint holds what state() returned, but {type(self).__name__} has no load_state()"
+        )
 
     def export_files(self, folder: Path) -> None:  # noqa: B027 (most tasks need none)
         """Write into `folder` the files needed to load the exported weights: a config, a tokenizer.
@@ -285,7 +287,13 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
     if workdir not in sys.path:
         sys.path.insert(0, workdir)
     module_name, _, class_name = reference.partition(":")
-    task_class = getattr(_import(module_name, workdir), class_name, None)
+    module = _import(module_name, workdir)
+    task_class = getattr(module, class_name, None)
+    if task_class is None and (hidden := _hidden_file(module, workdir)) is not None:
+        raise TaskError(
+            f"task {reference}: {hidden} is not imported, because another module has the name "
+            f"{module_name!r} ({getattr(module, '__file__', None) or 'built-in'}): rename the file"
+        )
     if task_class is None:
         raise TaskError(f"task {reference}: {module_name} has no {class_name!r}{_tasks_of(module_name)}")
     if not _is_task(task_class):
@@ -310,6 +318,8 @@ def load_task(reference: str, args: Mapping[str, Any], workdir: str) -> Task:
             raise TaskError(f"task {reference}: {class_name} must define {name}({needed})")
     if task.built_on_meta and task_class.initialise is Task.initialise:
         raise TaskError(f"task {reference}: {class_name} sets built_on_meta, but has no initialise()")
+    if _is_default(task, "load_state") and not _is_default(task, "state"):
+        raise TaskError(f"task {reference}: {class_name} has state(), but no load_state()")
     check_metrics(task)
     return task
 
@@ -358,6 +368,18 @@ def _import(name: str, workdir: str) -> Any:
         raise TaskError(
             f"task: no module named {error.name!r} in {workdir} or among the installed packages"
         ) from None
+
+
+def _hidden_file(module: Any, workdir: str) -> Path | None:
+    """Return the file in `workdir` that has the name of the module, if the module is another file."""
+    path = Path(workdir, *module.__name__.split("."))
+    files = [file.resolve() for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
+    imported = Path(getattr(module, "__file__", None) or "").resolve()
+    return files[0] if files and imported not in files else None
+
+
+def _is_default(task: Task, method: str) -> bool:
+    return getattr(getattr(task, method), "__func__", None) is getattr(Task, method)
 
 
 def _tasks_of(module_name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,21 @@ def test_code_that_leaves_is_no_success(error: BaseException, told: str, tmp_pat
     with pytest.raises(UserCodeError) as caught, running_user_code("task m:T", tmp_path):
         raise error
     assert str(caught.value).startswith(f"task m:T: {told}")
+
+
+def test_code_that_ends_the_process_is_no_success_either(tmp_path: Path) -> None:
+    """`launcher submit` ended with exit code 0, and no run had begun."""
+    with (
+        pytest.raises(UserCodeError, match="task m:T: SystemExit: 0"),
+        running_user_code("task m:T", tmp_path),
+    ):
+        os._exit(0)
+    leave = os._exit
+    with running_user_code("task m:T", tmp_path):
+        child = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
+        child.start()
+        child.join()
+    assert child.exitcode == 7 and os._exit is leave
 
 
 def test_ctrl_c_still_ends_a_plan(tmp_path: Path) -> None:

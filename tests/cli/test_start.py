@@ -41,6 +41,21 @@ def test_no_verb_imports_torch(arguments, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+THREAD = """
+import sys, threading
+from launcher.cli.main import main
+sys.argv[1:] = ["--version"]
+sys.modules["torch"] = threading  # a plan has imported it
+threading.Thread(target=threading.Event().wait).start()
+main()
+"""
+
+
+def test_a_thread_of_the_task_does_not_keep_a_verb_from_ending() -> None:
+    done = subprocess.run([sys.executable, "-c", THREAD], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("launcher ")
+
+
 def processor_time(*arguments: str, cwd: Path) -> float:
     """Seconds, the best of three."""
     best = 9.9

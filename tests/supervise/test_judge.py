@@ -379,6 +379,23 @@ def test_a_missing_record_alone_does_not_tell_of_a_kill():
     assert verdict.reason == "the ranks ended without leaving a record"
 
 
+CRASH = (
+    "Fatal Python error: Segmentation fault",
+    "",
+    "Stack (most recent call first):",
+    '  File "/env/lib/python3.12/site-packages/torch/nn/modules/linear.py", line 134 in forward',
+    '  File "/work/my_task.py", line 43 in loss',
+    '  File "/work/launcher/train/forward.py", line 29 in loss_of',
+)
+
+
+def test_a_crash_is_told_with_the_users_code_that_led_to_it():
+    verdict = judge(Evidence(ranks=1, exit_codes={0: 1}, exits=(ended(0, -11, lines=CRASH),)))
+    assert (verdict.failure, verdict.reason) == ("unknown", "rank 0 was ended by SIGSEGV")
+    assert [seen.text for seen in verdict.seen] == [CRASH[0]]
+    assert verdict.seen[0].before[-1] == CRASH[4]
+
+
 def test_a_worker_that_a_signal_ended_is_named_with_it():
     verdict = judge(Evidence(ranks=1, exit_codes={0: 139}, started={0: 0}))
     assert verdict.reason == "the worker that watches a rank was ended by SIGSEGV"

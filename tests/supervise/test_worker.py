@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.spec.verdict import EXIT_TRAINED
+from launcher.rundir.layout import RunDir
+from launcher.spec.verdict import EXIT_OOM, EXIT_TRAINED
+from launcher.supervise.judge import Evidence, judge, read_records
 
 SAY = """
 import os
@@ -62,6 +64,34 @@ def test_a_task_that_ends_with_0_before_its_training_did_has_not_succeeded(
     error = tmp_path / "attempts/000/errors/rank-000.json"
     assert error.exists() == (reported != 0)
     assert not reported or json.loads(error.read_text())["failure"] == "user-error"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "other"),
+    [
+        ("import os; print('no vocabulary', flush=True); os._exit(1)", 1, True),
+        ("import os; os._exit(3)", 3, True),
+        ("raise ValueError('no vocabulary')", 1, False),
+        (f"import os; os._exit({EXIT_OOM})", EXIT_OOM, False),
+    ],
+)
+def test_an_exit_code_that_nothing_explains_is_that_of_the_task(
+    tmp_path: Path, script: str, code: int, other: bool
+) -> None:
+    """Such runs were started again and again, as after an unknown failure."""
+    (tmp_path / "run.json").write_text(json.dumps({"job": {"task": "m:T"}}))
+    place = {"LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.supervise.worker", "--", sys.executable, "-c", script],
+        env={**os.environ, **place},
+    )
+    assert done.returncode == code
+    attempt = RunDir(tmp_path).attempt(0)
+    verdict = judge(
+        Evidence(1, {0: 1}, read_records(attempt, "errors"), read_records(attempt, "exits"), started={0: 0})
+    )
+    assert verdict.failure == ("unknown" if code == EXIT_OOM else "user-error")
+    assert (f"ended with exit code {code} before its training did" in (verdict.exception or "")) == other
 
 
 SAY_HASH = "print(hash('a word'))"

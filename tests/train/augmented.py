@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import get_worker_info
 
 from tests.train.ragged import VOCABULARY, Ragged
 
@@ -34,8 +36,11 @@ class Noisy:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.calls += 1
-        if self.fault == "killed" and self.calls == self.call:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.calls == self.call and get_worker_info() is not None:
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "crash":
+                ctypes.string_at(0)
         if self.fault == "raise" and self.calls == self.call:
             raise KeyError("no such file")
         inputs, targets = self.samples[index]

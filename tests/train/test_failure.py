@@ -19,6 +19,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.job import Training
 from launcher.spec.verdict import OutOfMemory
 from launcher.train.checkpoints.folder import MARKER, complete_checkpoints
+from launcher.train.data.loading import WorkerError
 from launcher.train.error_report import classify, write_error
 from launcher.train.largest_tensors import Moment, Piece, with_tensors
 from launcher.train.optimizers.learning_rate import learning_rate
@@ -83,7 +84,9 @@ def test_fake_tensors_which_torch_compile_keeps_do_not_hide_that_memory_ran_out(
         (SetupError("sharding: none is for one rank"), "user-error"),
         (ValueError("Expected more than 1 value per channel when training"), "user-error"),
         (SystemExit(0), "user-error"),
-        (KeyboardInterrupt(), None),
+        (KeyboardInterrupt(), "cancelled"),
+        (WorkerError("DataLoader worker (pid 7) is killed by signal: Segmentation fault"), None),
+        (WorkerError("DataLoader worker (pid 7) is killed by signal: Killed"), "host-oom"),
     ],
 )
 def test_a_failure_in_the_forward_pass_gets_its_class(error: BaseException, failure: str | None) -> None:

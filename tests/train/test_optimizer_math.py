@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,26 @@ def test_the_recipe_decides_the_states_of_embeddings(states: str, tmp_path: Path
     optimizer.step()
     embedding, linear = optimizer.state[model[0].weight], optimizer.state[model[1].weight]
     assert ("absmax1" in embedding) == (states == "8-bit") and "absmax1" in linear
+
+
+@pytest.mark.parametrize("made", [AdamWBf16, AdamMini, partial(EightBit, kernel="adam", betas=(0.9, 0.999))])
+def test_states_do_not_depend_on_the_default_type(made: Any) -> None:
+    """A task may call torch.set_default_dtype(torch.bfloat16), in which 256 + 1 is 256."""
+    trained = {}
+    for default in (torch.float32, torch.bfloat16):
+        [p] = parameters((64, 256))
+        gradient = torch.linspace(-1, 1, p.numel()).view_as(p)
+        optimizer = made([{"params": [p]}], lr=1e-2)
+        torch.set_default_dtype(default)
+        try:
+            for _ in range(260):
+                p.grad = gradient.clone()
+                optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        trained[default] = p.detach()
+        assert int(optimizer.state[p]["step"]) == 260
+    assert torch.equal(trained[torch.float32], trained[torch.bfloat16])
 
 
 def test_8_bit_does_not_depend_on_the_memory_format() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,8 @@ class OwnMetric(Good):
     metrics = ("loss",)
 class Units(Good):
     def outer_units(self): ...
+class Saves(Good):
+    def state(self): return {}
 class Other: ...
 """
 
@@ -107,6 +110,7 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
         ("my_tasks:HidesByModule", {}, "HidesByModule sets self.loss, which hides"),
         ("my_tasks:Unfilled", {}, r"Unfilled sets built_on_meta, but has no initialise\(\)"),
         ("my_tasks:Seedless", {}, r"Seedless must define initialise\(self, model, seed\)"),
+        ("my_tasks:Saves", {}, r"Saves has state\(\), but no load_state\(\)"),
         ("my_tasks:Units", {}, r"Units must define outer_units\(self, model\)"),
         ("my_tasks:OneMetric", {}, "metrics of OneMetric: must be a tuple of names.*, not 'accuracy'"),
         ("my_tasks:NoMetrics", {}, "metrics of NoMetrics: must be a tuple of names"),
@@ -121,6 +125,17 @@ def test_a_task_is_found_in_the_workdir_and_gets_its_arguments(workdir: str) -> 
 def test_what_is_wrong_is_named(workdir: str, reference: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError, match=message):
         load_task(reference, args, workdir)
+
+
+def test_a_file_that_another_module_hides_is_named(workdir: str) -> None:
+    hidden = Path(workdir, "queue.py")
+    hidden.write_text(SOURCE)
+    with pytest.raises(TaskError) as caught:
+        load_task("queue:Good", {}, workdir)
+    assert str(caught.value) == (
+        f"task queue:Good: {hidden} is not imported, because another module has the name 'queue' "
+        f"({queue.__file__}): rename the file"
+    )
 
 
 def test_what_the_users_module_misses_is_not_mistaken_for_the_module(workdir: str) -> None:

@@ -32,6 +32,7 @@ from launcher.train.checkpoints.export import export
 from launcher.train.ddp import DDP
 from launcher.train.forward import check_loss, loss_of
 from launcher.train.mesh import SHARD
+from launcher.train.model import new_model
 from launcher.train.rank import SetupError
 from launcher.train.replaced_parameters import Originals
 from launcher.train.shapes import read_shapes
@@ -200,6 +201,32 @@ class Methods(traps.Normed):
 
 class Encoder(nn.Linear):
     encode = nn.Linear.forward
+
+
+class Ungraded(Methods):
+    def loss(self, model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        torch.set_grad_enabled(False)
+        return super().loss(model, batch)
+
+
+def test_code_that_switches_gradients_off_is_named() -> None:
+    """torch's message in the backward pass was that a tensor has no grad_fn."""
+    rank: Any = SimpleNamespace(recipe=recipe("none"), device=torch.device("cpu"))
+    with torch.enable_grad(), pytest.raises(TaskError, match=r"^loss\(\) of Ungraded has switched grad"):
+        loss_of(Ungraded(calls=True), Encoder(2, 2), torch.ones(2, 2), rank)
+
+
+class Empty(traps.Normed):
+    def model(self) -> nn.Module:
+        with torch.device("meta"):
+            return super().model()
+
+
+def test_a_model_without_values_is_refused_unless_the_task_fills_it() -> None:
+    with pytest.raises(
+        TaskError, match=r"^model\(\) of Empty returned .* on the meta device, without values"
+    ):
+        new_model(Empty(), recipe("none"))
 
 
 def test_a_loss_that_calls_only_methods_of_a_model_in_ddp_is_refused_in_its_first_step() -> None:
@@ -911,7 +938,8 @@ def test_without_a_target_there_is_no_loss_and_no_best_checkpoint(tmp_path: Path
     marker = json.loads((run.checkpoints / "step-00000002" / "complete.json").read_text())
     assert "eval_loss" not in marker
     failure = any_error(run.attempt(0))
-    assert failure["failure"] == "user-error" and "no step changed the model" in failure["exception"]
+    assert (failure["failure"], failure["phase"]) == ("user-error", "optimizer")
+    assert "no step changed the model" in failure["exception"]
 
 
 @pytest.mark.slow

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from torch.utils.data import default_collate
 
 from launcher.rundir.layout import RunDir
 from launcher.spec.verdict import EXIT_OOM
+from launcher.train.data.loading import Loader, SampleError, WorkerError
 from tests.train.runs import error, job, losses, prepare, recipe, start
 
 TASK = "tests.train.augmented:Augmented"
@@ -72,6 +77,59 @@ def test_what_a_worker_raises_is_the_users_error_with_the_workers_trace(tmp_path
     failure = error(run.attempt(0), 0)
     assert (failure["failure"], failure["phase"]) == ("user-error", "data")
     assert "no such file" in failure["exception"] and "__getitem__" in failure["exception"]
+
+
+class Faulty:
+    """Numbers; whoever fetches number 5 meets with the fault."""
+
+    def __init__(self, fault: Callable[[], object]) -> None:
+        self.fault = fault
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            self.fault()
+        return index
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (lambda: os._exit(7), SampleError, r'samples of data\("train"\) ended with exit code 7: code of'),
+        (lambda: os._exit(0), SampleError, "ended with exit code 0: code of"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            WorkerError,
+            r"\(pid \d+\) is killed by signal: Killed",
+        ),
+        (
+            lambda: sys.exit(3),
+            SampleError,
+            r'sample 5 of data\("train"\) raised SystemExit: 3\n(.*\n)*.*__getitem__',
+        ),
+    ],
+    ids=["os._exit(7)", "os._exit(0)", "killed", "sys.exit(3)"],
+)
+def test_the_end_of_a_worker_shows_where_its_samples_are_missing(
+    fault: Callable[[], object], kind: type[Exception], words: str
+) -> None:
+    """torch's handler of SIGCHLD raised an exception anywhere, such as in the optimizer."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    loader = Loader("train", Faulty(fault), default_collate, seed=0, workers=1)
+    batches = loader.start([[(index, index)] for index in range(8)])
+    assert signal.getsignal(signal.SIGCHLD) == handler
+    assert next(batches).tolist() == [0]
+    with pytest.raises(kind, match=words):
+        list(batches)
+
+
+@pytest.mark.slow
+def test_a_worker_that_crashes_prints_where_its_code_was(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", noisy(1, args={"fault": "crash", "call": 9}))
+    ended = start(run, recipe("none", micro=8), ranks=1, fresh=True)
+    failure = error(run.attempt(0), 0)
+    assert (failure["failure"], failure["phase"]) == (None, "data")
+    assert "killed by signal: Segmentation fault" in failure["exception"]
+    assert "Fatal Python error: Segmentation fault" in ended.output and "in __getitem__" in ended.output
 
 
 def _of(process: psutil.Process, run: RunDir) -> bool:

@@ -172,19 +172,19 @@ class Normed(Task):
 
 
 class Unfilled(Normed):
-    """Built on the meta device. `initialise` forgets the last bias, or `replaces` the first layer."""
+    """Built on the meta device. `initialise` forgets this tensor; if none, it replaces the first layer."""
 
     built_on_meta = True
 
-    def __init__(self, replaces: bool = False) -> None:
+    def __init__(self, forgets: str = "") -> None:
         super().__init__()
-        self.replaces = replaces
+        self.forgets = forgets
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        if self.replaces:
+        if not self.forgets:
             model[0] = nn.Linear(8, 8)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if self.replaces or name != "2.bias":
+            if name != self.forgets:
                 nn.init.ones_(tensor)
 
 

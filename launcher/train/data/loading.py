@@ -9,13 +9,16 @@ state. Before `collate` the random state is seeded from the position of the firs
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -28,6 +31,8 @@ from launcher.train.seeds import derive_seed
 from launcher.train.task import Split, Task
 
 HOST = torch.device("cpu")
+ENDING_SECONDS = 1.0
+"Maximum time between the first sign that a worker ends, such as a closed connection, and its end."
 PR_SET_PDEATHSIG = 1
 "Option of prctl(2), from <linux/prctl.h>: the signal that a process gets when its parent ends."
 
@@ -38,6 +43,10 @@ Ticket = tuple[int, int]
 
 class SampleError(Exception):
     """A sample could not be fetched. The message names its index and what the dataset raised."""
+
+
+class WorkerError(RuntimeError):
+    """A worker was ended by a signal. The message has the words of torch's own."""
 
 
 class Loader:
@@ -54,6 +63,8 @@ class Loader:
         self._collate, self._workers = collate, workers
         self._batches = _Batches()
         self._loader: DataLoader[Any] | None = None
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        "The workers."
         self._collates_by_default = getattr(collate, "__func__", collate) in (Task.collate, default_collate)
 
     def start(self, batches: Iterable[list[Ticket]]) -> Iterator[Any]:
@@ -77,11 +88,11 @@ class Loader:
             worker_init_fn=_initialise_worker,
             generator=torch.Generator(),  # the default would draw a seed from the training's random state
         )
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_SUPERVISOR)  # inherited by the workers
-        try:
-            return self._checked(iter(self._loader))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        others = multiprocessing.active_children()
+        with _signals_of_workers():
+            batches_of_workers = iter(self._loader)
+        self._processes = [child for child in multiprocessing.active_children() if child not in others]
+        return self._checked(batches_of_workers)
 
     def samples(self, tickets: list[Ticket]) -> list[Any]:
         """Return samples, not collated, without a change of this process's random state."""
@@ -101,7 +112,7 @@ class Loader:
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches without a change of this process's random state. Raises SampleError, for a worker,
-        too.
+        too, and WorkerError.
 
         A suspended generator would keep its last batch alive, so the list gives up its reference before
         `yield`.
@@ -112,11 +123,36 @@ class Loader:
                 held.append(next(batches))
             except StopIteration:
                 return
+            except Exception:
+                if self._processes and (ended := self._ended_worker()) is not None:
+                    raise ended from None
+                raise
             finally:
                 self._random.restore()
             if isinstance(held[0], _Raised):
                 raise SampleError(held[0].text)
             yield held.pop()
+
+    def _ended_worker(self) -> Exception | None:
+        """Return what to raise for a worker that has ended, or None if none has.
+
+        Its end shows in different ways: torch notices it after seconds, and a batch that the worker had sent
+        cannot be received any more.
+        """
+        ended = wait([process.sentinel for process in self._processes], ENDING_SECONDS)
+        for process in self._processes:
+            if process.sentinel not in ended:
+                continue
+            process.join()
+            code = process.exitcode or 0
+            if code < 0:
+                what = f"DataLoader worker (pid {process.pid}) is killed by signal"
+                return WorkerError(f"{what}: {signal.strsignal(-code)}")
+            return SampleError(
+                f'a DataLoader worker that fetched samples of data("{self._samples.split}") ended with exit '
+                f"code {code}: code of the dataset or of a library called os._exit() or exit()"
+            )
+        return None
 
 
 class _Batches:
@@ -128,6 +164,31 @@ class _Batches:
         return iter(self.now)
 
 
+@contextmanager
+def _signals_of_workers() -> Iterator[None]:
+    """Fork workers in this block with their own handling of signals. Leave that of this process as it was.
+
+    torch adds a handler of SIGCHLD, which raises an exception wherever this process is when a worker fails:
+    in the optimizer, or in a checkpoint. Without it, the exception comes when the samples are missing.
+    """
+    child, prints_crashes = signal.getsignal(signal.SIGCHLD), faulthandler.is_enabled()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_SUPERVISOR)  # inherited by the workers
+    faulthandler.disable()  # a worker enables it again, over torch's handlers
+    try:
+        yield
+    finally:
+        if prints_crashes:
+            print_crashes()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if child is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, child)
+
+
+def print_crashes() -> None:
+    """Let this process print where its Python code was if it crashes, as by a segmentation fault."""
+    faulthandler.enable(2, all_threads=False)
+
+
 def _initialise_worker(_: int) -> None:
     """Make a worker end only at a SIGTERM from its rank, and at once when its rank ends.
 
@@ -135,6 +196,7 @@ def _initialise_worker(_: int) -> None:
     finish its step. torch notices the end of the rank after seconds, in which the worker holds pipes and
     memory.
     """
+    print_crashes()
     threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     rank = multiprocessing.parent_process()
@@ -168,7 +230,8 @@ class _Samples(Dataset[Any]):
             self._random.seed(derive_seed("sample", self.seed, position))
         try:
             return self.data[index]
-        except Exception as error:  # a StopIteration would end the step with fewer samples
+        # A StopIteration would end the step with fewer samples, and a SystemExit a worker without a trace.
+        except (Exception, SystemExit) as error:
             raise SampleError(f'sample {index} of data("{self.split}") raised {described(error)}') from error
 
     def __getitems__(self, tickets: list[Ticket]) -> tuple[int, list[Any]] | _Raised:

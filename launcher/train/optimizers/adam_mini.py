@@ -27,7 +27,7 @@ class AdamMini(OwnOptimizer):
         super().__init__(groups, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
 
     def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), dtype=torch.float32)
         state["exp_avg"] = zeros_sharded_like(p, p.dtype)
         ones = (1,) * (p.ndim - 1)
         state["exp_avg_sq"] = (

@@ -24,7 +24,7 @@ class AdamWBf16(OwnOptimizer):
         self._numbers = {id(p): n for n, p in enumerate(p for g in self.param_groups for p in g["params"])}
 
     def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), dtype=torch.float32)
         state["exp_avg"] = zeros_sharded_like(p, torch.bfloat16)
         state["exp_avg_sq"] = zeros_sharded_like(p, torch.bfloat16)
 

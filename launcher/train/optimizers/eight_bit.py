@@ -63,7 +63,7 @@ class EightBit(OwnOptimizer):
             torch.cuda.synchronize()  # the kernels write managed memory that the host may read next
 
     def _begin(self, p: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), dtype=torch.float32)
         for number in (1, 2) if self._kernel == "adam" else (1,):
             if not self.in_eight_bits(p):
                 state[f"state{number}"] = zeros_sharded_like(p, torch.float32)

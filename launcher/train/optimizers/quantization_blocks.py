@@ -31,7 +31,7 @@ def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:
     row, cuts = p.numel() // p.shape[0], _cuts(p)
     columns = math.prod(size for size, dim in cuts if dim > 0)
     if row % (BLOCK * columns) == 0:
-        part = torch.zeros((local(p).shape[0], row // BLOCK // columns), device=local(p).device)
+        part = _zeros(p, local(p).shape[0], row // BLOCK // columns)
         return sharded_like(p, part, (p.shape[0], row // BLOCK))
     rows = p.shape[0]
     for size, dim in reversed(cuts):  # tensor parallelism cuts first, and FSDP what it has left
@@ -39,7 +39,7 @@ def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:
     blocks = math.ceil(rows * row / BLOCK)
     if [dim for _, dim in cuts] in ([], [0]):
         shards = cuts[0][0] if cuts else 1
-        return sharded_like(p, torch.zeros((1, blocks), device=local(p).device), (shards, blocks))
+        return sharded_like(p, _zeros(p, 1, blocks), (shards, blocks))
     assert isinstance(p, DTensor)
     shape, placements, at = [1], list[Placement](), 0
     for size, placement in zip(p.device_mesh.shape, p.placements, strict=True):
@@ -49,8 +49,12 @@ def scales_sharded_like(p: torch.Tensor) -> torch.Tensor:
         at += 1
         shape.append(size)
         placements.append(Shard(at))
-    part = torch.zeros((1,) * len(shape) + (blocks,), device=local(p).device)
+    part = _zeros(p, *(1,) * len(shape), blocks)
     return sharded_like(p, part, (*shape, blocks), placements)
+
+
+def _zeros(p: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float32, device=local(p).device)
 
 
 def scales_in_use(scales: torch.Tensor, elements: int) -> torch.Tensor:
