@@ -46,8 +46,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.mark.slow
 def test_the_marker_says_what_the_training_was_made_with(begun: RunDir) -> None:
     marker = read_json(begun.checkpoints / "step-00000002" / "complete.json") or {}
-    said = {name: marker[name] for name in ("optimizer", "batch", "samples", "seed")}
-    assert said == {"optimizer": "adamw", "batch": 8, "samples": 40, "seed": 0}
+    said = {name: marker[name] for name in ("optimizer", "precision", "batch", "samples", "seed")}
+    assert said == {"optimizer": "adamw", "precision": "fp32", "batch": 8, "samples": 40, "seed": 0}
 
 
 @pytest.mark.slow
