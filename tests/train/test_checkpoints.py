@@ -267,6 +267,9 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
         if file == "__0_0.distcp":
             with pytest.raises(ExportError, match=r"model\.head\.weight in .* is damaged"):
                 export(checkpoint, tmp_path / "damaged")
+        if file == "complete.json":
+            done = CliRunner().invoke(app, ["export", str(run.path), "--to", str(tmp_path / "damaged")])
+            assert done.exit_code == 4 and "complete.json is damaged: restore" in done.output
         (checkpoint / file).write_bytes(sound)
     (checkpoint / "rank-000.pt").unlink()  # clusters delete old files of scratch disks
     assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
