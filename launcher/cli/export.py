@@ -65,10 +65,15 @@ def export(
         )
     from launcher.train.checkpoints.export import ExportError
     from launcher.train.checkpoints.export import export as write
-    from launcher.train.checkpoints.folder import complete_checkpoints
+    from launcher.train.checkpoints.folder import RefusedError, check_markers, complete_checkpoints
     from launcher.train.checkpoints.retention import best as best_of
 
     complete = complete_checkpoints(run_dir.checkpoints)
+    if step is None:
+        try:
+            check_markers(run_dir.checkpoints, max(complete, default=0))
+        except RefusedError as error:
+            fail(str(error), EXIT_REFUSED)
     if not complete:
         fail(f"{run_dir.id} has no complete checkpoint of launcher's own entrypoint", EXIT_REFUSED)
     if best and step is not None:

@@ -24,6 +24,7 @@ def made_with(job: Job, recipe: Recipe, samples: int | None) -> dict[str, Any]:
     adapter = None if job.adapter is None else job.adapter.model_dump(mode="json")
     named = {
         "optimizer": recipe.optimizer,
+        "precision": recipe.precision,
         "embedding_states": recipe.embedding_states,
         "batch": job.batch.global_,
         "seed": job.train.seed,

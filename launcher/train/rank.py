@@ -129,11 +129,9 @@ class Rank(Place):
         return self.first and os.access(self.stop_file, os.F_OK)
 
     def once(self, *values: torch.Tensor | float) -> tuple[torch.Tensor | float, ...]:
-        """Return the values on one of the ranks with the same samples, in the last stage, and zeros on the
-        others, so that `add_up` counts each sample once."""
-        mesh, own = self.mesh, self.coordinates
-        counts = own.tensor == 0 and own.pipeline == mesh.pipeline - 1
-        return values if counts else (0.0,) * len(values)
+        """Return the values on one of the ranks that compute the same, and zeros on the others, so that
+        `add_up` counts each sample once. A loss comes only from the last stage, a metric from any stage."""
+        return values if self.coordinates.tensor == 0 else (0.0,) * len(values)
 
     def difference_in_group(self, loss: torch.Tensor | float) -> torch.Tensor | float:
         """Return a number that `add_up` sums to zero if the ranks of a tensor-parallel group have equal

@@ -128,7 +128,7 @@ class Task(ABC):
         """
 
     def log(self, name: str, total: torch.Tensor | float, weight: torch.Tensor | float = 1.0) -> None:
-        """Add to one of `metrics`; call it in `loss`: `self.log("accuracy", (guess == y).sum(), len(y))`.
+        """Add to one of `metrics`, in `loss` or the model: `self.log("accuracy", hits.sum(), len(y))`.
 
         A step's value is the sum of all totals divided by the sum of all weights, over its micro-batches and
         ranks. Logging adds no collective and does not wait for the device. Raises TaskError for a name not in

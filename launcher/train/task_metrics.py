@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -77,3 +78,16 @@ def log(name: str, total: Number, weight: Number) -> None:
     """Add to a metric; ignored while a plan traces a step. Raises KeyError for an undeclared name."""
     if _open:
         _open[0].add(name, total, weight)
+
+
+@contextmanager
+def not_again() -> Iterator[None]:
+    """Ignore what a recomputation logs: its forward pass has logged it."""
+    before = [logged.counts for logged in _open]
+    for logged in _open:
+        logged.counts = False
+    try:
+        yield
+    finally:
+        for logged, counts in zip(_open, before, strict=True):
+            logged.counts = counts

@@ -235,6 +235,16 @@ def test_a_merge_over_other_weights_is_refused_and_so_is_a_resume(tmp_path: Path
     assert "its adapter was trained over other frozen weights" in ended.output
 
 
+def test_a_merge_has_the_precision_of_the_attempt_that_wrote_the_checkpoint(tmp_path: Path) -> None:
+    run = trained(tmp_path, "lora")
+    ended = start(run, recipe("fsdp", precision="bf16"))  # no step is left
+    assert set(ended.codes.values()) == {0}, ended.output
+    exported(run, tmp_path / "merged", "--merge")
+    assert {weight.dtype for weight in load_file(tmp_path / "merged/model.safetensors").values()} == {
+        torch.float32
+    }
+
+
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 def test_every_frozen_weight_has_its_value_in_a_merge(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -251,9 +251,15 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
     checkpoint = complete_checkpoints(run.checkpoints)[1]
     own = torch.load(checkpoint / "rank-000.pt", weights_only=True)
     kept = load_file(export(checkpoint, tmp_path / "whole")[0])["head.weight"]
-    for file, content in (("rank-000.pt", own["rng"]["torch"]), ("__0_0.distcp", kept)):
+    # In `.metadata`, a number that says where a shard lies; in the marker, the step.
+    for file, content in (
+        ("rank-000.pt", own["rng"]["torch"].numpy().tobytes()[:64]),
+        ("__0_0.distcp", kept.contiguous().view(torch.uint8).numpy().tobytes()[:64]),
+        (".metadata", b"\x10\x86"),
+        ("complete.json", b"1,"),
+    ):
         sound = (checkpoint / file).read_bytes()
-        at = sound.index(content.contiguous().view(torch.uint8).numpy().tobytes()[:64])
+        at = sound.index(content)
         (checkpoint / file).write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
         assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}
         told = error(run.attempts()[-1], 0)
@@ -261,6 +267,9 @@ def test_one_byte_that_has_changed_on_the_disk_is_noticed(tmp_path: Path) -> Non
         if file == "__0_0.distcp":
             with pytest.raises(ExportError, match=r"model\.head\.weight in .* is damaged"):
                 export(checkpoint, tmp_path / "damaged")
+        if file == "complete.json":
+            done = CliRunner().invoke(app, ["export", str(run.path), "--to", str(tmp_path / "damaged")])
+            assert done.exit_code == 4 and "complete.json is damaged: restore" in done.output
         (checkpoint / file).write_bytes(sound)
     (checkpoint / "rank-000.pt").unlink()  # clusters delete old files of scratch disks
     assert start(run, recipe("none", micro=8), ranks=1).codes == {0: 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.rundir.files import read_json
+from launcher.rundir.files import read_json, replace_json
 from launcher.rundir.layout import RunDir
 from launcher.rundir.made_with import data_change, why_not_from, why_not_on
 from launcher.spec.events import DataChanged
 from launcher.spec.recipe import Recipe
+from launcher.train.checkpoints.folder import MARKER, METADATA_SUM, read_marker
 from launcher.train.checkpoints.reader import read_metadata
 from launcher.train.checkpoints.same_model import model_difference
 from tests.train.runs import Ended, error, job, losses, prepare, recipe, start
@@ -44,8 +46,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.mark.slow
 def test_the_marker_says_what_the_training_was_made_with(begun: RunDir) -> None:
     marker = read_json(begun.checkpoints / "step-00000002" / "complete.json") or {}
-    said = {name: marker[name] for name in ("optimizer", "batch", "samples", "seed")}
-    assert said == {"optimizer": "adamw", "batch": 8, "samples": 40, "seed": 0}
+    said = {name: marker[name] for name in ("optimizer", "precision", "batch", "samples", "seed")}
+    assert said == {"optimizer": "adamw", "precision": "fp32", "batch": 8, "samples": 40, "seed": 0}
 
 
 @pytest.mark.slow
@@ -110,6 +112,8 @@ def test_a_checkpoint_that_is_refused_is_the_users_error(part: str, begun: RunDi
     file = run.checkpoints / "step-00000002" / part
     if part == ".metadata":
         file.write_bytes(pickle.dumps(Fraction(1)))
+        marker = read_marker(file.parent)
+        replace_json(file.parent / MARKER, {**marker, METADATA_SUM: zlib.crc32(file.read_bytes())})
     else:
         torch.save(Fraction(1), file)
     ended = trained(run.path)

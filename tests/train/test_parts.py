@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.train.checkpoints.folder import (
+    METADATA,
     complete_checkpoints,
     directory,
     partial_path,
@@ -25,6 +26,7 @@ def test_the_newest_is_of_one_save_on_every_node() -> None:
 def test_a_part_that_others_lack_pushes_out_no_whole_one_and_is_not_deleted(tmp_path: Path) -> None:
     for step in (2, 4):
         partial_path(directory(tmp_path, step)).mkdir(parents=True)
+        (partial_path(directory(tmp_path, step)) / METADATA).touch()
         publish(directory(tmp_path, step), {"step": step})
     set_aside(tmp_path, newest=2)
     assert list(complete_checkpoints(tmp_path)) == [2]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rundir.files import read_json_lines
+from launcher.rundir.files import read_json_lines, replace_json
 from launcher.rundir.layout import RunDir
-from launcher.train.checkpoints.folder import MARKER
+from launcher.train.checkpoints.folder import MARKER, read_marker
 from launcher.train.scaler import GROWS_AFTER, LEAST, START, LossScaler
 from tests.train.runs import job, losses, measure, prepare, recipe, start
 
@@ -75,4 +75,4 @@ def test_the_factor_goes_on_with_the_run(tmp_path: Path) -> None:
 def _back_to_step_3(run: RunDir, **scaler: float) -> None:
     shutil.rmtree(run.checkpoints / "step-00000006")
     marker = run.checkpoints / "step-00000003" / MARKER
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "scaler": scaler}))
+    replace_json(marker, {**read_marker(marker.parent), "scaler": scaler})

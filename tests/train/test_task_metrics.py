@@ -58,6 +58,19 @@ def test_metrics_are_those_of_the_whole_batch_however_it_is_split(tmp_path: Path
     assert changed and changed[0].step == 2
 
 
+@pytest.mark.parametrize(
+    ("ranks", "fields"),
+    [(1, {"activations": "checkpoint", "accumulation": 2}), (2, {"pipeline": 2, "accumulation": 2})],
+)
+def test_what_a_block_logs_counts_once_and_on_every_stage(
+    tmp_path: Path, ranks: int, fields: dict[str, Any]
+) -> None:
+    run = prepare(tmp_path, job(task="traps:CountsBlocks", steps=2, train={"eval_every": 1}))
+    ended = start(run, recipe("none", **fields), ranks=ranks)
+    assert set(ended.codes.values()) == {0}, ended.output
+    assert [(line["blocks"], line["eval_blocks"]) for line in run.read_metrics()] == [(3, 3)] * 2
+
+
 def test_a_task_knows_its_step_in_a_repeated_one_in_an_evaluation_and_after_a_restart(tmp_path: Path) -> None:
     """`loss` is called more often when memory runs out, so a schedule cannot count its calls."""
     run = prepare(tmp_path / "run", job(task="traps:Scheduled", steps=5, train=TRAIN))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from launcher.tasks.llama import LanguageModel
 from launcher.train import Task
 
 VOCABULARY = 32
@@ -517,6 +518,22 @@ class Counted(Trap):
         self.log("accuracy", (guesses == targets).sum(), targets.numel())
         self.log("place", float(targets.float().mean()))
         return super().loss(model, batch)
+
+
+class CountsBlocks(LanguageModel):
+    """Logs how many blocks a micro-batch goes through."""
+
+    metrics = ("blocks",)
+
+    def __init__(self) -> None:
+        super().__init__(model={"layers": 3, "dim": 16, "hidden": 32}, context=8, held_out=0.001)
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        for block in self.blocks(model):
+            next(block.children()).register_forward_hook(lambda *_: self.log("blocks", 1.0, 0.0))
+        model.get_submodule("decoder.norm").register_forward_hook(lambda *_: self.log("blocks", 0.0, 1.0))
+        return model
 
 
 class Scheduled(Trap):

@@ -26,6 +26,7 @@ from launcher.train.activations.mutable_containers import Place, items_of
 from launcher.train.activations.saved_tensors import memory_of
 from launcher.train.rng import GLOBAL_GENERATORS
 from launcher.train.task import TaskError
+from launcher.train.task_metrics import not_again
 from launcher.train.undo.fingerprint import bits, fingerprint
 from launcher.train.undo.objects import (
     INTERNAL,
@@ -381,10 +382,13 @@ class Recomputation:
         same = forward.kernels == _attention_kernels()
         self._kernels = nullcontext() if same else sdpa_kernel(forward.kernels)
         self._kernels.__enter__()
+        self._logging = not_again()
+        self._logging.__enter__()
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._inner.__exit__(*error)
+        self._logging.__exit__(None, None, None)
         self._kernels.__exit__(*error)
         for place in self._places:
             place.restore({})

@@ -43,6 +43,7 @@ from launcher.train.checkpoints.folder import (
     OtherTrainingError,
     PartsError,
     RefusedError,
+    check_markers,
     complete_checkpoints,
     directory,
     partial_path,
@@ -194,6 +195,7 @@ class Checkpoints:
         Raises: CheckpointError.
         """
         step = self.newest()
+        check_markers(self.folder, step)
         if step == 0:
             return 0
         path = directory(self.folder, step)

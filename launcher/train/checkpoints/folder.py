@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
 from launcher.rundir.files import read_record, replace_json
 
 MARKER = "complete.json"
+METADATA = ".metadata"
+"File of torch.distributed.checkpoint: the name, the shape and the place of each tensor."
+OWN_SUM, METADATA_SUM = "crc32", "metadata_crc32"
+"Keys of the marker: CRC-32 of its other values and of METADATA. Earlier launchers wrote none."
 CHECKSUMS = "checksums"
 "Key of the marker: whether torch.save wrote checksums, which torch.serialization.set_crc32_options decides."
 CHANGED_BUFFERS = "changed_buffers"
@@ -55,17 +61,43 @@ def partial_path(final: Path) -> Path:
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:
     """Return `{step: directory}` of the checkpoints with a valid marker, in order of step."""
-    checkpoints = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match is not None and read_marker(path).get("step") == int(match[1]):
-            checkpoints[int(match[1])] = path
-    return dict(sorted(checkpoints.items()))
+    found = _directories(folder).items()
+    return {step: path for step, path in found if read_marker(path).get("step") == step}
+
+
+def _directories(folder: Path) -> dict[int, Path]:
+    """Return `{step: directory}` of the directories with the name of a checkpoint, in order of step."""
+    named = {
+        int(match[1]): path
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name))
+    }
+    return dict(sorted(named.items()))
 
 
 def read_marker(path: Path) -> dict[str, Any]:
-    """Return the content of the marker; {} if there is none."""
-    return read_record(path / MARKER)
+    """Return the content of the marker; {} if there is none or it is damaged."""
+    marker = read_record(path / MARKER)
+    known = marker.pop(OWN_SUM, None)
+    return marker if known in (None, _sum_of(marker)) else {}
+
+
+def check_markers(folder: Path, newest: int) -> None:
+    """Raise RefusedError if the marker of a checkpoint after step `newest` is damaged: a checkpoint gets its
+    name only when its marker is on the disk."""
+    for step, path in _directories(folder).items():
+        if step > newest and (path / MARKER).exists() and not read_marker(path):
+            raise RefusedError(damaged(path / MARKER))
+
+
+def check_metadata(path: Path, content: bytes) -> None:
+    """Raise RefusedError if the content of METADATA differs from its checksum in the marker."""
+    if read_marker(path).get(METADATA_SUM) not in (None, zlib.crc32(content)):
+        raise RefusedError(damaged(path / METADATA))
+
+
+def _sum_of(marker: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(marker, sort_keys=True).encode())
 
 
 def publish(final: Path, content: dict[str, Any]) -> None:
@@ -74,7 +106,8 @@ def publish(final: Path, content: dict[str, Any]) -> None:
     Raises: OSError.
     """
     partial = partial_path(final)
-    replace_json(partial / MARKER, content)
+    content = {**content, METADATA_SUM: zlib.crc32((partial / METADATA).read_bytes())}
+    replace_json(partial / MARKER, {**content, OWN_SUM: _sum_of(content)})
     sync(partial)
     shutil.rmtree(final, ignore_errors=True)  # an incomplete checkpoint with that name
     partial.rename(final)
@@ -86,6 +119,15 @@ def unreadable(checkpoint: Path, cause: object) -> str:
     return (
         f"{checkpoint.name} could not be read: {cause}. If that stays so, restore the file, or delete "
         f"{checkpoint} to go on from an older checkpoint"
+    )
+
+
+def damaged(file: Path, part: str | None = None) -> str:
+    """Return the message about a file of a checkpoint whose bytes have changed, or about a part of it."""
+    what = f"{file}" if part is None else f"{part} in {file}"
+    return (
+        f"{what} is damaged: restore the file from a backup, or delete {file.parent} to go on "
+        "from an older checkpoint"
     )
 
 

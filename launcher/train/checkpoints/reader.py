@@ -28,8 +28,11 @@ from torch.futures import Future
 
 from launcher.train.checkpoints.folder import (
     CHECKSUMS,
+    METADATA,
     CheckpointError,
     RefusedError,
+    check_metadata,
+    damaged,
     read_marker,
     unreadable,
 )
@@ -70,12 +73,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """Return the metadata that DCP wrote. Raises CheckpointError, and RefusedError for any other content."""
-    file = checkpoint / ".metadata"
+    """Return the metadata that DCP wrote. Raises CheckpointError, and RefusedError for any other content or
+    if the content has changed."""
+    file = checkpoint / METADATA
     try:
         content = file.read_bytes()
     except OSError as error:
         raise CheckpointError(unreadable(checkpoint, error)) from None
+    check_metadata(checkpoint, content)
     try:
         return _with_stack_for(content, lambda: _checked(_Unpickler(io.BytesIO(content)).load()))
     except Exception as error:  # a damaged pickle may raise any type
@@ -149,10 +154,7 @@ def check_sums(file: Path, what: str, start: int = 0, length: int = -1) -> None:
     except Exception:  # a damaged archive may raise any type
         sound = False
     if not sound:
-        raise RefusedError(
-            f"{what} in {file} is damaged: restore the file from a backup, or delete {file.parent} to go on "
-            "from an older checkpoint"
-        )
+        raise RefusedError(damaged(file, what))
 
 
 class CheckpointReader(FileSystemReader):
