@@ -97,7 +97,8 @@ def check_metadata(path: Path, content: bytes) -> None:
 
 
 def _sum_of(marker: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(marker, sort_keys=True).encode())
+    as_read = json.loads(json.dumps(marker))  # a key that is a number is read as text
+    return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
 
 
 def publish(final: Path, content: dict[str, Any]) -> None:
