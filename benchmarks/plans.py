@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WARM, MEMORY = 1.0, 1.0
 "Goals for the next plan in seconds, and for the most memory of any plan in GiB."
 AUTO = ("--set", "recipe=auto")
+LOOK_EVERY = 0.5
+"Seconds between two readings of a plan's memory. Each stops the plan for milliseconds."
 
 # (what, example, cluster, options, goal for the first plan in seconds)
 CASES = (
@@ -85,10 +87,11 @@ def _plan(example: str, cluster: str, more: tuple[str, ...], cache: str) -> Used
     job = str(ROOT / "examples" / f"{example}.yaml")
     command = [sys.executable, "-m", "launcher", "plan", job, "-c", cluster, *more, "--json"]
     env = {**os.environ, "XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1"}
-    began, memory = time.monotonic(), 0.0
+    began, memory, looked = time.monotonic(), 0.0, 0.0
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-        memory = max(memory, _memory(process.pid))
+        if (passed := time.monotonic() - began) > looked + LOOK_EVERY:
+            memory, looked = max(memory, _memory(process.pid)), passed
         time.sleep(0.02)
     seconds = time.monotonic() - began
     _, status, used = ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -27,6 +28,7 @@ class SecondProcess(Generic[_P, _T]):
         process = multiprocessing.get_context("fork").Process(
             target=_serve, args=(function, its_end, self._connection), daemon=True
         )
+        gc.collect()  # the copy could not free this garbage
         process.start()
         its_end.close()
 
@@ -65,6 +67,7 @@ class SecondProcess(Generic[_P, _T]):
 
 def _serve(function: Callable[_P, _T], connection: Connection, other_end: Connection) -> None:
     other_end.close()  # so that recv() ends when the first process does
+    gc.freeze()  # a collection would write to the objects that both processes share, and so copy them
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
