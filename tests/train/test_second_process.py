@@ -114,3 +114,16 @@ def test_the_second_process_ends_with_the_first() -> None:
     os.close(write)
     with os.fdopen(read) as held:
         assert held.read() == ""  # as soon as no process holds the other end
+
+
+def test_a_call_that_never_returns_is_given_up(tmp_path: Path) -> None:
+    script = (
+        "import threading\n"
+        "from launcher.train.tracing import second_process\n"
+        "second_process.PATIENCE = 0.1\n"
+        "second = second_process.SecondProcess(threading.Event().wait)\n"
+        "assert second.start()() is None\n"
+        "second._process.join()\n"
+        "assert second.start()() is None\n"
+    )
+    run(script, tmp_path)

@@ -7,12 +7,17 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
+PATIENCE = 60.0
+"Minimum seconds for which a result is awaited. A call that has run for longer gets as long again."
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -25,11 +30,11 @@ class SecondProcess(Generic[_P, _T]):
 
     def __init__(self, function: Callable[_P, _T]) -> None:
         self._connection, its_end = multiprocessing.Pipe()
-        process = multiprocessing.get_context("fork").Process(
+        self._process = multiprocessing.get_context("fork").Process(
             target=_serve, args=(function, its_end, self._connection), daemon=True
         )
         gc.collect()  # the copy could not free this garbage
-        process.start()
+        self._process.start()
         its_end.close()
 
     @staticmethod
@@ -51,18 +56,18 @@ class SecondProcess(Generic[_P, _T]):
 
         Wait for each result before the next call.
         """
-        try:
+        with suppress(OSError):  # the copy has ended
             self._connection.send((args, kwargs))
-        except OSError:  # the copy has ended
-            return lambda: None
-        return self._result
+        return partial(self._result, time.monotonic())
 
-    def _result(self) -> _T | None:
-        try:
-            result: _T | None = self._connection.recv()
-        except (EOFError, OSError):
-            return None
-        return result
+    def _result(self, began: float) -> _T | None:
+        with suppress(EOFError, OSError):
+            if self._connection.poll(max(PATIENCE, time.monotonic() - began)):
+                result: _T | None = self._connection.recv()
+                return result
+        # A library may have held a lock in another thread when the process was copied.
+        self._process.kill()
+        return None
 
 
 def _serve(function: Callable[_P, _T], connection: Connection, other_end: Connection) -> None:
