@@ -384,8 +384,8 @@ CRASH = (
     "",
     "Stack (most recent call first):",
     '  File "/env/lib/python3.12/site-packages/torch/nn/modules/linear.py", line 134 in forward',
-    '  File "/work/my_task.py", line 43 in loss',
-    '  File "/work/launcher/train/forward.py", line 29 in loss_of',
+    '  File "/home/me/my_task.py", line 43 in loss',
+    '  File "/env/lib/python3.12/site-packages/launcher/train/forward.py", line 29 in loss_of',
 )
 
 
