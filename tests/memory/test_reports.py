@@ -117,7 +117,7 @@ def test_70_billion_on_eight_h100(plan: Plan) -> None:
     assert decision.parameters == pytest.approx(70.6e9, rel=0.01)
     # 3.6 of them are in the all-gather's pool. As parts of the root, the embedding and the head would stay
     # gathered through the backward pass, for 4.6 more.
-    assert gib(decision.chosen.estimate.reserved) == pytest.approx(68.8, abs=0.5)
+    assert gib(decision.chosen.estimate.reserved) == pytest.approx(65.1, abs=0.5)
 
 
 @pytest.mark.slow
@@ -164,6 +164,7 @@ def test_seven_billion_are_decided_with_few_traces(plan: Plan) -> None:
         ("fsdp", "offload", 1, False),
         ("fsdp", "selective", 1, False),
         ("fsdp-keep", "checkpoint", 1, False),
+        ("fsdp-layers", "selective", 1, False),  # for the ladder, before a rung that offloads
     ]
 
 

@@ -130,7 +130,8 @@ def test_so_do_models_with_tied_weights_or_a_matrix_in_parts(model: str, tmp_pat
 
 @pytest.mark.slow
 def test_other_orders_of_sums_alone_are_as_far_apart(alone: dict[str, Any], folder: Path) -> None:
-    models = [name for name in MODELS if name != "brain"]  # BatchNorm is of a rank's samples
+    # BatchNorm is of a rank's samples, and dropout differs on other ranks.
+    models = [name for name in MODELS if name not in ("brain", "giant")]
     run("trained", folder / "reordered", 2, {name: (name, FSDP) for name in models})
     distances = {name: far(folder / "alone", folder / "reordered", name)[1] for name in models}
     assert MOVED / 10 < max(distances.values()) < MOVED, distances
