@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Generic, ParamSpec, TypeVar
 
@@ -42,7 +43,7 @@ class SecondProcess(Generic[_P, _T]):
         self._process.start()
         its_end.close()
         # At its exit, this process sends SIGTERM and waits, but the task may have a handler of it.
-        Finalize(self, self._process.kill, exitpriority=0)
+        Finalize(self, _end, args=(self._process,), exitpriority=0)
 
     @staticmethod
     def is_possible() -> bool:
@@ -82,8 +83,13 @@ class SecondProcess(Generic[_P, _T]):
 
     def _give_up(self) -> None:
         """End the copy. A result that it has sent is not received any more."""
-        self._process.kill()
+        _end(self._process)
         self._connection.close()
+
+
+def _end(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
 
 
 def _serve(function: Callable[_P, _T], connection: Connection, other_end: Connection) -> None:
