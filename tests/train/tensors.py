@@ -350,6 +350,14 @@ class GradientPenalty(Giant):
         return gradient.square().sum(), len(batch)
 
 
+class WeightAlone(Giant):
+    """A loss that computes with the weight of a cut layer."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        hidden = functional.linear(functional.pad(batch, (0, 1)), model.narrow.weight)
+        return hidden.square().sum(), len(batch)
+
+
 class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -475,6 +483,8 @@ def refused(rank: Rank, out: Path) -> Any:
     found["losses"] = [steps_of("wrong"), steps_of("wrong", **later)]
     JOBS["penalty"] = {"task": "tensors:GradientPenalty"}
     found["gradient of a gradient"] = steps_of("penalty")
+    JOBS["weight"] = {"task": "tensors:WeightAlone"}
+    found["weight alone"] = steps_of("weight")
     found["cancelling"] = []
     for share in (1e-6, 0.1):
         JOBS["cancelling"] = {"task": "tensors:Cancelling", "args": {"share": share}}
