@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from launcher.spec.recipe import SHARDED
 from launcher.train.ddp import forwards
 from launcher.train.mesh import SHARD
 from launcher.train.precision import compute_in
@@ -59,6 +60,12 @@ def computing(name: str, rank: Rank) -> Iterator[None]:
     except RuntimeError as error:
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
+        if rank.recipe.tensor > 1 and rank.recipe.sharding not in SHARDED:
+            raise TaskError(
+                f"{name}, or the model, uses a weight outside of its module's forward, and with tensor: "
+                f"{rank.recipe.tensor} each rank has a part of it: call the module, compute with "
+                "whole(weight) of launcher.train.tensor_parallel, or use tensor: 1"
+            ) from error
         raise TaskError(
             f"{name}, or the model, uses a weight outside of its module's forward, where FSDP has not "
             "gathered it: call the module. A weight outside of all blocks can be used anywhere in the "

@@ -30,7 +30,7 @@ from launcher.spec.listed_names import listed
 from launcher.train.activations.in_place import changeable
 from launcher.train.local_shards import local, offset_of
 from launcher.train.rank import SetupError
-from launcher.train.task import Task
+from launcher.train.task import Task, TaskError
 from launcher.train.tensor.cut_adapter import adapted, linear_of
 from launcher.train.tensor.styles import HeadsParallel, ReplicatedInCutRegion, RowsOfHeads, VocabularyParallel
 from launcher.train.tensor.tensor_parallel_rng import OwnNumbers, draw_own_numbers
@@ -126,17 +126,33 @@ def parallelize(
         model.get_parameter(name).requires_grad_(False)
     numbers = draw_own_numbers(model, of_modules, mesh)
     watch_parts(model, styles, mesh)
-    for module in of_modules:
-        module.register_forward_hook(_changeable)
+    for name in styles:
+        model.get_submodule(name).register_forward_hook(partial(_as_of_a_plain_layer, name))
     _tie_again(model, ties, plan)
     _free_the_rest(model)
     return numbers
 
 
-def _changeable(_: nn.Module, __: Any, result: Any) -> Any:
-    """Let the model change in place what a layer returns, as a plain layer does."""
-    plain = isinstance(result, torch.Tensor) and not isinstance(result, DTensor)
-    return changeable(result) if plain else result
+def _as_of_a_plain_layer(name: str, _: nn.Module, __: Any, result: Any) -> Any:
+    """Let the model change in place what a layer returns, as a plain layer does.
+
+    A gradient of a gradient would silently lack terms: torch's backward pass from a DTensor's local part has
+    no graph. Compiled code refuses it anyway.
+    """
+    if not isinstance(result, torch.Tensor) or isinstance(result, DTensor):
+        return result
+    if result.requires_grad and not torch.compiler.is_compiling():
+        result.register_hook(partial(_refuse_graph, name))  # type: ignore[no-untyped-call]
+    return changeable(result)
+
+
+def _refuse_graph(name: str, gradient: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and gradient.requires_grad:
+        raise TaskError(
+            f"the task computes gradients with create_graph=True through {name}, which several ranks share. "
+            "torch's DTensor cannot differentiate them again: use tensor: 1, or leave the layer out of "
+            "parallel_plan()"
+        )
 
 
 def _check_layers(model: nn.Module, styles: Mapping[str, ParallelStyle], plan: str) -> None:

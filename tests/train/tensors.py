@@ -341,6 +341,23 @@ class Giant(Planless):
         return (model(batch) - batch).square().mean(dim=1).sum(), len(batch)
 
 
+class GradientPenalty(Giant):
+    """A loss that contains a gradient."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        x = batch.clone().requires_grad_()
+        [gradient] = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        return gradient.square().sum(), len(batch)
+
+
+class WeightAlone(Giant):
+    """A loss that computes with the weight of a cut layer."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        hidden = functional.linear(functional.pad(batch, (0, 1)), model.narrow.weight)
+        return hidden.square().sum(), len(batch)
+
+
 class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -464,6 +481,10 @@ def refused(rank: Rank, out: Path) -> Any:
     JOBS["wrong"], JOBS["across"] = {"task": "tensors:Wrong"}, {"task": "tensors:Across"}
     later = {"optimizer_step": "backward", "train": {"clip_norm": None}}
     found["losses"] = [steps_of("wrong"), steps_of("wrong", **later)]
+    JOBS["penalty"] = {"task": "tensors:GradientPenalty"}
+    found["gradient of a gradient"] = steps_of("penalty")
+    JOBS["weight"] = {"task": "tensors:WeightAlone"}
+    found["weight alone"] = steps_of("weight")
     found["cancelling"] = []
     for share in (1e-6, 0.1):
         JOBS["cancelling"] = {"task": "tensors:Cancelling", "args": {"share": share}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -99,22 +100,55 @@ except NoTraceError as error:
     assert "three are too many" in run(caught, tmp_path).split("refused:")[1]
 
 
-def test_the_second_process_ends_with_the_first() -> None:
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("sys.exit(3)", 3),
+        ("os.close(write); del second; threading.Event().wait()", None),
+    ],
+)
+def test_the_second_process_ends_with_the_first_in_the_middle_of_a_call(end: str, code: int | None) -> None:
     read, write = os.pipe()
     script = (
-        "import os, signal\n"
+        "import os, signal, sys, threading\n"
         "from launcher.train.tracing.second_process import SecondProcess\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a task may do\n"
+        "def call(last):\n"
+        "    return threading.Event().wait() if last else os.getpid()\n"
         "assert SecondProcess.is_possible()\n"
-        "other = SecondProcess(os.getpid).start()()\n"
-        "assert other != os.getpid(), other\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "second = SecondProcess(call)\n"
+        "other = second.start(False)()\n"
+        "assert other not in (None, os.getpid()), other\n"
+        "second.start(True)\n"
+        f"write = {write}\n"
+        "os.write(write, b'called')\n"
+        f"{end}\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", script], env=env, pass_fds=[write], timeout=300)
-    assert ended.returncode == -signal.SIGKILL
-    os.close(write)
-    with os.fdopen(read) as held:
-        assert held.read() == ""  # as soon as no process holds the other end
+    with subprocess.Popen([sys.executable, "-c", script], env=env, pass_fds=[write]) as first:
+        os.close(write)
+        try:
+            with os.fdopen(read, "rb", buffering=0) as held:
+                assert held.read(6) == b"called"
+                assert select.select([held], [], [], 60)[0], "the second process has not ended"
+                assert held.read() == b""  # no process holds the other end
+            if code is not None:
+                assert first.wait(60) == code
+        finally:
+            first.kill()
+
+
+def test_a_result_that_was_not_awaited_is_not_that_of_the_next_call(tmp_path: Path) -> None:
+    script = (
+        "from launcher.train.tracing.second_process import SecondProcess\n"
+        "second = SecondProcess(abs)\n"
+        "assert second.start(-1)() == 1\n"
+        "second.start(-2)\n"
+        "assert second._connection.poll(60)\n"
+        "assert second.start(-3)() is None\n"
+    )
+    run(script, tmp_path)
 
 
 def test_a_call_that_never_returns_is_given_up(tmp_path: Path) -> None:

@@ -577,6 +577,8 @@ def test_what_cannot_be_cut_is_told_and_dropout_differs_where_activations_are_cu
     assert "attention.out of shape (64, 64) is packed in blocks of 64 values" in found["packed"]
     assert "no RowwiseParallel layer adds them up" in found["never whole"]
     assert all("the ranks of a group have different losses" in said for said in found["losses"])
+    assert "create_graph=True through wide, which several ranks share" in found["gradient of a gradient"]
+    assert "with tensor: 2 each rank has a part of it: call the module" in found["weight alone"]
     rounding, wrong = found["cancelling"][:2], found["cancelling"][2:]
     assert rounding == ["not refused"] * 2 and all("have different losses" in said for said in wrong)
     kept, *recomputed = found["across blocks"]

@@ -8,7 +8,6 @@ state. Before `collate` the random state is seeded from the position of the firs
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -26,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from launcher.spec.errors import described
 from launcher.spec.signals import LEFT_TO_SUPERVISOR
+from launcher.train.end_with_parent import end_with_parent
 from launcher.train.rng import random_state, seed_host, set_rng_state
 from launcher.train.seeds import derive_seed
 from launcher.train.task import Split, Task
@@ -33,8 +33,6 @@ from launcher.train.task import Split, Task
 HOST = torch.device("cpu")
 ENDING_SECONDS = 1.0
 "Maximum time between the first sign that a worker ends, such as a closed connection, and its end."
-PR_SET_PDEATHSIG = 1
-"Option of prctl(2), from <linux/prctl.h>: the signal that a process gets when its parent ends."
 
 Collate = Callable[[list[Any]], Any]
 Ticket = tuple[int, int]
@@ -198,10 +196,7 @@ def _initialise_worker(_: int) -> None:
     """
     print_crashes()
     threading.Thread(target=_end_on_sigterm_of_rank, daemon=True).start()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    rank = multiprocessing.parent_process()
-    if rank is None or os.getppid() != rank.pid:  # the rank ended before the call to prctl
-        os._exit(1)
+    end_with_parent()
 
 
 def _end_on_sigterm_of_rank() -> None:

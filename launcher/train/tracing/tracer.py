@@ -147,8 +147,11 @@ class Tracer:
         result = beside(recipe, ranks, SMALL + 1) if beside is not None else None
         try:
             small = self.sample(recipe, ranks, SMALL)
-        finally:
-            large = result() if result is not None else None
+        except Exception:
+            if result is not None:
+                result()
+            raise
+        large = result() if result is not None else None
         return combine(small, large or self.sample(recipe, ranks, SMALL + 1), SMALL)
 
     def sample(
