@@ -30,9 +30,9 @@ def export_merged(run: RunDir, checkpoint: Path, to: Path, dtype: torch.dtype | 
         raise ExportError(f"{run.id} was trained without an adapter: there is nothing to merge")
     workdir = Path(about.workdir or "")
     attempts = run.attempts() or [run.attempt(0)]  # the checkpoints may have been copied into a new directory
+    recipe = Recipe.model_validate(run.read_recipe(attempts[-1]))
     # A later attempt may have another precision. Markers of earlier launchers do not name theirs.
-    own = {name: marker[name] for name in ("precision",) if name in marker}
-    recipe = Recipe.model_validate(run.read_recipe(attempts[-1]) | own)
+    recipe = recipe.model_copy(update={"precision": marker.get("precision", recipe.precision)})
     if not workdir.is_dir():
         raise UsageError(f"workdir: {workdir} is not a directory here; the task is imported from it")
     job = about.job.validated()
