@@ -1,7 +1,7 @@
 """Traces and shapes on disk, so that a model's second plan needs neither torch nor the model's code.
 
-They are valid while the files of the task's code and the versions of the libraries are unchanged. Each model
-has one folder. Files are written atomically; a broken file is ignored.
+They are valid while the task's code, the names of the modules beside it, and the versions of the libraries
+are unchanged. Each model has one folder. Files are written atomically; a broken file is ignored.
 """
 
 from __future__ import annotations
@@ -47,19 +47,25 @@ class TraceStore:
     def reset(self, files: Iterable[Path]) -> None:
         """Empty the store and set the files that the model's code was read from. Raises OSError.
 
+        Another module beside them also invalidates the store: Python may import it in place of one of them.
         Call this before the first `put`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink(missing_ok=True)
-        digests = {str(file): _digest_of(file) for file in files}
-        replace_text(self._sources, json.dumps(digests))
+        sources: dict[str, Any] = {str(file): _digest_of(file) for file in files}
+        folders = {Path(file).parent for file in sources}
+        sources |= {str(folder): _modules_in(folder) for folder in folders}
+        replace_text(self._sources, json.dumps(sources))
         self.valid = True
 
     def _unchanged(self) -> bool:
         try:
-            digests = json.loads(self._sources.read_text())
-            return all(_digest_of(Path(file)) == digest for file, digest in digests.items())
+            sources = json.loads(self._sources.read_text())
+            return all(
+                before == (_modules_in(Path(path)) if isinstance(before, list) else _digest_of(Path(path)))
+                for path, before in sources.items()
+            )
         except (OSError, ValueError):
             return False
 
@@ -73,6 +79,11 @@ def _digest(value: Any) -> str:
 
 def _digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _modules_in(folder: Path) -> list[str]:
+    """Return the names of the folder's Python files."""
+    return sorted(path.name for path in folder.glob("*.py"))
 
 
 @functools.cache

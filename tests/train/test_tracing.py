@@ -692,3 +692,7 @@ def test_a_trace_survives_the_disk(tmp_path: Any) -> None:
     assert unpack_trace(packed) == law and isinstance(unpack_trace(packed), Trace)
     source.write_text("a = 2")  # the code has changed: what was traced does not hold any more
     assert TraceStore(tmp_path, "mine:Task", {}, "/here").get("law") is None
+    source.write_text("a = 1")
+    assert TraceStore(tmp_path, "mine:Task", {}, "/here").get("law") == packed
+    (tmp_path / "torch.py").touch()  # would be imported in place of another module
+    assert TraceStore(tmp_path, "mine:Task", {}, "/here").get("law") is None
