@@ -216,15 +216,21 @@ def test_ctrl_c_cancels_the_examination(lab: Lab) -> None:
     environ = {**lab.environ, "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "launcher", "doctor"]
     process = subprocess.Popen(command, cwd=lab.folder, env=environ, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: list(scratch.glob("launcher-doctor-*/*/run.json")), "tiny model")
-    so_far = lab.json("doctor", "--show", lab.newest().id, code=0)
+    model, *_ = wait_for(lambda: list(scratch.glob("launcher-doctor-*/*/run.json")), "tiny model")
+    run = lab.newest()
+    examining = processes_of(run.path) + processes_of(model.parent)
+    for pid in examining:  # otherwise the examination may end before it is cancelled
+        os.kill(pid, signal.SIGSTOP)
+    so_far = lab.json("doctor", "--show", run.id, code=0)
     assert so_far["complete"] is False and so_far["verdict"] != "broken"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130 and "cancelling doctor-" in said
-    run = lab.newest()
+    assert process.stderr is not None
+    assert any(f"cancelling {run.id}" in line for line in process.stderr)
+    for pid in examining:
+        os.kill(pid, signal.SIGCONT)
+    assert process.wait(timeout=PATIENCE) == 130
     assert run.read_state().state == "cancelled"
-    wait_for(lambda: not list(scratch.iterdir()), "empty scratch folder")
+    wait_for(lambda: not list(scratch.glob("launcher-doctor-*")), "scratch without the doctor's folders")
     assert not list(run.path.rglob(".doctor*"))
     shown = lab.cli("doctor", "--show", run.id)
     assert shown.returncode == 1 and "which was cancelled" in " ".join(shown.stdout.split())
