@@ -164,7 +164,7 @@ def test_a_rank_that_leaves_with_words_that_no_pattern_knows_is_named_and_not_th
     lab.cli("run", str(lab.job(command="python train.py", resources=resources, retries={"same": 0})))
     (failed,) = verdicts(lab.newest())
     assert (failed["failure"], failed["rank"]) == ("unknown", 1)
-    assert failed["last_lines"] == ["shard 1 holds no samples"]
+    assert failed["last_lines"][-1] == "shard 1 holds no samples"  # torch may warn before it
     assert [one["why"] for one in failed["seen"]] == ["follows from another failure"]
 
 

@@ -103,7 +103,7 @@ JobAcctGatherFrequency=task=1
 {"TaskPlugin=task/cgroup" if cgroups else "JobAcctGatherParams=OverMemoryKill"}
 SlurmctldTimeout=10
 SlurmdTimeout={5 + shape.nodes // 10}
-MessageTimeout={5 + shape.nodes // 20}
+MessageTimeout={10 + shape.nodes // 20}
 KillWait=20
 CompleteWait=0
 InactiveLimit=0
