@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,16 +132,22 @@ def running_user_code(name: str, workdir: Path) -> Iterator[None]:
             raise UserCodeError(_message(name, workdir, error)) from error
 
 
+_WHOLE_PROCESS = threading.RLock()
+"""Held while the user's code runs, because all threads share the working directory, stdout, os._exit() and
+torch's process group."""
+
+
 @contextlib.contextmanager
 def inside(workdir: Path) -> Iterator[None]:
-    """Change to `workdir` for the block, and send what is printed to stderr."""
-    before = Path.cwd()
-    os.chdir(workdir)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.chdir(before)
+    """Change to `workdir` for the block, and send what is printed to stderr. Other threads wait."""
+    with _WHOLE_PROCESS:
+        before = Path.cwd()
+        os.chdir(workdir)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            os.chdir(before)
 
 
 @contextlib.contextmanager
