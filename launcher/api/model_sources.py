@@ -88,9 +88,12 @@ class UserCode:
                 ) from None
             from launcher.train.tracing.declared_model import DeclaredSource
             from launcher.train.tracing.task_source import TaskSource
+            from launcher.train.tracing.users_modules import forget_changed
 
             # These modules hold half a million objects, which the garbage collector need not visit again.
             gc.freeze()
+            with inside(workdir):
+                forget_changed(workdir)
             self._source = (TaskSource if job.task is not None else DeclaredSource)(job, workdir, like)
 
     def about(self, args: Args | None = None) -> About:
@@ -107,11 +110,16 @@ class UserCode:
             return self._source.trace(recipe, ranks, args, exact=exact)
 
     def files(self) -> list[Path]:
-        return self._source.files()
+        from launcher.train.tracing.users_modules import modules_of
+
+        with inside(self.workdir), modules_of(self.workdir):
+            return self._source.files()
 
     @contextlib.contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        with working(what), running_user_code(self.name, self.workdir):
+        from launcher.train.tracing.users_modules import modules_of
+
+        with working(what), running_user_code(self.name, self.workdir), modules_of(self.workdir):
             yield
 
 

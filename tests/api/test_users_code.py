@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.api.model_sources import UserCodeError, running_user_code
+from launcher.api.model_sources import UserCode, UserCodeError, running_user_code
+from launcher.spec.job import Job
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,46 @@ def test_a_process_group_of_the_program_is_no_fault_of_the_task() -> None:
         assert dist.get_backend() == "gloo"
     finally:
         dist.destroy_process_group()
+
+
+TASK = """\
+import torch
+from torch import nn
+import helper
+from launcher.train import Task
+
+class T(Task):
+    couples_samples = helper.COUPLES{more}
+    def model(self): return nn.Linear(1, 1)
+    def data(self, split): return [torch.zeros(1)]
+    def loss(self, model, batch): return model(batch).sum(), 1
+"""
+
+
+def test_each_plan_of_a_program_sees_the_code_of_its_folder_as_it_is_now(tmp_path: Path) -> None:
+    """The first module of a name answered for all, and its answers were stored as those of the new files."""
+    job = Job.model_validate({"name": "x", "task": "mine:T", "batch": {"global": 1}, "steps": 1})
+
+    def write(folder: str, couples: bool, more: str = "") -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "mine.py").write_text(TASK.format(more=more))
+        (tmp_path / folder / "helper.py").write_text(f"COUPLES = {couples}\n")
+
+    def couples(folder: str) -> bool:
+        code = UserCode(job, tmp_path / folder, "cpu")
+        found = code.about().couples_samples
+        names = {file.relative_to(tmp_path).as_posix() for file in code.files() if tmp_path in file.parents}
+        assert names == {f"{folder}/mine.py", f"{folder}/helper.py"}
+        return found
+
+    write("a", True)
+    write("b", False)
+    assert couples("a")
+    assert not couples("b")
+    assert couples("a")
+    modules = sys.modules["mine"], sys.modules["helper"]
+    assert couples("a") and (sys.modules["mine"], sys.modules["helper"]) == modules, "nothing has changed"
+    write("a", False)
+    assert not couples("a")
+    write("a", False, " or True")
+    assert couples("a")
